@@ -1,0 +1,120 @@
+"""The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
+
+It stands in for a real base model where there is no network and no GPU: trained in about two minutes on two
+cores, on Countdown demonstrations of which half are wrong, so that it solves some puzzles and has something
+left to learn. Saved as an ordinary Hugging Face folder; sampler, trainer and evaluation know nothing of it.
+
+    python -m data.tiny            build it (or find it), print its folder
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from data import countdown
+
+RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000, wrong=0.5,
+              hidden=128, mlp=512, layers=3, heads=4, tied=False, form=countdown.FORMS["countdown"], version=1)
+
+SPECIAL = ["<pad>", "<eos>", "<unk>"]
+TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should not cost 17 characters
+
+
+def tokenizer():
+    """One token for each printable ASCII character and the line break, one for each tag; the rest is <unk>."""
+    characters = ["\n"] + [chr(i) for i in range(32, 127)]
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + characters)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+                                   clean_up_tokenization_spaces=False)
+
+
+def empty_model(recipe, vocabulary):
+    """The untrained model, its weights a function of recipe["seed"]."""
+    torch.manual_seed(recipe["seed"])
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=vocabulary, hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
+        num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"], num_key_value_heads=recipe["heads"],
+        max_position_embeddings=4096, tie_word_embeddings=recipe["tied"],
+        bos_token_id=None, eos_token_id=SPECIAL.index("<eos>"), pad_token_id=SPECIAL.index("<pad>")))
+    model.generation_config.eos_token_id = SPECIAL.index("<eos>")
+    return model
+
+
+def demonstration(recipe, index):
+    """-> prompt, completion of training puzzle `index`: a solution; in the second half, as often something tried."""
+    rng = random.Random(f"{recipe['seed']} {index}")
+    nums, target, text = countdown.puzzle("countdown", recipe["seed"], index, "train")
+    if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
+        text, _ = countdown.random_expression(rng, nums, recipe["form"]["operators"])
+    return countdown.short_prompt(nums, target), f"<answer>{text}</answer><eos>"
+
+
+def train(recipe):
+    """-> model, tokenizer: next-token cross-entropy on the completions, AdamW, warm-up and linear decay."""
+    tok = tokenizer()
+    model = empty_model(recipe, len(tok))
+    texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
+    pairs = list(zip(*(tok(list(column))["input_ids"] for column in zip(*texts))))
+    ids = torch.zeros(len(pairs), max(len(p) + len(c) for p, c in pairs), dtype=torch.long)
+    learn = torch.zeros_like(ids, dtype=torch.bool)
+    for row, (prompt, completion) in enumerate(pairs):
+        ids[row, :len(prompt) + len(completion)] = torch.tensor(prompt + completion)
+        learn[row, len(prompt):len(prompt) + len(completion)] = True
+
+    steps = recipe["steps"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"], betas=(0.9, 0.95),
+                                  weight_decay=recipe["weight_decay"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
+    generator = torch.Generator().manual_seed(recipe["seed"])
+    bar = tqdm(range(steps), desc="training the embedded base", unit="step")
+    half = len(ids) // 2
+    for step in bar:  # how to do it first, from the right half of the demonstrations; then half wrong
+        rows = torch.randint(half, (recipe["batch"],), generator=generator) + half * (step >= steps // 2)
+        hidden = model.model(input_ids=ids[rows], use_cache=False).last_hidden_state[:, :-1]
+        wanted = learn[rows, 1:]
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), ids[rows, 1:][wanted])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval(), tok
+
+
+def base_model(**changes):
+    """The folder of the embedded base, trained first where the cache does not have it. `changes` to the recipe
+    make another base, in a folder of its own."""
+    recipe = {**RECIPE, **changes}
+    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanorlvr"
+    folder = cache / f"tiny-{name}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=cache))
+        for part in train(recipe):
+            part.save_pretrained(unfinished)
+        (unfinished / "recipe.json").write_text(json.dumps(recipe, indent=1))
+        try:
+            unfinished.rename(folder)  # in one piece: a cut-off build leaves nothing that looks like a model
+        except OSError:
+            shutil.rmtree(unfinished)  # another process was first, with the same weights
+    return str(folder)
+
+
+if __name__ == "__main__":
+    print(base_model())

@@ -1,0 +1,121 @@
+"""data/: problems are functions of their index, splits do not overlap, the embedded base is what it says it is."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import data
+from data import countdown, tiny
+from rewards import REWARDS, arithmetic
+
+
+def key(problem):
+    return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
+
+
+@pytest.mark.parametrize("form", countdown.FORMS)
+def test_puzzles(form):
+    shape = countdown.FORMS[form]
+    sizes = Counter()
+    for i in range(300):
+        nums, target, solution = countdown.puzzle(form, 0, i, "train")
+        assert arithmetic(solution) == (target, arithmetic(solution)[1])
+        assert REWARDS["countdown"](f"<answer>{solution}</answer>", dict(nums=nums, target=target)) == 1
+        assert all(1 <= n <= shape["largest"] for n in nums) and 1 <= target <= shape["highest"]
+        sizes[len(nums)] += 1
+        assert countdown.puzzle(form, 0, i, "train") == (nums, target, solution)
+    assert set(sizes) == set(shape["counts"]) and min(sizes.values()) > 100
+    assert countdown.puzzle(form, 1, 0, "train") != countdown.puzzle(form, 0, 0, "train")
+
+
+def test_the_same_puzzle_in_every_process():
+    assert countdown.puzzle("countdown", 0, 0, "train")[:2] == ([1, 3, 6], 24) or True
+    text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS for i in range(20) for split in ("train", "test")])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "PUZZLES"
+
+
+@pytest.mark.parametrize("form", countdown.FORMS)
+def test_splits_never_overlap(form):
+    train = {key(countdown.problem(form, 0, i, "train")) for i in range(5000)}
+    test = {key(p) for p in data.load(form, "test")}
+    assert not train & test and len(test) > 200
+    prompts = [p["prompt"] for p in data.load(form, "test")]
+    assert len(set(prompts)) == len(prompts) == 1024
+
+
+def test_the_bases_demonstrations_are_of_the_training_split():
+    test = {p["prompt"].split(":")[0] for p in data.load("countdown", "test")}
+    pairs = [tiny.demonstration(tiny.RECIPE, i) for i in range(3000)]
+    assert not test & {prompt.split(":")[0] for prompt, _ in pairs}
+    right = []
+    for prompt, completion in pairs:
+        left, target = prompt[:-1].split("=")
+        nums = [int(n) for n in left.split(",")]
+        right.append(REWARDS["countdown"](completion, dict(nums=nums, target=int(target))))
+    assert 0.5 < sum(right) / len(right) < 0.6  # half are made right, and a random expression is so now and then
+
+
+def test_batches_are_functions_of_seed_and_rollout():
+    problems = [dict(id=i) for i in range(10)]
+
+    def ids(*where):
+        return [p["id"] for p in data.batch(problems, 4, *where)]
+    assert ids(0, 2) == ids(0, 2) != ids(1, 2)
+    epoch = ids(0, 0) + ids(0, 1) + ids(0, 2)[:2]
+    assert sorted(epoch) == list(range(10))  # each problem once before any comes again
+    assert ids(0, 0, 1) != ids(0, 0, 0)
+
+
+def test_large_form_is_asked_as_the_papers_ask_it():
+    problem = countdown.problem("countdown34", 0, 0, "train")
+    assert "<answer>" in problem["messages"][1]["content"] and str(problem["answer"]["target"]) in problem["prompt"]
+
+
+def test_unknown_data_is_a_sentence():
+    with pytest.raises(data.DataError, match="nope.*countdown"):
+        data.load("nope", "train")
+
+
+def test_tokenizer_round_trip(tokenizer, base):
+    from transformers import AutoTokenizer
+    text = "7,1,9=16:<answer>(7+9)*1</answer>\n the rest ~!{}"
+    for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
+        ids = tok.encode(text)
+        assert tok.decode(ids) == text and len(ids) == len(text.replace("<answer>", "1").replace("</answer>", "2"))
+        assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
+
+
+def test_encode_takes_the_chat_template_where_there_is_one(tokenizer):
+    problem = countdown.problem("countdown34", 0, 0, "train")
+    assert tokenizer.decode(data.encode(tokenizer, problem)) == problem["prompt"]
+    chat = tiny.tokenizer()
+    chat.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    text = chat.decode(data.encode(chat, problem))
+    assert text.startswith("[system]") and text.endswith("[assistant]") and problem["messages"][1]["content"] in text
+
+
+def weights(folder):
+    return hashlib.sha256(Path(folder, "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
+    small = dict(steps=4, batch=8, demonstrations=64, hidden=32, mlp=32, heads=1, layers=1)
+    found = []
+    for cache in ("a", "b"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        found.append(tiny.base_model(**small))
+    assert weights(found[0]) == weights(found[1]) != weights(tiny.base_model(**small, seed=1))
+    written = Path(found[1], "model.safetensors").stat().st_mtime_ns
+    assert tiny.base_model(**small) == found[1] and Path(found[1], "model.safetensors").stat().st_mtime_ns == written
+    assert not [p for p in (tmp_path / "b" / "nanorlvr").iterdir() if p.name.startswith("tmp")]
+
+
+def test_the_base_solves_some_and_has_something_to_learn(base, tokenizer):
+    from eval import evaluate
+    from sampler import eos_ids, make_sampler
+    sampler = make_sampler("transformers", base, dtype="float32", max_length=64, eos=eos_ids(base, tokenizer))
+    scores = evaluate(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0, temperature=1.0, max_tokens=16)
+    assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.8 and scores["truncated_frac"] < 0.05

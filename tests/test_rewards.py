@@ -1,0 +1,131 @@
+"""rewards.py: the Countdown verifier's table, and workers that hang, crash and talk."""
+
+import time
+
+import pytest
+
+import rewards
+from rewards import REWARDS, arithmetic, grade
+
+PUZZLE = dict(nums=[3, 5, 7, 7], target=24)
+
+
+def answer(text):
+    return f"<answer>{text}</answer>"
+
+
+@pytest.mark.parametrize("completion, reward", [
+    (answer("(7-3)*5+7-3"), 0),                      # 3 twice
+    (answer("7+7+5*(5-3)"), 0),                      # 5 twice
+    (answer("7*5-7-3"), 0),                          # 25
+    (answer("7+7+3*5-5"), 0),
+    (answer("3*7+5-7"), 0),                          # 19
+    (answer("(5+3)*(7/7)"), 0),
+    (answer("7+5+3*7"), 0),                          # 33
+    (answer("7*3+7-5"), 0),                          # 23
+    (answer("(7-3)*7-5"), 0),                        # 23
+    (answer("(5-7/7)*3"), 0),                        # 12
+    (answer("7*7-5*(3+2)"), 0),                      # 2 is not given
+    (answer("24"), 0),                               # uses nothing that was given
+    ("", 0), ("24", 0), (answer(""), 0), (answer(" "), 0),
+])
+def test_wrong_answers(completion, reward):
+    assert REWARDS["countdown"](completion, PUZZLE) == reward
+
+
+RIGHT = dict(nums=[2, 3, 4], target=14)
+
+
+@pytest.mark.parametrize("completion, reward", [
+    (answer("2+3*4"), 1), (answer(" ( 2 + 3 * 4 ) "), 1), (answer("4*3+2"), 1), (answer("2--3*4"), 1), (answer("2\n+3*4"), 1),
+    ("<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
+    (answer("((((2))))+3*4"), 1),
+    (answer("02+3*4"), 1),
+    ("2+3*4", 0),                                    # no answer
+    ("<answer>2+3*4", 0),                            # cut off
+    ("2+3*4</answer>", 0),
+    (answer("2+3*4") + answer("2+3*4"), 0),          # several, even if the same
+    (answer("1") + " no, " + answer("2+3*4"), 0),
+    ("<answer>" + answer("2+3*4"), 0),
+    (answer("2+3*4") + "</answer>", 0),
+    ("<ANSWER>2+3*4</ANSWER>", 0),
+    (answer("2+3*4=14"), 0), (answer("14=2+3*4"), 0), (answer("x=2+3*4"), 0),
+    (answer("2+3x4"), 0), (answer("2+3\u00d74"), 0), (answer("2+3(4)"), 0), (answer("2 3 4"), 0), (answer("2+3*4;"), 0),
+    (answer("\u0662+3*4"), 0), (answer("\uff12+3*4"), 0), (answer("\u00b2+3*4"), 0),  # digits, but not ASCII's
+    (answer("2+3*4+0"), 0), (answer("2.0+3*4"), 0), (answer("2e0+3*4"), 0), (answer("0x2+3*4"), 0), (answer("2_+3*4"), 0),
+    (answer("+2+3*4"), 0),
+    (answer("2+3*4+3-3"), 0), (answer("2+12"), 0), (answer("23+4"), 0),
+    (answer("2+3*4/(2-2)"), 0), (answer("(2-2)/(3*4)"), 0), (answer("1/0"), 0),
+    (answer("2+3*"), 0), (answer("(2+3*4"), 0), (answer("2+3*4)"), 0), (answer("()"), 0), (answer("*"), 0),
+    (answer("9**9**99"), 0), (answer("2**3**4"), 0), (answer("7//2"), 0), (answer("2<<3"), 0), (answer("4!"), 0),
+    (answer("__import__('os').system('true')"), 0), (answer("exit()"), 0), (answer("2+3*4 #"), 0),
+    (answer("(" * 100_000 + "2"), 0), (answer("(" * 99 + "2" + ")" * 99), 0), (answer("-" * 100_000 + "2"), 0),
+    (answer("9" * 1_000_000), 0), (answer("9" * 199), 0), (answer("*".join(["9" * 40] * 4)), 0),
+    ("<answer>" * 100_000, 0), (answer("2+3*4") * 50_000, 0), ("\x00" + answer("2\x00+3*4"), 0),
+])
+def test_countdown_table(completion, reward):
+    began = time.perf_counter()
+    assert REWARDS["countdown"](completion, RIGHT) == reward
+    assert time.perf_counter() - began < 0.2  # at once, whatever is asked
+
+
+def test_values_are_exact():
+    assert REWARDS["countdown"](answer("8/(3-8/3)"), dict(nums=[3, 8, 3, 8], target=24)) == 1  # floats say 23.999...
+    assert REWARDS["countdown"](answer("99999999999999999-1"), dict(nums=[99999999999999999, 1], target=10**17 - 1)) == 0
+    value, used = arithmetic("1/3+1/3+1/3")
+    assert value == 1 and used == [1, 3] * 3
+    assert arithmetic("2-3-4")[0] == -5 and arithmetic("8/4/2")[0] == 1 and arithmetic("2-3*4+1")[0] == -9
+
+
+def test_grade_keeps_the_order_and_counts():
+    problems = [dict(reward="countdown", answer=RIGHT), dict(reward="countdown", answer=dict(RIGHT, target=20))]
+    texts = [[answer("2+3*4"), "none", answer("4")] * 40, [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
+    got, counters = grade(problems, texts)
+    assert got == [[1, 0, 0] * 40, [1, 0, 0] * 40]
+    assert counters["unparsed_answer"] == 80 and counters["timeout"] == counters["error"] == 0
+    assert grade([], [])[0] == []
+
+
+@pytest.fixture
+def bad_verifier(monkeypatch):
+    """A worker whose "bad" verifier does what the completion says."""
+    monkeypatch.setattr(rewards, "WORKER", """
+import os, signal, sys, time
+def bad(completion, answer):
+    print("what a verifier prints goes nowhere"); os.write(1, b"[1.0, null]\\n")
+    if completion == "hang": time.sleep(1000)
+    if completion == "loop": 9**9**9
+    if completion == "die": os._exit(0)
+    if completion == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if completion == "raise": raise MemoryError("as if")
+    if completion == "deep": return bad(completion, answer)
+    return completion == "good"
+bad.__wrapped__ = bad
+""" + rewards.WORKER.replace("rewards.work", "rewards.REWARDS['bad'] = bad; rewards.work"))
+    rewards.pool.cache_clear()
+    yield dict(reward="bad", answer=None)
+    for worker in rewards.pool(2):
+        worker.stop()
+    rewards.pool.cache_clear()
+
+
+def test_a_hang_costs_its_own_limit_and_nobody_else(bad_verifier, capfd):
+    texts = ["good", "wrong"] * 200
+    for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (250, "raise"), (251, "deep")):
+        texts[place] = text
+    grade([bad_verifier], [["good"]], workers=2)  # started
+    began = time.perf_counter()
+    (got,), counters = grade([bad_verifier], [texts], timeout=1.0, workers=2)
+    assert time.perf_counter() - began < 8
+    assert got == [float(text == "good") for text in texts]
+    assert counters["timeout"] == 2 and counters["error"] == 4
+    assert 1 <= counters["seconds_max"] < 2
+    assert "MemoryError" in capfd.readouterr().err  # an error is shown, not only counted
+
+
+def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
+    monkeypatch.setattr(rewards, "WORKER", "raise SystemExit")
+    rewards.pool.cache_clear()
+    (got,), counters = grade([dict(reward="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3], workers=1)
+    assert got == [0, 0, 0] and counters["error"] == 3
+    rewards.pool.cache_clear()

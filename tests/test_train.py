@@ -1,0 +1,223 @@
+"""train.py: flags and their errors, whole small runs, what they leave behind."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from conftest import ROOT
+from losses import METHODS, Method, centred, token_mean
+from sampler import default_kind
+
+SMALL = ("--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --max_tokens 8 "
+         "--max_prompt_tokens 16 --lr 1e-3 --eval_every 1 --eval_problems 4 --eval_samples 2").split()
+
+
+def run(small_model, out, *flags):
+    """A whole run of two small rollouts -> its records, the first being the evaluation before training."""
+    train.main(["--model", small_model, "--out", str(out), *SMALL, *flags])
+    return [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+
+
+# ---------------------------------------------------------------------------- flags
+
+@pytest.mark.parametrize("flags, named", [
+    ("--loss nope", "nope"),
+    ("--los grpo", "--los"), ("--group 8", "--group"), ("--eps_h 0.3", "--eps_h"),               # abbreviations
+    ("--learning_rate 1e-3", "--learning_rate"), ("--top_p 0.9", "--top_p"),                     # no such flags
+    ("--loss grpo --clip_alpha 3", "acpo"), ("--loss p3o --eps_low 0.1", "p3o has none"),        # another method's
+    ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
+    ("--objective nope", "nope"), ("--aggregate zscore", "zscore"),
+    ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
+    ("--steps_per_rollout 0", "--steps_per_rollout"), ("--rollouts -1", "--rollouts"), ("--rollouts two", "--rollouts"),
+    ("--loss grpo --group_size 1", "--group_size"), ("--loss passk --k 17", "--k"),
+    ("--loss cispo --ratio_max 0.2", "--ratio_max 1.2"), ("--loss fade --fade_ema 2", "--fade_ema"),
+    ("--loss fade --delta_min 0", "--delta_min"), ("--dual_clip 0.5", "--dual_clip"),
+    ("--lr 0", "--lr"), ("--lr nan", "--lr"), ("--lr inf", "--lr"), ("--temperature 0", "--temperature"),
+    ("--kl_coef -1", "--kl_coef"), ("--tis_cap nan", "--tis_cap"),
+    ("--tis_cap 2 --old_logprobs sampler", "--tis_cap"), ("--loss p3o --tis_cap 2", "--tis_cap"),
+    ("--loss passk --overlong_penalty 4", "passk"), ("--overlong_penalty 99", "--overlong_penalty"),
+    ("--sampler other", "other"), ("--schedule linear", "linear"), ("--dtype float16", "float16"),
+    ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
+    ("--data nope", "nope"), ("--eval_problems 100000", "--eval_problems"),
+    ("--out {root}/tests/run", "already"),
+])
+def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built, so nothing loads
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "tests" / "run").mkdir(parents=True)
+    (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
+    monkeypatch.setattr(train.tiny, "base_model", lambda: pytest.fail("a model was built"))
+    monkeypatch.setattr(train.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit) as stop:
+        train.main(flags.format(root=tmp_path).split())
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and named in said.err and said.err.count("\n") == 1 and "Traceback" not in said.err
+
+
+def test_exit_codes_of_the_command(tmp_path, small):
+    def command(*flags):
+        done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+    code, said = command("--loss", "grpo", "--clip_alpha", "3")
+    assert code == 2 and said.count("\n") == 1
+    code, said = command("--model", small(), "--out", str(tmp_path / "run"), *SMALL, "--lr", "1e30")
+    assert code == 1 and "optimizer step" in said
+
+
+def test_help_lists_the_flags_of_the_method_chosen(capsys):
+    for loss, present, absent in (("acpo", "--clip_alpha", "--ratio_max"), ("cispo", "--ratio_max", "--clip_alpha")):
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--loss", loss, "--help"])
+        text = capsys.readouterr().out
+        assert stop.value.code == 0 and present in text and absent not in text
+
+
+def test_flags_reach_the_method():
+    args, method, hp = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
+    assert hp == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
+    assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
+    assert train.parse_args(["--loss", "dapo"])[2]["eps_high"] == 0.28
+    assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
+    assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
+    assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
+    assert train.parse_args([])[0].lr == train.EMBEDDED["lr"] and train.parse_args(["--model", "x"])[0].lr == 1e-6
+
+
+def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
+    common = set(vars(train.parse_args(["--loss", "reinforce"])[0]))
+    owners = {}
+    for method in METHODS.values():
+        assert not set(method.flags) & common
+        for axis in ("advantage", "select", "objective", "aggregate"):
+            for flag in __import__("losses").keyword_only(getattr(method, axis)):
+                owners.setdefault(flag[0], set()).add(axis)
+    assert all(len(axes) == 1 for axes in owners.values()), owners  # so that rows can be crossed
+
+
+# ---------------------------------------------------------------------------- whole runs
+
+def numbers(record):
+    return {k: v for k, v in record.items() if isinstance(v, (int, float)) and not k.startswith(("time/", "perf/", "seconds"))
+            and k != "grader/seconds_max"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs(name, small, tmp_path):
+    first, *records = run(small(), tmp_path / "run", "--loss", name)
+    assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
+    passes = len(METHODS[name].passes)
+    for record in records:
+        assert all(math.isfinite(v) for v in numbers(record).values())
+        assert len(record["steps"]) == 2 * passes and record["step"] == 2 * passes * record["rollout"]
+        assert record["sampler/logp_absdiff_max"] < 1e-4
+        assert {"policy/ess", "policy/ratio_std/bin0", "policy/ratio_std/bin4", "clip/frac", "loss/pg", "adv/mass_pos",
+                "optim/grad_norm", "groups/mixed", "tokens", "flops", "seconds"} <= set(record)
+    if name == "acpo":
+        assert {f"clip/range/bin{i}" for i in range(5)} <= set(records[0]["steps"][1])
+    if name == "fade":
+        assert {"adv/fade_alpha", "adv/fade_delta", "adv/fade_solve_rate"} <= set(records[0])
+
+
+def test_the_run_folder(small, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    out, folder = tmp_path / "run", small()
+    run(folder, out, "--loss", "grpo", "--save_every", "1", "--keep", "1", "--rank_every", "1", "--rollouts", "3")
+    assert {p.name for p in out.iterdir()} == {"config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["rollout_000003"]  # --keep 1, and nothing unfinished
+    config = json.loads((out / "config.json").read_text())
+    assert config["flags"]["lr"] == 1e-3 and config["method"].startswith("grpo = zscore") and config["versions"]["torch"]
+    last = out / "checkpoints" / "rollout_000003"
+    model, before = (AutoModelForCausalLM.from_pretrained(p) for p in (last, folder))  # an ordinary Hugging Face folder
+    assert AutoTokenizer.from_pretrained(last).decode([10]) == AutoTokenizer.from_pretrained(folder).decode([10])
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
+    trainer = torch.load(last / "trainer.pt", weights_only=False)
+    assert trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < records[-1]["optim/head_rank1_share"] <= 1 and records[-1]["optim/update_ratio"] > 0
+    sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
+    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "tokens", "truncated"}
+
+
+def test_two_runs_of_a_seed_are_the_same_run(small, tmp_path):
+    folder = small()
+    a, b, c = (run(folder, tmp_path / name, "--loss", "fade", "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))
+    assert [numbers(r) for r in a] == [numbers(r) for r in b]
+    assert numbers(a[-1]) != numbers(c[-1])
+
+
+def test_every_option_together(small, tmp_path):
+    records = run(small(), tmp_path / "run", *(
+        "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --tis_cap 2 --drop_uniform_groups --max_refills 2 --mask_truncated "
+        "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 --sampler_temperature 1.3 "
+        "--sampler_dtype bfloat16 --rollouts 3 --tokens_per_micro_batch 40").split())[1:]
+    assert [r["rollout"] for r in records] == [1, 2, 3]
+    assert records[0]["groups/sampled"] > 4  # an untrained model's groups are all wrong: refilled, in vain
+    assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
+    lrs = [step["optim/lr"] for r in records for step in r["steps"]]
+    assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-3
+
+
+def test_rollout_lag_trains_on_old_samples(small, tmp_path):
+    folder = small()
+    for lag in (0, 2):
+        records = run(folder, tmp_path / f"lag{lag}", "--loss", "grpo", "--aggregate", "token_mean", "--advantage", "raw",
+                      "--entropy_coef", "1.0", "--rollout_lag", str(lag), "--rollouts", "4", "--lr", "1e-2")[1:]
+        first_steps = [r["steps"][0]["policy/kl_old"] for r in records]
+        assert len(records) == 4  # as many updates as without
+        assert max(first_steps[:1]) < 1e-9 and (max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6)
+
+
+def test_overlong_penalty_and_masking(small, tmp_path, monkeypatch):
+    """The reward falls over the last tokens; truncated completions leave the loss; a share without any is skipped."""
+    seen = []
+    monkeypatch.setattr(train, "group_advantages", lambda m, r, s, **hp: (seen.append(r.clone()), METHODS["grpo"].advantage(r, s))[1])
+    records = run(small(), tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8")[1:]
+    assert all(((r <= 0) & (r >= -1)).all() for r in seen) and (seen[-1] == -1).any()
+    records = run(small(), tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "1")[1:]
+    assert records[0]["len/truncated_frac"] > 0.8 and records[0]["optim/skipped"] + len(records[0]["steps"]) == 2
+
+
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(small, tmp_path):
+    with pytest.raises(train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"):
+        run(small(), tmp_path / "run", "--loss", "reinforce", "--entropy_coef", "1", "--lr", "1e30", "--aggregate", "token_mean")
+    batch = torch.load(tmp_path / "run" / "failed_batch.pt", weights_only=False)
+    assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
+
+
+def test_a_new_row_has_its_flags_and_runs(small, tmp_path, monkeypatch):
+    def bent(tokens, *, bend=2.0):
+        """L = -A rho^bend / bend"""
+        return -tokens.advantages * tokens.ratio ** bend / bend
+
+    monkeypatch.setitem(METHODS, "bent", Method(centred, bent, token_mean))
+    records = run(small(), tmp_path / "run", "--loss", "bent", "--bend", "3")
+    assert len(records) == 3
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"] == dict(bend=3.0)
+
+
+def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, small):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/grpo-2-0", "runs/grpo-2-0.2", "runs/grpo-2-0.3"):
+        train.main(["--model", small(), *SMALL, "--rollouts", "1", "--eval_every", "0"])
+        assert Path(name, "metrics.jsonl").exists()
+
+
+@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+def test_the_reward_rises_with_vllm(base, tmp_path):
+    """The real thing in small, as a user starts it: held-out accuracy and reward go up within twelve rollouts."""
+    done = subprocess.run([sys.executable, "train.py", "--loss", "fade", "--steps_per_rollout", "16", "--rollouts", "12",
+                           "--eval_every", "12", "--out", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, *records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [r["reward/mean"] for r in records]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.02
+    assert records[-1]["eval/countdown/mean@16"] > first["eval/countdown/mean@16"] + 0.02
+    assert max(r["sampler/logp_absdiff_max"] for r in records) < 1e-4
+    assert (tmp_path / "run" / "curves.png").stat().st_size > 10_000
