@@ -37,7 +37,7 @@ def curves(runs, out):
             axis.plot(*zip(*points), marker="." if "@" in name else None, label=Path(run).name)
             axis.set(xlabel="rollout", ylabel=label)
             axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=8)
+    axes.flat[2].legend(fontsize=8)
     figure.savefig(out, dpi=150)
     plt.close(figure)
 

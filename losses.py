@@ -299,7 +299,7 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, ratio_max=20.0):
 
 def spread_by_bin(tokens, bins):
     """-> bin of each token [B, T] by its current probability, tokens per bin and std of rho per bin [bins]."""
-    index = (tokens.probs * bins).long().clamp(max=bins - 1)  # pi = 1 belongs to the last bin
+    index = (tokens.probs * bins).nan_to_num().long().clamp(max=bins - 1)  # pi = 1 belongs to the last bin
     where, ratio = index[tokens.mask], tokens.ratio.detach()[tokens.mask]
     count, total = ratio.new_zeros(bins), ratio.new_zeros(bins)
     count.index_add_(0, where, torch.ones_like(ratio))

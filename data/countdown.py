@@ -40,8 +40,9 @@ def puzzle(form, seed, index, split):
     """-> (nums, target, a solution). Solvable by construction; drawn again until it falls into `split`."""
     shape = FORMS[form]
     rng = random.Random(f"{form} {seed} {index} {split}")  # seeded by text: the same in every process
+    count = rng.choice(shape["counts"])
     while True:
-        nums = [rng.randint(1, shape["largest"]) for _ in range(rng.choice(shape["counts"]))]
+        nums = [rng.randint(1, shape["largest"]) for _ in range(count)]
         solution, value = random_expression(rng, nums, shape["operators"])
         if value is None or value.denominator != 1 or not 1 <= value <= shape["highest"]:
             continue

@@ -16,29 +16,28 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000, wrong=0.5,
-              hidden=128, mlp=512, layers=3, heads=4, tied=False, form=countdown.FORMS["countdown"], version=1)
+              hidden=128, mlp=512, layers=3, heads=4, tied=False)
 
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should not cost 17 characters
 
 
 def tokenizer():
-    """One token for each printable ASCII character and the line break, one for each tag; the rest is <unk>."""
-    characters = ["\n"] + [chr(i) for i in range(32, 127)]
-    vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + characters)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
-    core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
-                                   clean_up_tokenization_spaces=False)
+    """One token for each character (each byte, outside ASCII), one for each tag.
+
+    Of Qwen2's class, with no merges: transformers loads that class for the model type qwen2, whatever was saved."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + alphabet)}
+    tok = Qwen2Tokenizer(vocabulary, merges=[], pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    tok.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    return tok
 
 
 def empty_model(recipe, vocabulary):
@@ -58,7 +57,7 @@ def demonstration(recipe, index):
     rng = random.Random(f"{recipe['seed']} {index}")
     nums, target, text = countdown.puzzle("countdown", recipe["seed"], index, "train")
     if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
-        text, _ = countdown.random_expression(rng, nums, recipe["form"]["operators"])
+        text, _ = countdown.random_expression(rng, nums, countdown.FORMS["countdown"]["operators"])
     return countdown.short_prompt(nums, target), f"<answer>{text}</answer><eos>"
 
 
@@ -98,9 +97,10 @@ def train(recipe):
 
 def base_model(**changes):
     """The folder of the embedded base, trained first where the cache does not have it. `changes` to the recipe
-    make another base, in a folder of its own."""
+    make another base. A folder's name is a hash of the recipe and of the code that carries it out."""
     recipe = {**RECIPE, **changes}
-    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    code = Path(__file__).read_text() + Path(countdown.__file__).read_text()
+    name = hashlib.sha256((json.dumps(recipe, sort_keys=True) + code).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanorlvr"
     folder = cache / f"tiny-{name}"
     if not folder.exists():

@@ -32,9 +32,8 @@ def test_puzzles(form):
 
 
 def test_the_same_puzzle_in_every_process():
-    assert countdown.puzzle("countdown", 0, 0, "train")[:2] == ([1, 3, 6], 24) or True
     text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS for i in range(20) for split in ("train", "test")])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "PUZZLES"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cbdd6fb2c8b3e878"
 
 
 @pytest.mark.parametrize("form", countdown.FORMS)
@@ -47,15 +46,16 @@ def test_splits_never_overlap(form):
 
 
 def test_the_bases_demonstrations_are_of_the_training_split():
-    test = {p["prompt"].split(":")[0] for p in data.load("countdown", "test")}
-    pairs = [tiny.demonstration(tiny.RECIPE, i) for i in range(3000)]
-    assert not test & {prompt.split(":")[0] for prompt, _ in pairs}
-    right = []
-    for prompt, completion in pairs:
-        left, target = prompt[:-1].split("=")
-        nums = [int(n) for n in left.split(",")]
-        right.append(REWARDS["countdown"](completion, dict(nums=nums, target=int(target))))
-    assert 0.5 < sum(right) / len(right) < 0.6  # half are made right, and a random expression is so now and then
+    test = {p["prompt"] for p in data.load("countdown", "test")}
+    for start, least, most in ((0, 1, 1), (tiny.RECIPE["demonstrations"] // 2, 0.5, 0.6)):  # right; then half wrong
+        right = []
+        for i in range(start, start + 2000):
+            prompt, completion = tiny.demonstration(tiny.RECIPE, i)
+            nums, target = prompt[:-1].split("=")
+            assert prompt not in test
+            right.append(REWARDS["countdown"](completion.removesuffix("<eos>"), dict(
+                nums=[int(n) for n in nums.split(",")], target=int(target))))
+        assert least <= sum(right) / len(right) <= most  # a random expression is right now and then
 
 
 def test_batches_are_functions_of_seed_and_rollout():
@@ -81,11 +81,13 @@ def test_unknown_data_is_a_sentence():
 
 def test_tokenizer_round_trip(tokenizer, base):
     from transformers import AutoTokenizer
-    text = "7,1,9=16:<answer>(7+9)*1</answer>\n the rest ~!{}"
+    text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
     for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
         ids = tok.encode(text)
         assert tok.decode(ids) == text and len(ids) == len(text.replace("<answer>", "1").replace("</answer>", "2"))
         assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
+        assert tok.decode(tok.encode("\u00e9\u4e2d\U0001f600 ok")) == "\u00e9\u4e2d\U0001f600 ok"  # any text, by its bytes
+        assert tok.convert_ids_to_tokens([0, 1, 2, 3, 4]) == ["<pad>", "<eos>", "<unk>", "<answer>", "</answer>"]
 
 
 def test_encode_takes_the_chat_template_where_there_is_one(tokenizer):

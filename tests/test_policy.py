@@ -46,7 +46,10 @@ def gradient(model, batch, method, size, monkeypatch, **coefficients):
         return [list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)]
     monkeypatch.setattr(policy, "micro_batches", parts)
     model.zero_grad()
-    metrics = policy.backward(model, batch, method, method.flags, HOW, 9, **coefficients)
+    hp = dict(method.flags)
+    if "prob_split" in hp:  # so that both passes have tokens
+        hp["prob_split"] = batch.old_logprobs[batch.mask].exp().median().item()
+    metrics = policy.backward(model, batch, method, hp, HOW, 9, **coefficients)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
 
 

@@ -14,13 +14,13 @@ from conftest import ROOT
 from losses import METHODS, Method, centred, token_mean
 from sampler import default_kind
 
-SMALL = ("--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --max_tokens 8 "
-         "--max_prompt_tokens 16 --lr 1e-3 --eval_every 1 --eval_problems 4 --eval_samples 2").split()
+SMALL = ("--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --max_tokens 12 "
+         "--max_prompt_tokens 16 --lr 1e-4 --eval_every 1 --eval_problems 4 --eval_samples 2").split()
 
 
-def run(small_model, out, *flags):
+def run(model, out, *flags):
     """A whole run of two small rollouts -> its records, the first being the evaluation before training."""
-    train.main(["--model", small_model, "--out", str(out), *SMALL, *flags])
+    train.main(["--model", model, "--out", str(out), *SMALL, *flags])
     return [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
 
 
@@ -60,14 +60,14 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     assert stop.value.code == 2 and named in said.err and said.err.count("\n") == 1 and "Traceback" not in said.err
 
 
-def test_exit_codes_of_the_command(tmp_path, small):
+def test_exit_codes_of_the_command(tmp_path, base):
     def command(*flags):
         done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
     code, said = command("--loss", "grpo", "--clip_alpha", "3")
     assert code == 2 and said.count("\n") == 1
-    code, said = command("--model", small(), "--out", str(tmp_path / "run"), *SMALL, "--lr", "1e30")
+    code, said = command("--model", base, "--out", str(tmp_path / "run"), *SMALL, "--lr", "1e30")
     assert code == 1 and "optimizer step" in said
 
 
@@ -109,8 +109,8 @@ def numbers(record):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_runs(name, small, tmp_path):
-    first, *records = run(small(), tmp_path / "run", "--loss", name)
+def test_every_method_runs(name, base, tmp_path):
+    first, *records = run(base, tmp_path / "run", "--loss", name)
     assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
     passes = len(METHODS[name].passes)
     for record in records:
@@ -125,14 +125,14 @@ def test_every_method_runs(name, small, tmp_path):
         assert {"adv/fade_alpha", "adv/fade_delta", "adv/fade_solve_rate"} <= set(records[0])
 
 
-def test_the_run_folder(small, tmp_path):
+def test_the_run_folder(base, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    out, folder = tmp_path / "run", small()
+    out, folder = tmp_path / "run", base
     run(folder, out, "--loss", "grpo", "--save_every", "1", "--keep", "1", "--rank_every", "1", "--rollouts", "3")
     assert {p.name for p in out.iterdir()} == {"config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["rollout_000003"]  # --keep 1, and nothing unfinished
     config = json.loads((out / "config.json").read_text())
-    assert config["flags"]["lr"] == 1e-3 and config["method"].startswith("grpo = zscore") and config["versions"]["torch"]
+    assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore") and config["versions"]["torch"]
     last = out / "checkpoints" / "rollout_000003"
     model, before = (AutoModelForCausalLM.from_pretrained(p) for p in (last, folder))  # an ordinary Hugging Face folder
     assert AutoTokenizer.from_pretrained(last).decode([10]) == AutoTokenizer.from_pretrained(folder).decode([10])
@@ -145,67 +145,73 @@ def test_the_run_folder(small, tmp_path):
     assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "tokens", "truncated"}
 
 
-def test_two_runs_of_a_seed_are_the_same_run(small, tmp_path):
-    folder = small()
-    a, b, c = (run(folder, tmp_path / name, "--loss", "fade", "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))
+def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
+    a, b, c = (run(base, tmp_path / name, "--loss", "fade", "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))
     assert [numbers(r) for r in a] == [numbers(r) for r in b]
     assert numbers(a[-1]) != numbers(c[-1])
 
 
-def test_every_option_together(small, tmp_path):
-    records = run(small(), tmp_path / "run", *(
+def test_every_option_together(base, tmp_path):
+    records = run(base, tmp_path / "run", *(
         "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --tis_cap 2 --drop_uniform_groups --max_refills 2 --mask_truncated "
         "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 --sampler_temperature 1.3 "
         "--sampler_dtype bfloat16 --rollouts 3 --tokens_per_micro_batch 40").split())[1:]
     assert [r["rollout"] for r in records] == [1, 2, 3]
-    assert records[0]["groups/sampled"] > 4  # an untrained model's groups are all wrong: refilled, in vain
+    assert records[0]["groups/sampled"] > 4  # groups of four are often all wrong: refilled
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
     lrs = [step["optim/lr"] for r in records for step in r["steps"]]
-    assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-3
+    assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-4
 
 
-def test_rollout_lag_trains_on_old_samples(small, tmp_path):
-    folder = small()
+def test_rollout_lag_trains_on_old_samples(base, tmp_path):
     for lag in (0, 2):
-        records = run(folder, tmp_path / f"lag{lag}", "--loss", "grpo", "--aggregate", "token_mean", "--advantage", "raw",
-                      "--entropy_coef", "1.0", "--rollout_lag", str(lag), "--rollouts", "4", "--lr", "1e-2")[1:]
+        records = run(base, tmp_path / f"lag{lag}", "--loss", "grpo", "--aggregate", "token_mean", "--advantage", "raw",
+                      "--entropy_coef", "1.0", "--rollout_lag", str(lag), "--rollouts", "4", "--lr", "1e-3")[1:]
         first_steps = [r["steps"][0]["policy/kl_old"] for r in records]
         assert len(records) == 4  # as many updates as without
         assert max(first_steps[:1]) < 1e-9 and (max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6)
 
 
-def test_overlong_penalty_and_masking(small, tmp_path, monkeypatch):
+def test_overlong_penalty_and_masking(base, tmp_path, monkeypatch):
     """The reward falls over the last tokens; truncated completions leave the loss; a share without any is skipped."""
     seen = []
     monkeypatch.setattr(train, "group_advantages", lambda m, r, s, **hp: (seen.append(r.clone()), METHODS["grpo"].advantage(r, s))[1])
-    records = run(small(), tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8")[1:]
-    assert all(((r <= 0) & (r >= -1)).all() for r in seen) and (seen[-1] == -1).any()
-    records = run(small(), tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "1")[1:]
-    assert records[0]["len/truncated_frac"] > 0.8 and records[0]["optim/skipped"] + len(records[0]["steps"]) == 2
+
+    def rewards():  # without those of the flags' check, which are two rows
+        return [r for r in seen if len(r) == 4]
+    records = run(base, tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8")[1:]
+    # of 8 tokens at most, the penalty begins with the first: 9 or 10 tokens are cut off, reward 0 - 1
+    assert rewards() and all((r == -1).all() for r in rewards()) and records[0]["reward/mean"] == 0
+    records = run(base, tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "8")[1:]
+    assert records[0]["len/truncated_frac"] == 1 and records[0]["optim/skipped"] == 2 and not records[0]["steps"]
+    seen.clear()
+    run(base, tmp_path / "c", "--loss", "grpo", "--overlong_penalty", "4", "--max_tokens", "12")
+    assert {v for r in rewards() for v in r.flatten().tolist()} <= {-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0}
+    assert any(v in (0.5, -0.5) for r in rewards() for v in r.flatten().tolist())  # 10 of 12 tokens: half the penalty
 
 
-def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(small, tmp_path):
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path):
     with pytest.raises(train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"):
-        run(small(), tmp_path / "run", "--loss", "reinforce", "--entropy_coef", "1", "--lr", "1e30", "--aggregate", "token_mean")
+        run(base, tmp_path / "run", "--loss", "grpo", "--lr", "1e30")
     batch = torch.load(tmp_path / "run" / "failed_batch.pt", weights_only=False)
     assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
 
 
-def test_a_new_row_has_its_flags_and_runs(small, tmp_path, monkeypatch):
+def test_a_new_row_has_its_flags_and_runs(base, tmp_path, monkeypatch):
     def bent(tokens, *, bend=2.0):
         """L = -A rho^bend / bend"""
         return -tokens.advantages * tokens.ratio ** bend / bend
 
     monkeypatch.setitem(METHODS, "bent", Method(centred, bent, token_mean))
-    records = run(small(), tmp_path / "run", "--loss", "bent", "--bend", "3")
+    records = run(base, tmp_path / "run", "--loss", "bent", "--bend", "3")
     assert len(records) == 3
     assert json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"] == dict(bend=3.0)
 
 
-def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, small):
+def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, base):
     monkeypatch.chdir(tmp_path)
     for name in ("runs/grpo-2-0", "runs/grpo-2-0.2", "runs/grpo-2-0.3"):
-        train.main(["--model", small(), *SMALL, "--rollouts", "1", "--eval_every", "0"])
+        train.main(["--model", base, *SMALL, "--rollouts", "1", "--eval_every", "0"])
         assert Path(name, "metrics.jsonl").exists()
 
 
