@@ -479,37 +479,45 @@ def group_advantages(method, rewards, state, **hp):
 def policy_loss(method, tokens, max_tokens, *, size=None, only=every_token, tis_cap=0.0, kl_coef=0.0, **hp):
     """The loss of one optimizer step, and what to log of it.
 
-    tokens: a whole step; or a slice of it with `size`, the step_size of the whole: the losses of the slices add up
-    to the step's, except for a method with whole_step, which must see all of it. only: one of the method's passes.
-    tis_cap: truncated importance sampling, weights sg(min(pi_old / pi_sampler, tis_cap)); 0 is off. kl_coef: of the
-    k3 estimate of KL(pi | pi_ref). Returns a scalar and a dict of detached scalars."""
+    tokens: the whole step; or a slice of it and, as `size`, the step_size of the whole: then the losses of the slices
+    add up to the step's (but a method with whole_step must see all of it), and there is nothing to log.
+    only: one of the method's passes. tis_cap: truncated importance sampling, weights sg(min(pi_old / pi_sampler,
+    tis_cap)); 0 is off. kl_coef: of the k3 estimate of KL(pi | pi_ref).
+    Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of range."""
     method, hp = resolve(method, hp)
     tokens = tokens.without_junk()
-    size = size or step_size(tokens.mask, max_tokens)
-    if not tokens.logprobs.requires_grad:  # the metrics ask which tokens keep a gradient
-        tokens.logprobs.requires_grad_()
-    with torch.enable_grad():
-        objective = call(method.objective, hp, tokens)
-        objective, noted = objective if isinstance(objective, tuple) else (objective, {})
-        gradient, = torch.autograd.grad(objective.sum(), tokens.logprobs, retain_graph=True)
+    of_step = size or step_size(tokens.mask, max_tokens)
+    objective, noted = objective_of(method, hp, tokens)
     weight = call(method.select, hp, tokens) * call(only, hp, tokens)
     if tis_cap:
         weight = weight * (tokens.old_logprobs - tokens.sampler_logprobs).exp().clamp(max=tis_cap)
-    loss = pg = call(method.aggregate, hp, objective * weight, tokens.mask, size)
-    metrics = dict(noted, **measure(tokens, gradient), pg_loss=pg, weight_mean=tokens.mean(weight))
+    loss = call(method.aggregate, hp, objective * weight, tokens.mask, of_step)
+    metrics = dict(noted, pg_loss=loss, weight_mean=tokens.mean(weight))
     if kl_coef:
         x = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-x).exp() - 1 + x
-        kl = kl_coef * call(method.aggregate, hp, k3, tokens.mask, size)
+        kl = kl_coef * call(method.aggregate, hp, k3, tokens.mask, of_step)
         metrics.update(kl_loss=kl, kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(x))
         loss = loss + kl
-    return loss, {name: value.detach() for name, value in metrics.items()} | dict(loss=loss.detach())
+    if size:
+        return loss, {}
+    metrics.update(measure(method, hp, tokens), loss=loss)
+    return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-@torch.no_grad()
-def measure(tokens, gradient):
-    """The step's ratios and clipping. gradient [B, T]: d objective / d logprobs. A token is clipped when it has an
-    advantage and no gradient, however the objective does that; shares are of all completion tokens."""
+def objective_of(method, hp, tokens):
+    """-> loss [B, T], {metric: number}, of objectives with and without something to tell."""
+    told = call(method.objective, hp, tokens)
+    return told if isinstance(told, tuple) else (told, {})
+
+
+def measure(method, hp, tokens):
+    """The step's ratios and clipping. A token is clipped when it has an advantage and the objective gives it no
+    gradient, however it does that; shares are of all completion tokens."""
+    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
+    with torch.enable_grad():
+        gradient, = torch.autograd.grad(objective_of(method, hp, leaf)[0].sum(), leaf.logprobs)
+    tokens = replace(tokens, logprobs=tokens.logprobs.detach())
     ratio, log_ratio, inside = tokens.ratio, tokens.log_ratio, tokens.ratio[tokens.mask]
     up, down = ((gradient == 0) & side for side in (tokens.advantages > 0, tokens.advantages < 0))
     _, count, std = spread_by_bin(tokens, BINS)

@@ -1,7 +1,7 @@
 """The policy on a batch: log probabilities, entropy, and the exact gradient of one optimizer step.
 
-`how` in these functions is dict(temperature, dtype, budget): the sampling temperature (logprobs are taken at it, as
-the sampler takes them), "float32" or "bfloat16" computation, and the tokens that go through the model at once.
+`compute` in these functions is dict(temperature, dtype, budget): the sampling temperature (logprobs are taken at it,
+as the sampler takes them), "float32" or "bfloat16" computation, and the tokens that go through the model at once.
 """
 
 from dataclasses import dataclass, fields
@@ -45,7 +45,7 @@ def make_batch(prompts, completions, device="cpu"):
                  sampler_logprobs=pad([torch.tensor(c.logprobs) for c in completions]))
 
 
-def forward(model, batch, how):
+def forward(model, batch, compute):
     """-> log pi of the completion tokens and the entropy there in nats, each [N, T], 0 in padding.
 
     No attention mask: the padding is on the right, where causal attention never looks."""
@@ -53,10 +53,10 @@ def forward(model, batch, how):
     ids = batch.ids[:, :length.max()]
     place = torch.arange(ids.shape[1], device=ids.device)
     predicts = (place >= batch.prompt_len[:, None] - 1) & (place < length[:, None] - 1)  # place t predicts token t + 1
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=how["dtype"] == "bfloat16"):
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=compute["dtype"] == "bfloat16"):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         logits = model.get_output_embeddings()(hidden[predicts])  # [completion tokens, vocabulary]: none for prompts
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / how["temperature"]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / compute["temperature"]
     log_pi = logits.log_softmax(-1)
     entropy = -(log_pi.exp() * log_pi).sum(-1)
     logprobs = log_pi.gather(-1, ids.roll(-1, 1)[predicts][:, None])[:, 0]
@@ -82,15 +82,15 @@ def in_order(parts, outputs):
 
 
 @torch.no_grad()
-def score(model, batch, how):
+def score(model, batch, compute):
     """`forward` without gradient, micro-batch by micro-batch."""
-    parts = micro_batches(batch, how["budget"])
-    return in_order(parts, [forward(model, batch.rows(part), how) for part in parts])
+    parts = micro_batches(batch, compute["budget"])
+    return in_order(parts, [forward(model, batch.rows(part), compute) for part in parts])
 
 
-def backward(model, batch, method, hp, how, max_tokens, only=every_token, entropy_coef=0.0, **coefficients):
+def backward(model, batch, method, hp, compute, max_tokens, only=every_token, entropy_coef=0.0, **coefficients):
     """Adds the gradient of one optimizer step on the completions of `batch` to the parameters' .grad, and returns
-    what to log of it. coefficients: tis_cap and kl_coef of losses.policy_loss.
+    what to log of it. only: one of the method's passes; coefficients: tis_cap and kl_coef of losses.policy_loss.
 
     The gradient is that of the loss of the whole step, however it is cut into micro-batches: the denominators are
     the step's, and a method that looks at the whole step is shown it. For such a method the logprobs are gathered
@@ -98,26 +98,26 @@ def backward(model, batch, method, hp, how, max_tokens, only=every_token, entrop
     part by part; a step that fits into one micro-batch never pays for this."""
     size = step_size(batch.mask, max_tokens)
 
-    def loss_of(rows, logprobs, entropy):
+    def loss_of(rows, logprobs, entropy, size=size):
         return policy_loss(method, rows.tokens(logprobs, entropy.detach()), max_tokens, size=size, only=only,
                            **coefficients, **hp)
 
-    parts = micro_batches(batch, how["budget"])
+    parts = micro_batches(batch, compute["budget"])
     gather_first = method.whole_step and len(parts) > 1
     if gather_first:
-        logprobs, entropy = score(model, batch, how)
+        logprobs, entropy = score(model, batch, compute)
         pull, = torch.autograd.grad(loss_of(batch, logprobs.requires_grad_(), entropy)[0], logprobs)
     seen = []
     for part in parts:
         rows = batch.rows(part)
-        logprobs, entropy = forward(model, rows, how)
+        logprobs, entropy = forward(model, rows, compute)
         loss = (logprobs * pull[part]).sum() if gather_first else loss_of(rows, logprobs, entropy)[0]
         if entropy_coef:
             loss = loss - entropy_coef * call(method.aggregate, hp, entropy, rows.mask, size)
         loss.backward()
         seen.append((logprobs.detach(), entropy.detach()))
     logprobs, entropy = in_order(parts, seen)
-    _, metrics = loss_of(batch, logprobs, entropy)  # of the whole step: no average of averages
+    _, metrics = loss_of(batch, logprobs, entropy, size=None)  # of the whole step: no average of averages
     if entropy_coef:
         metrics["entropy_loss"] = -entropy_coef * call(method.aggregate, hp, entropy, batch.mask, size)
         metrics["loss"] = metrics["loss"] + metrics["entropy_loss"]

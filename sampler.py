@@ -8,6 +8,7 @@ Sampling keeps no state: what comes out is a function of weights, prompts, setti
 import hashlib
 import importlib.util
 import os
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -62,17 +63,19 @@ class VLLMSampler:
         if not torch.cuda.is_available():
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # or the trainer gets one thread too
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-            # a split prefill would be slower; the default of 256 sequences leaves a small model idle
-            cpu = dict(max_num_seqs=1024, max_num_batched_tokens=max(16384, max_length))
+            # 256 sequences at once leave a small model idle; compiling takes longer than it saves in a short run
+            cpu = dict(max_num_seqs=1024, max_num_batched_tokens=max(16384, max_length), enforce_eager=True)
         import vllm
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with {TESTED_VLLM}.* only")
         self.vllm, self.eos, self.sleeps = vllm, eos, torch.cuda.is_available()
-        self.engine = vllm.LLM(
-            model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
-            generation_config="vllm",  # not the model's own top_p and temperature
-            logprobs_mode="processed_logprobs", gpu_memory_utilization=memory, enable_sleep_mode=self.sleeps,
-            disable_log_stats=True, enforce_eager=True, **cpu)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its own, of torch
+            self.engine = vllm.LLM(
+                model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
+                generation_config="vllm",  # not the model's own top_p and temperature
+                logprobs_mode="processed_logprobs", gpu_memory_utilization=memory, enable_sleep_mode=self.sleeps,
+                disable_log_stats=True, use_tqdm_on_load=False, **cpu)
 
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""

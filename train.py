@@ -180,7 +180,7 @@ def check(args, method, hp):
         refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
 
 
-def how(args):
+def compute(args):
     """What policy.py needs to know of the flags."""
     return dict(temperature=args.temperature, dtype=args.dtype, budget=args.tokens_per_micro_batch)
 
@@ -215,7 +215,7 @@ def update(model, optimizer, schedule, batch, method, hp, args, only=every_token
     """One optimizer step. Returns its metrics; raises FloatingPointError, with nothing changed, where loss or
     gradient is not finite."""
     optimizer.zero_grad(set_to_none=True)
-    metrics = backward(model, batch, method, hp, how(args), args.max_tokens, only, args.entropy_coef,
+    metrics = backward(model, batch, method, hp, compute(args), args.max_tokens, only, args.entropy_coef,
                        tis_cap=args.tis_cap, kl_coef=args.kl_coef)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
     if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
@@ -262,10 +262,10 @@ def collect(model, reference, sampler, tokenizer, train_set, args, rollout, time
     completions = [c for group in groups for c in group[2]]
     batch = make_batch([prompt for _, prompt, cs, _, _ in groups for _ in cs], completions, model.device)
     with log.timed(times, "logp"):
-        logprobs, batch.entropy = score(model, batch, how(args))
+        logprobs, batch.entropy = score(model, batch, compute(args))
         batch.old_logprobs = logprobs if args.old_logprobs == "trainer" else batch.sampler_logprobs
         if reference:
-            batch.ref_logprobs, _ = score(reference, batch, how(args))
+            batch.ref_logprobs, _ = score(reference, batch, compute(args))
     rewards = torch.tensor([group[4] for group in groups], device=model.device)
     metrics = dict(log.outcome(groups + spare), **log.agreement(logprobs, batch),
                    **{f"grader/{k}": v for k, v in counters.items()})

@@ -11,7 +11,7 @@ from data import tiny
 from losses import METHODS
 from sampler import Completion
 
-HOW = dict(temperature=0.8, dtype="float32", budget=10**9)
+COMPUTE = dict(temperature=0.8, dtype="float32", budget=10**9)
 ROWS = 11
 
 
@@ -33,7 +33,7 @@ def batch(model):
         return torch.randint(5, 101, (n,), generator=g).tolist()
     lengths = [(4 + i % 3, 1 + (5 * i) % 9) for i in range(ROWS)]
     batch = policy.make_batch([ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths])
-    logprobs, batch.entropy = policy.score(model, batch, HOW)
+    logprobs, batch.entropy = policy.score(model, batch, COMPUTE)
     noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
     batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
     batch.ref_logprobs = logprobs + noise.roll(1, 0)
@@ -49,7 +49,7 @@ def gradient(model, batch, method, size, monkeypatch, **coefficients):
     hp = dict(method.flags)
     if "prob_split" in hp:  # so that both passes have tokens
         hp["prob_split"] = batch.old_logprobs[batch.mask].exp().median().item()
-    metrics = policy.backward(model, batch, method, hp, HOW, 9, **coefficients)
+    metrics = policy.backward(model, batch, method, hp, COMPUTE, 9, **coefficients)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
 
 
@@ -76,7 +76,7 @@ def test_without_the_gathering_acpo_would_depend_on_the_split(model, batch, monk
 
 
 def test_forward_is_the_model_at_the_temperature(model, batch):
-    logprobs, entropy = policy.forward(model, batch, HOW)
+    logprobs, entropy = policy.forward(model, batch, COMPUTE)
     for i in range(ROWS):
         p, c = int(batch.prompt_len[i]), int(batch.completion_len[i])
         with torch.no_grad():
@@ -88,8 +88,8 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
 
 
 def test_score_restores_the_order_of_rows(model, batch):
-    whole, _ = policy.score(model, batch, HOW)
-    cut, _ = policy.score(model, batch, dict(HOW, budget=20))
+    whole, _ = policy.score(model, batch, COMPUTE)
+    cut, _ = policy.score(model, batch, dict(COMPUTE, budget=20))
     assert torch.allclose(whole, cut, atol=1e-12)
 
 
@@ -108,11 +108,11 @@ def test_the_end_of_sequence_token_is_trained(small, tokenizer):
     eos = tokenizer.eos_token_id
     batch = policy.make_batch([[10, 11]] * 2, [Completion([20, eos], [-1.0, -1.0], False), Completion([20, 21, 22], [-1.0] * 3, True)])
     assert batch.mask.tolist() == [[True, True, False], [True, True, True]]
-    batch.old_logprobs, batch.entropy = policy.score(model, batch, HOW)
+    batch.old_logprobs, batch.entropy = policy.score(model, batch, COMPUTE)
     batch.advantages = torch.tensor([[1.0], [0.0]]).expand(2, 3)
-    policy.backward(model, batch, METHODS["grpo"], METHODS["grpo"].flags, HOW, 3)
-    before = policy.score(model, batch, HOW)[0][0, 1]
+    policy.backward(model, batch, METHODS["grpo"], METHODS["grpo"].flags, COMPUTE, 3)
+    before = policy.score(model, batch, COMPUTE)[0][0, 1]
     with torch.no_grad():
         for p in model.parameters():
             p.sub_(1e-2 * p.grad)
-    assert policy.score(model, batch, HOW)[0][0, 1] > before
+    assert policy.score(model, batch, COMPUTE)[0][0, 1] > before
