@@ -546,7 +546,7 @@ def card(name):
     entries += [("pass", inspect.getdoc(f)) for f in method.passes if f is not every_token]
     entries += [("source", method.source), ("peers", method.peers)]
     return "\n".join([describe(name, method, method.flags)] + [
-        f"  {label:<11}" + text.replace("\n", "\n" + " " * 13) for label, text in entries])
+        f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13) for label, text in entries])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Sampling keeps no state: what comes out is a function of weights, prompts, setti
 
 import hashlib
 import importlib.util
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 TESTED_VLLM = "0.32"  # collective_rpc("reload_weights", ...) and logprobs_mode are not promised elsewhere
+RUINED = "the model's probabilities are not numbers any more: an optimizer step has ruined the weights (a lower --lr helps)"
 
 
 @dataclass
@@ -85,6 +87,8 @@ class VLLMSampler:
         with torch.random.fork_rng():  # the engine draws from torch's global generator
             torch.manual_seed(seed)
             outputs = self.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        if any(math.isnan(x) for output in outputs for o in output.outputs for x in o.logprobs.logprobs):
+            raise FloatingPointError(RUINED)  # the engine itself draws on, without a word
         return [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length")
                  for o in sorted(output.outputs, key=lambda o: o.index)] for output in outputs]
 
@@ -116,6 +120,8 @@ class Recorder(transformers.LogitsProcessor):
         self.temperature, self.scores, self.logprobs = temperature, None, []
 
     def __call__(self, input_ids, scores):
+        if scores.isnan().any():
+            raise FloatingPointError(RUINED)
         self.note(input_ids)
         self.scores = (scores.float() / self.temperature).log_softmax(-1)
         return self.scores

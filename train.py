@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 import analyze
 import data
@@ -318,6 +319,7 @@ def save(out, rollout, model, tokenizer, keep, trainer_state):
 
 def main(argv=None):
     args, method, hp = parse_args(argv)
+    disable_progress_bar()  # of loading and saving: the run's own bar is enough
     train_set, test_set = load_data(args)
     if not args.model:
         args.model = tiny.base_model()
@@ -434,7 +436,7 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except RunFailed as e:
+    except (RunFailed, FloatingPointError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -69,6 +69,8 @@ def test_exit_codes_of_the_command(tmp_path, base):
     assert code == 2 and said.count("\n") == 1
     code, said = command("--model", base, "--out", str(tmp_path / "run"), *SMALL, "--lr", "1e30")
     assert code == 1 and "optimizer step" in said
+    code, said = command("--model", base, "--out", str(tmp_path / "two"), *SMALL, "--lr", "1e30", "--steps_per_rollout", "1")
+    assert code == 1 and "ruined the weights" in said  # the next to see it is the sampler
 
 
 def test_help_lists_the_flags_of_the_method_chosen(capsys):

@@ -1,0 +1,102 @@
+"""README.md: its commands run, its tables say what the files say."""
+
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import losses
+import train
+from conftest import ROOT
+from losses import METHODS, every_token
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("  #")[0].strip() for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()]
+
+
+def methods_table():
+    def link(f):
+        return f"[{f.__name__}](losses.py#L{inspect.getsourcelines(f)[1]})"
+    lines = ["| method | advantage | select | objective | aggregate | source |", "|---|---|---|---|---|---|"]
+    for name, m in METHODS.items():
+        select = [link(f) for f in (m.select, *m.passes) if f is not every_token]
+        source = re.match(r".*?arXiv [\d.]+\d", m.source)[0]
+        cells = [link(m.advantage), ", ".join(select), link(m.objective), link(m.aggregate),
+                 re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_methods_is_that_of_the_code():
+    assert methods_table() in README, f"README.md's table of methods should read\n{methods_table()}"
+
+
+def test_the_tree_names_every_file_with_its_length():
+    listed = dict(re.findall(r"^([\w./]+) +(\d+)  ", README, re.M))
+    there = {str(p.relative_to(ROOT)) for pattern in ("*.py", "data/*.py", "run_all.sh", "bench/*.py") for p in ROOT.glob(pattern)}
+    assert set(listed) == there
+    for name, lines in listed.items():
+        have = len((ROOT / name).read_text().splitlines())
+        assert abs(have - int(lines)) <= 10, f"{name} has {have} lines"
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python train.py")])
+def test_commands_have_flags_that_exist(command):
+    args, _, hp = train.parse_args(shlex.split(command)[2:])
+    assert args.loss in METHODS and isinstance(hp, dict)
+
+
+def test_every_other_command_is_one_that_is_tested_here():
+    first = {c.split()[0] if "=" not in c.split()[0] else "./run_all.sh" for c in COMMANDS if not c.startswith("python train.py")}
+    assert first == {"./run_all.sh", "source"}
+    assert {"./run_all.sh", "./run_all.sh test", "python train.py --loss fade --steps_per_rollout 16"} <= set(COMMANDS)
+    assert "run_all.sh test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_example_of_a_new_method(monkeypatch):
+    code, = re.findall(r"```python\n(.*?)```", README, re.S)
+    monkeypatch.setattr(losses, "METHODS", dict(METHODS))
+    before = set(vars(losses))
+    exec(code, vars(losses))
+    made = losses.METHODS["smooth"]
+    for name in set(vars(losses)) - before:
+        delattr(losses, name)
+    assert made.flags == dict(tau=2.0)
+
+
+def test_losses_py_prints_every_card():
+    done = subprocess.run([sys.executable, "losses.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and all(f"\n{name} = " in "\n" + done.stdout for name in METHODS)
+    done = subprocess.run([sys.executable, "losses.py", "nope"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and "nope" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")), reason="no .venv here: ./run_all.sh test makes it")
+def test_run_all(base, tmp_path):
+    """Nothing is set up again, each method runs, what is done is not done again."""
+    env = dict(os.environ, METHODS="grpo p3o", STEPS="2", RUNS=str(tmp_path), EXTRA=(
+        "--rollouts 1 --problems_per_rollout 4 --group_size 4 --eval_problems 4 --eval_samples 2"))
+
+    def run_all(*args):
+        return subprocess.run(["./run_all.sh", *args], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = run_all()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "setting up" not in done.stdout
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    table = (tmp_path / "table.md").read_text()
+    assert "| grpo | 2 | 1 |" in table and "| p3o | 2 | 1 |" in table
+    assert json.loads((tmp_path / "grpo-2-0" / "metrics.jsonl").read_text().splitlines()[-1])["rollout"] == 1
+    stamp = Path(tmp_path, "grpo-2-0", "metrics.jsonl").stat().st_mtime
+    (tmp_path / "p3o-2-0" / "curves.png").unlink()  # as if it had been interrupted
+    done = run_all()
+    assert done.returncode == 0 and "grpo-2-0 is done" in done.stdout and "p3o-2-0 is done" not in done.stdout
+    assert stamp == Path(tmp_path, "grpo-2-0", "metrics.jsonl").stat().st_mtime
+    assert list(tmp_path.glob("p3o-2-0.interrupted-*"))  # moved aside, not removed
+    done = run_all("tests")
+    assert done.returncode == 2 and "tests" in done.stderr
