@@ -6,6 +6,8 @@
 
 import argparse
 import json
+import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -19,8 +21,10 @@ PANELS = [("mean@n", "held-out mean@n"), ("pass@n", "held-out pass@n"), ("reward
 
 
 def read(run):
-    """The records of a run, in order. "mean@n" and "pass@n" stand in them for the largest n that was evaluated."""
-    records = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    """The records of a run, in order, a last line that was cut off left out. "mean@n" and "pass@n" stand in them for
+    the largest n that was evaluated."""
+    lines = Path(run, "metrics.jsonl").read_text().split("\n")[:-1]
+    records = [json.loads(line) for line in lines]
     for record in records:
         for name in [k for k in record if "@" in k]:  # in the order of n
             record[name.split("/")[-1].split("@")[0] + "@n"] = record[name]
@@ -43,22 +47,27 @@ def curves(runs, out):
 
 
 def table(runs, out):
-    """A line for each method and steps per rollout: at the end of the runs, means over seeds with the least and most."""
+    """A line for each method and steps per rollout (and what else differs): at the end of the runs, means over seeds with
+    the least and most."""
     groups = {}
     for run in runs:
         flags = json.loads(Path(run, "config.json").read_text())["flags"]
-        groups.setdefault((flags["loss"], flags["steps_per_rollout"]), []).append(read(run))
+        groups.setdefault(json.dumps({k: v for k, v in flags.items() if k not in ("seed", "out")}), []).append((flags, read(run)))
 
     def cell(values):
-        middle = f"{sum(values) / len(values):.3f}"
+        values = [v for v in values if v is not None]
+        if not values:
+            return "-"
+        middle = f"{statistics.mean(values):.3f}"
         return middle if len(values) == 1 else f"{middle} ({min(values):.3f}-{max(values):.3f})"
     lines = ["| method | steps | seeds | mean@n | pass@n | entropy | clipped | s/rollout |", "|---|---|---|---|---|---|---|---|"]
-    for (loss, steps), members in groups.items():
-        last = [records[-1] for records in members]
-        columns = [[r[name] for r in last] for name in ("mean@n", "pass@n", "policy/entropy")]
-        columns += [[sum(r["clip/frac"] for r in records[1:]) / len(records[1:]) for records in members],
-                    [sorted(r["time/rollout"] for r in records[1:])[len(records) // 2] for records in members]]
-        lines.append(f"| {loss} | {steps} | {len(members)} | " + " | ".join(map(cell, columns)) + " |")
+    for members in groups.values():
+        rollouts = [[r for r in records if r["rollout"]] for _, records in members]
+        ends = [[next((r[name] for r in reversed(records) if r.get(name) is not None), None) for _, records in members]
+                for name in ("mean@n", "pass@n", "policy/entropy")]
+        over = [[f([r[name] for r in records if r.get(name) is not None] or [math.nan]) for records in rollouts]
+                for f, name in ((statistics.mean, "clip/frac"), (statistics.median, "time/rollout"))]
+        lines.append(f"| {members[0][0]['loss']} | {members[0][0]['steps_per_rollout']} | {len(members)} | " + " | ".join(map(cell, ends + over)) + " |")
     Path(out).write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
@@ -69,8 +78,9 @@ if __name__ == "__main__":
     parser.add_argument("runs", nargs="+", help="folders of runs")
     parser.add_argument("--out", help="the file to write (curves.png, table.md)")
     args = parser.parse_args()
-    if missing := [run for run in args.runs if not Path(run, "metrics.jsonl").exists()]:
-        sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl")
+    args.runs = [run for run in args.runs if Path(run).is_dir() or not Path(run).exists()]  # runs/* has figures too
+    if missing := [run for run in args.runs if not (Path(run, "metrics.jsonl").exists() and Path(run, "config.json").exists())]:
+        sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl and config.json")
     if args.what == "curves":
         curves(args.runs, args.out or "curves.png")
     else:

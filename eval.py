@@ -22,7 +22,7 @@ def evaluate(sampler, tokenizer, problems, samples, *, seed, temperature, max_to
     """Samples each problem `samples` times and grades all of it -> {mean@n, pass@k, truncated_frac, mean_length}."""
     groups = sampler.sample([data.encode(tokenizer, p) for p in problems], samples, seed=seed,
                             temperature=temperature, max_tokens=max_tokens)
-    texts = [tokenizer.batch_decode([c.tokens for c in group], skip_special_tokens=True) for group in groups]
+    texts = [[data.decode(tokenizer, c) for c in group] for group in groups]
     rewards, _ = grade(problems, texts)
     correct = [sum(r == 1 for r in group) for group in rewards]
     every = [c for group in groups for c in group]

@@ -7,6 +7,7 @@ and flops so far.
 """
 
 import json
+import math
 import platform
 import resource
 import subprocess
@@ -114,6 +115,13 @@ def commit():
         return None
 
 
+def numbers(x):
+    """x with null for what JSON has no number for."""
+    if isinstance(x, (dict, list)):
+        return {k: numbers(v) for k, v in x.items()} if isinstance(x, dict) else [numbers(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
 class Log:
     """metrics.jsonl and samples.jsonl always; Weights & Biases and TensorBoard where asked for."""
 
@@ -129,7 +137,7 @@ class Log:
             self.mirrors.append(lambda record: [writer.add_scalar(k, v, record["rollout"]) for k, v in record.items()])
 
     def write(self, record, samples=()):
-        self.metrics.write(json.dumps(record) + "\n")
+        self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
         self.metrics.flush()
         for sample in samples:
             self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")

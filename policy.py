@@ -45,8 +45,10 @@ def make_batch(prompts, completions, device="cpu"):
                  sampler_logprobs=pad([torch.tensor(c.logprobs) for c in completions]))
 
 
-def forward(model, batch, compute):
+def forward(model, batch, compute, entropy_grad=False):
     """-> log pi of the completion tokens and the entropy there in nats, each [N, T], 0 in padding.
+
+    The entropy has a gradient where asked for: that costs the memory of another [tokens, vocabulary].
 
     No attention mask: the padding is on the right, where causal attention never looks."""
     length = batch.prompt_len + batch.completion_len
@@ -58,7 +60,8 @@ def forward(model, batch, compute):
         logits = model.get_output_embeddings()(hidden[predicts])  # [completion tokens, vocabulary]: none for prompts
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / compute["temperature"]
     log_pi = logits.log_softmax(-1)
-    entropy = -(log_pi.exp() * log_pi).sum(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = -(log_pi.exp() * log_pi).sum(-1)
     logprobs = log_pi.gather(-1, ids.roll(-1, 1)[predicts][:, None])[:, 0]
     completion = torch.arange(batch.mask.shape[1], device=ids.device) < batch.completion_len[:, None]
     return tuple(x.new_zeros(completion.shape).masked_scatter(completion, x) for x in (logprobs, entropy))
@@ -102,6 +105,10 @@ def backward(model, batch, method, hp, compute, max_tokens, only=every_token, en
         return policy_loss(method, rows.tokens(logprobs, entropy.detach()), max_tokens, size=size, only=only,
                            **coefficients, **hp)
 
+    def bonus(rows, logprobs, entropy):
+        counts = call(only, hp, rows.tokens(logprobs.detach(), entropy.detach()))
+        return call(method.aggregate, hp, entropy * counts, rows.mask, size)
+
     parts = micro_batches(batch, compute["budget"])
     gather_first = method.whole_step and len(parts) > 1
     if gather_first:
@@ -110,15 +117,15 @@ def backward(model, batch, method, hp, compute, max_tokens, only=every_token, en
     seen = []
     for part in parts:
         rows = batch.rows(part)
-        logprobs, entropy = forward(model, rows, compute)
+        logprobs, entropy = forward(model, rows, compute, entropy_grad=entropy_coef != 0)
         loss = (logprobs * pull[part]).sum() if gather_first else loss_of(rows, logprobs, entropy)[0]
         if entropy_coef:
-            loss = loss - entropy_coef * call(method.aggregate, hp, entropy, rows.mask, size)
+            loss = loss - entropy_coef * bonus(rows, logprobs, entropy)
         loss.backward()
         seen.append((logprobs.detach(), entropy.detach()))
     logprobs, entropy = in_order(parts, seen)
     _, metrics = loss_of(batch, logprobs, entropy, size=None)  # of the whole step: no average of averages
     if entropy_coef:
-        metrics["entropy_loss"] = -entropy_coef * call(method.aggregate, hp, entropy, batch.mask, size)
+        metrics["entropy_loss"] = -entropy_coef * bonus(batch, logprobs, entropy)
         metrics["loss"] = metrics["loss"] + metrics["entropy_loss"]
     return metrics

@@ -5,6 +5,7 @@ problem names the one it wants. `grade` runs them in processes of their own: an 
 hang or crash costs its own time limit, is counted, and gets 0, and nobody else's reward is touched.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -48,9 +49,9 @@ def the_answer(completion):
 def arithmetic(text, longest=200):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises Unparsed.
 
-    No eval: "9**9**99" and "__import__" are not in the grammar, so they cost nothing. The length bounds the
-    recursion and the size of every number; only ASCII digits are digits (int() takes any of Unicode's)."""
-    if len(text) > longest:
+    No eval: "9**9**99" and "__import__" are not in the grammar, so they cost nothing. The bounds on length and
+    brackets are bounds on the recursion and the size of every number; only ASCII digits are digits (int() takes any of Unicode's)."""
+    if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
     tokens = re.findall(r"[0-9]+|\S", text)
     used = []
@@ -141,13 +142,14 @@ class Worker:
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
 
     def stop(self):
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
+        process, self.process = self.process, None
+        if process:
+            process.kill()
+            process.wait()
             self.selector.close()
-            self.process = None
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):  # what it did not take is still in the buffer
+                process.stdin.close()
 
     def read_line(self, timeout):
         """The next result, None when the process died. Raises TimeoutError."""
@@ -165,6 +167,8 @@ class Worker:
     def run(self, jobs, timeout):
         """-> [reward, what went wrong, seconds] of each job, in order. Never raises on a job's account."""
         results = []
+        if self.process and self.process.poll() is not None:
+            self.stop()  # it died between two rollouts: nobody's fault here
         while len(results) < len(jobs):
             fresh = self.process is None
             if fresh:

@@ -29,12 +29,15 @@ set_up() {
 }
 
 run_all() {
-  local runs=${RUNS:-runs} all=() out
+  local runs=${RUNS:-runs} all=() out suffix
+  suffix=${EXTRA:+-$(echo "$EXTRA" | cksum | cut -d' ' -f1)} # other flags, other folders
+  mkdir -p "$runs"
+  command -v flock >/dev/null && { exec 9>"$runs/.lock"; flock -n 9 || { echo "run_all.sh: another one is at work in $runs" >&2; exit 1; }; }
   for steps in ${STEPS:-16}; do for method in ${METHODS:-fade grpo}; do for seed in ${SEEDS:-0}; do
-    out=$runs/$method-$steps-$seed
+    out=$runs/$method-$steps-$seed$suffix
     all+=("$out")
     [ -f "$out/curves.png" ] && { echo "$out is done"; continue; }
-    [ -e "$out" ] && mv "$out" "$out.interrupted-$(date +%s)"
+    [ -e "$out" ] && mv "$out" "$runs/.interrupted-$(basename "$out")-$(date +%s)" # hidden from runs/*
     # shellcheck disable=SC2086
     .venv/bin/python train.py --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" ${EXTRA:-}
   done; done; done

@@ -12,6 +12,7 @@ import os
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -34,7 +35,7 @@ def seed_of(*parts):
 
 def eos_ids(model, tokenizer):
     """Every token that ends a completion: chat models often have several (<|im_end|> and <|endoftext|>)."""
-    found = [tokenizer.eos_token_id, AutoConfig.from_pretrained(model).eos_token_id]
+    found = [tokenizer.eos_token_id, getattr(AutoConfig.from_pretrained(model).get_text_config(), "eos_token_id", None)]
     try:
         found.append(GenerationConfig.from_pretrained(model).eos_token_id)
     except OSError:
@@ -84,9 +85,12 @@ class VLLMSampler:
         params = self.vllm.SamplingParams(
             n=n, temperature=temperature, top_p=top_p, top_k=-1, max_tokens=max_tokens, stop_token_ids=self.eos,
             logprobs=0, flat_logprobs=True, detokenize=False, skip_special_tokens=False)
-        with torch.random.fork_rng():  # the engine draws from torch's global generator
+        numpy_state = np.random.get_state()
+        with torch.random.fork_rng():  # the engine draws from torch's global generator, on some machines from numpy's
             torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
             outputs = self.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        np.random.set_state(numpy_state)
         if any(math.isnan(x) for output in outputs for o in output.outputs for x in o.logprobs.logprobs):
             raise FloatingPointError(RUINED)  # the engine itself draws on, without a word
         return [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length")

@@ -8,6 +8,7 @@ lists them. The loop is `main`, at the end; what one optimizer step does is `upd
 """
 
 import argparse
+import copy
 import importlib.util
 import json
 import math
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 import analyze
@@ -30,9 +31,9 @@ import losses
 from data import tiny
 from eval import evaluate
 from losses import METHODS, Tokens, every_token, group_advantages, policy_loss
-from policy import backward, make_batch, score
+from policy import backward, forward, make_batch, score
 from rewards import grade
-from sampler import default_kind, eos_ids, make_sampler, seed_of
+from sampler import Completion, default_kind, eos_ids, make_sampler, seed_of
 
 # what is right for a model of a million parameters; the defaults below are for real ones
 EMBEDDED = dict(rollouts=60, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10, tokens_per_micro_batch=4096)
@@ -88,7 +89,7 @@ def parse_args(argv=None):
     flag("rollout_lag", 0, "train on what was sampled this many rollouts ago")
     # rewards
     flag("drop_uniform_groups", False, "sample anew for groups that are all right or all wrong", action="store_true")
-    flag("max_refills", 4, "times that a rollout is refilled at most")
+    flag("max_refills", None, "times that --drop_uniform_groups refills a rollout at most; default 4", type=int)
     flag("mask_truncated", False, "leave completions that hit max_tokens out of the loss", action="store_true")
     flag("overlong_penalty", 0, "reward falls to -1 over the last so many tokens before max_tokens; 0 is off")
     # loss
@@ -100,7 +101,7 @@ def parse_args(argv=None):
     # optimizer: AdamW on float32 weights
     flag("lr", 1e-6, "learning rate")
     flag("warmup", 0, "optimizer steps of linear warm-up")
-    flag("schedule", "constant", "constant or cosine, to 0 at the end", choices=("constant", "cosine"))
+    flag("schedule", "constant", "constant or cosine, towards 0 at the end", choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "AdamW's")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm")
     flag("dtype", "bfloat16" if torch.cuda.is_available() else "float32", "of the trainer's computation",
@@ -124,7 +125,7 @@ def parse_args(argv=None):
         parser.add_argument(f"--{name}", type=float if default is None else type(default), default=default,
                             help=f"of {chosen.loss} ({default})")
     parser.add_argument("-h", "--help", action="help", help="this page, for the method chosen")
-    if not chosen.model:
+    if chosen.model is None:
         parser.set_defaults(**EMBEDDED)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -134,7 +135,12 @@ def parse_args(argv=None):
                + f"{chosen.loss} has {', '.join('--' + f for f in method.flags) or 'none of its own'}")
     hp = {name: getattr(args, name) for name in method.flags}
     args.old_logprobs = args.old_logprobs or method.old_logprobs
-    args.sampler_temperature = args.sampler_temperature or args.temperature
+    if args.max_refills is not None and not args.drop_uniform_groups:
+        refuse("--max_refills is for --drop_uniform_groups, which is not given")
+    if args.max_refills is None:
+        args.max_refills = 4 * args.drop_uniform_groups
+    if args.sampler_temperature is None:
+        args.sampler_temperature = args.temperature
     args.sampler_dtype = args.sampler_dtype or args.dtype
     check(args, method, hp)
     return args, method, hp
@@ -147,13 +153,16 @@ def check(args, method, hp):
                  "max_tokens", "max_prompt_tokens", "eval_problems", "eval_samples", "keep"):
         if getattr(args, name) < 1:
             refuse(f"--{name} must be 1 or more, not {getattr(args, name)}")
-    for name in ("lr", "temperature", "sampler_temperature", "max_grad_norm"):
-        if not 0 < getattr(args, name) < math.inf:
+    for name in ("lr", "temperature", "sampler_temperature", "max_grad_norm", "sampler_memory"):
+        if not getattr(args, name) > 0:
             refuse(f"--{name} must be above 0, not {getattr(args, name)}")
-    for name in ("warmup", "eval_every", "save_every", "rank_every", "rollout_lag", "max_refills", "overlong_penalty",
-                 "tis_cap", "kl_coef", "weight_decay"):
-        if not getattr(args, name) >= 0:
-            refuse(f"--{name} must be 0 or more, not {getattr(args, name)}")
+    for name, value in vars(args).items():
+        if isinstance(value, (int, float)) and not 0 <= value < (2**63 if isinstance(value, int) else math.inf) and name != "entropy_coef":
+            refuse(f"--{name} must be 0 or more, and finite, not {value}")
+    if not math.isfinite(args.entropy_coef):
+        refuse(f"--entropy_coef must be finite, not {args.entropy_coef}")
+    if args.sampler_memory >= 1:
+        refuse(f"--sampler_memory is a share of the GPU's memory, below 1, not {args.sampler_memory}")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences} sequences do "
                      f"not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -168,13 +177,14 @@ def check(args, method, hp):
             refuse(f"--{name}: the package {package} is not installed (pip install {package})")
     try:
         toy = torch.linspace(-2, -1, 2 * args.group_size).view(2, -1)
-        rewards = (torch.arange(2 * args.group_size).view(2, -1) % 3 == 0).float()
+        rewards = (torch.arange(2 * args.group_size).view(2, -1) % 3 == 0).float() - 0.5 * bool(args.overlong_penalty)
         group_advantages(method, rewards, dict(entropy=1.0), **hp)
-        policy_loss(method, Tokens(toy, toy, toy, toy < 0, -toy), args.max_tokens, **hp)
-        if method.advantage is losses.passk and args.overlong_penalty:
-            refuse("--overlong_penalty makes rewards that are not 0 or 1, and passk counts successes")
+        for only in method.passes:
+            policy_loss(method, Tokens(toy, toy, toy, toy < 0, -toy), args.max_tokens, only=only, **hp)
     except ValueError as e:
         refuse(str(e))
+    if method.advantage is losses.maxrl and args.overlong_penalty:
+        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
     if args.out and Path(args.out, "metrics.jsonl").exists():
         refuse(f"--out {args.out} already holds a run; give another folder or remove that one")
     if args.model and Path(args.model).exists() and not Path(args.model, "config.json").exists():
@@ -197,17 +207,46 @@ def load_data(args):
     return train_set, test_set
 
 
-def load_tokenizer(args):
-    """-> the tokenizer and the ids that end a completion: all of the model that needs no weights."""
+def load_tokenizer(args, problems):
+    """-> the tokenizer and the ids that end a completion: all of the model that needs no weights. Refuses a model whose
+    prompts of `problems` cannot be made, or are too long."""
     try:
-        AutoConfig.from_pretrained(args.model)
+        config = AutoConfig.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         eos = eos_ids(args.model, tokenizer)
-    except (OSError, ValueError) as e:
-        refuse(f"--model {args.model} cannot be loaded: {str(e).splitlines()[0]}")
+        lengths = [len(data.encode(tokenizer, p)) for p in problems]
+    except Exception as e:  # what can be wrong with a folder, or with a chat template, has no end
+        refuse(f"--model {args.model} cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
     if not eos:
         refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its configuration")
+    if not min(lengths):
+        refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files complete?")
+    if max(lengths) > args.max_prompt_tokens:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has {max(lengths)} tokens")
+    places = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if args.max_prompt_tokens + args.max_tokens > places:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} are more than the model's {places} positions")
     return tokenizer, eos
+
+
+def load_model(args, eos, batch):
+    """-> the model in float32, the master weights. Refuses one that is incomplete, or that does more after its LM head
+    than policy.forward does (a softcap, a scale): its log probabilities on `batch` would be others."""
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, output_loading_info=True)
+    except Exception as e:
+        refuse(f"--model {args.model} cannot be loaded: {(str(e) or type(e).__name__).splitlines()[0]}")
+    if told["missing_keys"]:
+        refuse(f"--model {args.model} lacks weights: {', '.join(sorted(told['missing_keys'])[:3])}")
+    with torch.no_grad():
+        ours = forward(model, batch, dict(compute(args), dtype="float32"))[0]
+        whole = (model(batch.ids).logits / args.temperature).log_softmax(-1)[:, :-1].gather(-1, batch.ids[:, 1:, None])[..., 0]
+    gap = (ours - whole[:, -ours.shape[1]:]).abs().max().item()
+    if not gap < 1e-3:
+        refuse(f"--model {args.model}: policy.forward does not compute this model's log probabilities (a gap of {gap:.2g}); "
+               "its logits are changed after the LM head, or its weights are not finite")
+    model.generation_config = GenerationConfig(eos_token_id=eos)  # saved with checkpoints; the model's own may not be valid
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # ---------------------------------------------------------------------------- one optimizer step
@@ -236,7 +275,7 @@ def sample_groups(sampler, tokenizer, train_set, args, rollout, times):
     With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced, from other problems,
     up to --max_refills times; what is still missing then is filled up with them, so that the batch keeps its size."""
     mixed, uniform, counters = [], [], Counter()
-    for attempt in range(1 + args.max_refills * args.drop_uniform_groups):
+    for attempt in range(1 + args.max_refills):
         if attempt and len(mixed) >= args.problems_per_rollout:
             break
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
@@ -247,7 +286,7 @@ def sample_groups(sampler, tokenizer, train_set, args, rollout, times):
             groups = sampler.sample(prompts, args.group_size, seed=seed_of(args.seed, rollout, attempt),
                                     temperature=args.sampler_temperature, max_tokens=args.max_tokens)
         with log.timed(times, "reward"):
-            texts = [tokenizer.batch_decode([c.tokens for c in g], skip_special_tokens=True) for g in groups]
+            texts = [[data.decode(tokenizer, c) for c in g] for g in groups]
             rewards, counted = grade(problems, texts)
         slowest = max(counters["seconds_max"], counted.pop("seconds_max"))
         counters.update(counted, seconds_max=slowest - counters["seconds_max"])
@@ -285,18 +324,23 @@ def collect(model, reference, sampler, tokenizer, train_set, args, rollout, time
 # ---------------------------------------------------------------------------- the run's folder
 
 def start_run(args, method, hp):
-    """Makes the run's folder and writes config.json: flags, versions, commit."""
+    """Makes the run's folder, one that no other run has, and writes config.json: flags, versions, commit."""
     out = Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
-    taken = 1
-    while not args.out and (out / "metrics.jsonl").exists():  # a default folder is never one that holds a run
-        out = out.with_name(f"{args.loss}-{args.steps_per_rollout}-{args.seed}.{(taken := taken + 1)}")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.json").write_text(json.dumps(dict(
-            flags=vars(args), method=losses.describe(args.loss, method, hp), hyperparameters=hp, command=sys.argv,
-            versions=log.versions(), git=log.commit()), indent=1))
-    except OSError as e:
-        refuse(f"--out {out} cannot be written: {e.strerror}")
+    name, taken = out.name, 1
+    while True:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "metrics.jsonl").open("x").close()  # of two runs started together, one gets it
+            break
+        except FileExistsError:
+            if args.out:
+                refuse(f"--out {out} already holds a run; give another folder or remove that one")
+            out = out.with_name(f"{name}.{(taken := taken + 1)}")
+        except OSError as e:
+            refuse(f"--out {out} cannot be written: {e.strerror}")
+    (out / "config.json").write_text(json.dumps(dict(
+        flags=vars(args), method=losses.describe(args.loss, method, hp), hyperparameters=hp, command=sys.argv,
+        versions=log.versions(), git=log.commit()), indent=1))
     return out
 
 
@@ -312,7 +356,7 @@ def save(out, rollout, model, tokenizer, keep, trainer_state):
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     for old in sorted(folder.parent.glob("rollout_*"))[:-keep]:
-        shutil.rmtree(old)
+        shutil.rmtree(old.rename(aside))
 
 
 # ---------------------------------------------------------------------------- the loop
@@ -321,9 +365,11 @@ def main(argv=None):
     args, method, hp = parse_args(argv)
     disable_progress_bar()  # of loading and saving: the run's own bar is enough
     train_set, test_set = load_data(args)
-    if not args.model:
+    if args.model is None:
         args.model = tiny.base_model()
-    tokenizer, eos = load_tokenizer(args)
+    tokenizer, eos = load_tokenizer(args, [*test_set, *data.batch(train_set, 64, args.seed, 0)])
+    probe = make_batch([[eos[0]]], [Completion(data.encode(tokenizer, train_set[0])[:64], [], False)])
+    model = load_model(args, eos, probe)
     out = start_run(args, method, hp)
     sequences = args.problems_per_rollout * args.group_size
     print(f"model    {args.model}\nmethod   {losses.describe(args.loss, method, hp)}\n"
@@ -332,12 +378,8 @@ def main(argv=None):
           f"folder   {out}\n"
           "A loss near 0 is as it should be: advantages sum to about 0. Watch reward and the held-out mean@n.")
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device)  # the master weights
-    reference = None
-    if args.kl_coef:
-        reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).requires_grad_(False)
+    reference = copy.deepcopy(model).requires_grad_(False) if args.kl_coef else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / (args.warmup + 1)) * (
@@ -382,7 +424,7 @@ def main(argv=None):
         # ---- optimizer steps, each on its own share of the completions
         before = head.detach().clone()
         shuffle = torch.Generator().manual_seed(seed_of("shuffle", args.seed, rollout))
-        shares = torch.randperm(sequences, generator=shuffle).to(device).chunk(args.steps_per_rollout)
+        shares = torch.randperm(sequences, generator=shuffle).to(model.device).chunk(args.steps_per_rollout)
         records = []
         with log.timed(times, "update"):
             for only in method.passes:
@@ -419,11 +461,11 @@ def main(argv=None):
         totals.update(step=len(records), tokens=metrics["len/sum"], seconds=seconds, flops=passes * parameters * read)
         record = dict(rollout=rollout, **totals, **metrics, **times, **{
             "time/rollout": seconds, "perf/tokens_per_s": metrics["len/sum"] / seconds, "perf/mem_peak_gb": log.memory_gb()})
+        book.write(record, samples)
         if rollout == args.rollouts or args.save_every and rollout % args.save_every == 0:
             save(out, rollout, model, tokenizer, args.keep, dict(
                 rollout=rollout, sampled=sampled, optimizer=optimizer.state_dict(), schedule=schedule.state_dict(),
                 state=state, totals=dict(totals), pending=[(asdict(b), *rest) for b, *rest in pending]))
-        book.write(record, samples)
         bar.write(log.line(record))
         bar.update()
 

@@ -36,6 +36,11 @@ def batch(problems, n, seed, rollout, attempt=0):
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]
 
 
+def decode(tokenizer, completion):
+    """The text of a sampler.Completion without its end-of-sequence token; any other special token stays to be seen."""
+    return tokenizer.decode(completion.tokens if completion.truncated else completion.tokens[:-1])
+
+
 def encode(tokenizer, problem):
     """The token ids of a problem's prompt: by the tokenizer's chat template where both have one."""
     if "messages" in problem and tokenizer.chat_template:

@@ -129,3 +129,20 @@ def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
     (got,), counters = grade([dict(reward="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3], workers=1)
     assert got == [0, 0, 0] and counters["error"] == 3
     rewards.pool.cache_clear()
+
+
+def test_workers_that_died_between_two_rollouts_are_replaced():
+    problems = [dict(reward="countdown", answer=RIGHT)]
+    texts = [[answer("2+3*4")] * 40]
+    assert grade(problems, texts)[0] == [[1.0] * 40]
+    for worker in rewards.pool(rewards.os.cpu_count()):
+        if worker.process:
+            worker.process.kill()
+            worker.process.wait()
+    rewards_after, counters = grade(problems, texts)
+    assert rewards_after == [[1.0] * 40] and not counters["error"]
+
+
+def test_deep_nesting_is_no_answer():
+    assert REWARDS["countdown"](answer("(" * 199), RIGHT) == 0
+    assert grade([dict(reward="countdown", answer=RIGHT)], [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,11 @@ def run(model, out, *flags):
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
     ("--data nope", "nope"), ("--eval_problems 100000", "--eval_problems"),
     ("--out {root}/tests/run", "already"),
+    ("--entropy_coef nan", "--entropy_coef"), ("--eps_low -5", "--eps_low"), ("--eps_low nan", "--eps_low"), ("--eps_high inf", "--eps_high"),
+    ("--loss fade --entropy_target nan", "--entropy_target"), ("--loss ar_lopti --prob_split 7", "--prob_split"),
+    ("--loss ar_lopti --prob_alpha 2", "--prob_alpha"), ("--loss maxrl --overlong_penalty 4", "maxrl"), ("--seed -1", "--seed"),
+    ("--seed 99999999999999999999999", "--seed"), ("--sampler_temperature 0", "--sampler_temperature"), ("--sampler_memory 1.5", "--sampler_memory"),
+    ("--max_refills 9", "--drop_uniform_groups"), ("--model=", "cannot be used"),
 ])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built, so nothing loads
@@ -71,6 +77,65 @@ def test_exit_codes_of_the_command(tmp_path, base):
     assert code == 1 and "optimizer step" in said
     code, said = command("--model", base, "--out", str(tmp_path / "two"), *SMALL, "--lr", "1e30", "--steps_per_rollout", "1")
     assert code == 1 and "ruined the weights" in said  # the next to see it is the sampler
+
+
+def folder_with(base, tmp_path, **changes):
+    """A copy of the base model with files changed: None removes one, bytes or a dict replace it."""
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    for name, content in changes.items():
+        path = folder / name.replace("__", ".")
+        path.unlink() if content is None else path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return str(folder)
+
+
+@pytest.mark.parametrize("changes, flags, named", [
+    (dict(model__safetensors=None), "", "cannot be loaded"),
+    (dict(model__safetensors=b""), "", "cannot be loaded"),
+    (dict(tokenizer__json=None, vocab__json=None, merges__txt=None), "", "tokenizer"),
+    ({}, "--max_prompt_tokens 3", "--max_prompt_tokens 3"),
+    ({}, "--max_tokens 5000", "4096 positions"),
+    ({}, "--data countdown34", "has 4"),
+])
+def test_models_that_cannot_be_used_are_refused(base, tmp_path, changes, flags, named, capsys):
+    there = {k: v for k, v in changes.items() if Path(base, k.replace("__", ".")).exists()}
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", folder_with(base, tmp_path, **there), *SMALL, "--out", str(tmp_path / "run"), *flags.split()])
+    said = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and named in said[-1] and not (tmp_path / "run").exists()
+
+
+def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+    folder = folder_with(base, tmp_path)
+    weights = {k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k}
+    save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", folder, *SMALL, "--out", str(tmp_path / "run")])
+    assert stop.value.code == 2 and "lacks weights: model.layers.1.mlp" in capsys.readouterr().err
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path, capsys):
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+    model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                                           num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.1))
+    model.save_pretrained(tmp_path)
+    args, *_ = train.parse_args(["--model", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        train.load_model(args, [1], train.make_batch([[1]], [train.Completion([5, 6, 7], [], False)]))
+    assert stop.value.code == 2 and "does not compute this model's log probabilities" in capsys.readouterr().err
+
+
+def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
+    folder = folder_with(base, tmp_path, generation_config__json=dict(do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1))
+    run(folder, tmp_path / "run", "--rollouts", "1")
+    assert (tmp_path / "run" / "checkpoints" / "rollout_000001" / "generation_config.json").exists()
+
+
+def test_a_folder_belongs_to_one_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = train.parse_args(["--loss", "grpo"])
+    assert [str(train.start_run(*given)) for _ in range(3)] == ["runs/grpo-16-0", "runs/grpo-16-0.2", "runs/grpo-16-0.3"]
 
 
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
