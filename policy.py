@@ -7,6 +7,7 @@ as the sampler takes them), "float32" or "bfloat16" computation, and the tokens 
 from dataclasses import dataclass, fields
 
 import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from losses import Tokens, call, every_token, policy_loss, step_size
 
@@ -65,6 +66,27 @@ def forward(model, batch, compute, entropy_grad=False):
     logprobs = log_pi.gather(-1, ids.roll(-1, 1)[predicts][:, None])[:, 0]
     completion = torch.arange(batch.mask.shape[1], device=ids.device) < batch.completion_len[:, None]
     return tuple(x.new_zeros(completion.shape).masked_scatter(completion, x) for x in (logprobs, entropy))
+
+
+def load(folder, eos, batch, compute):
+    """-> the model in float32, the master weights, on the GPU where there is one.
+
+    Raises ValueError for a folder that lacks weights, and for a model that does more after its LM head than `forward`
+    does (a softcap, a scale): its log probabilities on `batch` would be others."""
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except Exception as e:  # what can be wrong with a folder has no end
+        raise ValueError(f"cannot be loaded: {(str(e) or type(e).__name__).splitlines()[0]}") from None
+    if told["missing_keys"]:
+        raise ValueError(f"lacks weights: {', '.join(sorted(told['missing_keys'])[:3])}")
+    with torch.no_grad():
+        ours = forward(model, batch, dict(compute, dtype="float32"))[0]
+        whole = (model(batch.ids).logits / compute["temperature"]).log_softmax(-1)[:, :-1].gather(-1, batch.ids[:, 1:, None])[..., 0]
+    gap = (ours - whole[:, -ours.shape[1]:]).abs().max().item()
+    if not gap < 1e-3:
+        raise ValueError(f"changes its logits after the LM head, or its weights are not finite: policy.forward's log probabilities are off by {gap:.2g}")
+    model.generation_config = GenerationConfig(eos_token_id=eos)  # saved with checkpoints; the model's own may not be valid
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def micro_batches(batch, budget):

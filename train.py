@@ -12,6 +12,7 @@ import copy
 import importlib.util
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -21,22 +22,23 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import analyze
 import data
 import log
 import losses
+import sandbox
 from data import tiny
 from eval import evaluate
 from losses import METHODS, Tokens, every_token, group_advantages, policy_loss
-from policy import backward, forward, make_batch, score
+from policy import backward, load, make_batch, score
 from rewards import grade
 from sampler import Completion, default_kind, eos_ids, make_sampler, seed_of
 
 # what is right for a model of a million parameters; the defaults below are for real ones
-EMBEDDED = dict(rollouts=60, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10, tokens_per_micro_batch=4096)
+EMBEDDED = dict(rollouts=40, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10, tokens_per_micro_batch=4096)
 
 
 class RunFailed(RuntimeError):
@@ -70,7 +72,11 @@ def parse_args(argv=None):
         flag(axis, None, f"another {axis} than the method's", choices=losses.cells(axis), metavar="NAME")
     # problem
     flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings of its own")
-    flag("data", "countdown", "countdown (for the embedded base) or countdown34 (for real models)")
+    flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of {{prompt, answer, reward}} rows")
+    flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of the Hub")
+    flag("eval_data", None, "the held-out problems; default the test split of --data")
+    flag("template", None, "how a problem becomes a prompt; default by task and model, see data/README.md", choices=data.TEMPLATES)
+    flag("allow_unsafe_code", False, "run sampled programs also where nothing isolates them", action="store_true")
     flag("seed", 0, "of problems, sampling and shuffling")
     # batch: P problems x G completions -> S optimizer steps
     flag("rollouts", 200, "rollouts in all")
@@ -199,11 +205,18 @@ def compute(args):
 def load_data(args):
     """-> the problems to learn from, the held-out ones."""
     try:
-        train_set, test_set = data.load(args.data, "train"), data.load(args.data, "test")[:args.eval_problems]
+        train_set = data.load(args.data, "train", args.data_dir)
+        test_set = data.load(args.eval_data or args.data, "test", args.data_dir)[:args.eval_problems] if args.eval_every else []
     except data.DataError as e:
         refuse(str(e))
-    if len(test_set) < args.eval_problems:
-        refuse(f"--eval_problems {args.eval_problems}: {args.data} has {len(test_set)} held-out problems")
+    if args.eval_every and len(test_set) < args.eval_problems:
+        refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has {len(test_set)} held-out problems")
+    if any(p["reward"] == "code" for p in (train_set[0], *test_set)):
+        print(sandbox.isolation())
+        if args.allow_unsafe_code:
+            os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # for the graders' processes
+        elif not sandbox.unshared()[0]:
+            refuse("nothing isolates programs here, and --data asks to run some: --allow_unsafe_code runs them all the same")
     return train_set, test_set
 
 
@@ -214,7 +227,7 @@ def load_tokenizer(args, problems):
         config = AutoConfig.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         eos = eos_ids(args.model, tokenizer)
-        lengths = [len(data.encode(tokenizer, p)) for p in problems]
+        lengths = [len(data.encode(tokenizer, p, args.template)) for p in problems]
     except Exception as e:  # what can be wrong with a folder, or with a chat template, has no end
         refuse(f"--model {args.model} cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
     if not eos:
@@ -227,26 +240,6 @@ def load_tokenizer(args, problems):
     if args.max_prompt_tokens + args.max_tokens > places:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} are more than the model's {places} positions")
     return tokenizer, eos
-
-
-def load_model(args, eos, batch):
-    """-> the model in float32, the master weights. Refuses one that is incomplete, or that does more after its LM head
-    than policy.forward does (a softcap, a scale): its log probabilities on `batch` would be others."""
-    try:
-        model, told = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, output_loading_info=True)
-    except Exception as e:
-        refuse(f"--model {args.model} cannot be loaded: {(str(e) or type(e).__name__).splitlines()[0]}")
-    if told["missing_keys"]:
-        refuse(f"--model {args.model} lacks weights: {', '.join(sorted(told['missing_keys'])[:3])}")
-    with torch.no_grad():
-        ours = forward(model, batch, dict(compute(args), dtype="float32"))[0]
-        whole = (model(batch.ids).logits / args.temperature).log_softmax(-1)[:, :-1].gather(-1, batch.ids[:, 1:, None])[..., 0]
-    gap = (ours - whole[:, -ours.shape[1]:]).abs().max().item()
-    if not gap < 1e-3:
-        refuse(f"--model {args.model}: policy.forward does not compute this model's log probabilities (a gap of {gap:.2g}); "
-               "its logits are changed after the LM head, or its weights are not finite")
-    model.generation_config = GenerationConfig(eos_token_id=eos)  # saved with checkpoints; the model's own may not be valid
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 # ---------------------------------------------------------------------------- one optimizer step
@@ -279,14 +272,14 @@ def sample_groups(sampler, tokenizer, train_set, args, rollout, times):
         if attempt and len(mixed) >= args.problems_per_rollout:
             break
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        prompts = [data.encode(tokenizer, p) for p in problems]
+        prompts = [data.encode(tokenizer, p, args.template) for p in problems]
         if (longest := max(map(len, prompts))) > args.max_prompt_tokens:
             raise RunFailed(f"a prompt of {longest} tokens is longer than --max_prompt_tokens {args.max_prompt_tokens}")
         with log.timed(times, "sample"):
             groups = sampler.sample(prompts, args.group_size, seed=seed_of(args.seed, rollout, attempt),
                                     temperature=args.sampler_temperature, max_tokens=args.max_tokens)
         with log.timed(times, "reward"):
-            texts = [[data.decode(tokenizer, c) for c in g] for g in groups]
+            texts = [[data.decode(tokenizer, c, prompt) for c in g] for prompt, g in zip(prompts, groups)]
             rewards, counted = grade(problems, texts)
         slowest = max(counters["seconds_max"], counted.pop("seconds_max"))
         counters.update(counted, seconds_max=slowest - counters["seconds_max"])
@@ -315,7 +308,7 @@ def collect(model, reference, sampler, tokenizer, train_set, args, rollout, time
         rewards = rewards - (over / args.overlong_penalty).clamp(0, 1).view_as(rewards)
     if args.mask_truncated:
         batch.mask &= ~torch.tensor([c.truncated for c in completions], device=model.device)[:, None]
-    samples = [dict(prompt=tokenizer.decode(prompt), completion=text, answer=problem["answer"], reward=reward,
+    samples = [dict(prompt=tokenizer.decode(prompt), completion=text, answer=problem["answer"], reward=problem["reward"], score=reward,
                     tokens=len(c.tokens), truncated=c.truncated)
                for problem, prompt, cs, texts, graded in groups[:2] for c, text, reward in list(zip(cs, texts, graded))[:2]]
     return batch, rewards, metrics, samples
@@ -368,8 +361,11 @@ def main(argv=None):
     if args.model is None:
         args.model = tiny.base_model()
     tokenizer, eos = load_tokenizer(args, [*test_set, *data.batch(train_set, 64, args.seed, 0)])
-    probe = make_batch([[eos[0]]], [Completion(data.encode(tokenizer, train_set[0])[:64], [], False)])
-    model = load_model(args, eos, probe)
+    probe = make_batch([[eos[0]]], [Completion(data.encode(tokenizer, train_set[0], args.template)[:64], [], False)])
+    try:
+        model = load(args.model, eos, probe, compute(args))
+    except ValueError as e:
+        refuse(f"--model {args.model} {e}")
     out = start_run(args, method, hp)
     sequences = args.problems_per_rollout * args.group_size
     print(f"model    {args.model}\nmethod   {losses.describe(args.loss, method, hp)}\n"
@@ -391,8 +387,8 @@ def main(argv=None):
 
     def held_out(rollout):
         scores = evaluate(sampler, tokenizer, test_set, args.eval_samples, seed=seed_of("eval", rollout),
-                          temperature=args.temperature, max_tokens=args.max_tokens)
-        return {f"eval/{args.data}/{name}": value for name, value in scores.items()}
+                          temperature=args.temperature, max_tokens=args.max_tokens, template=args.template)
+        return {f"eval/{args.eval_data or args.data}/{name}": value for name, value in scores.items()}
 
     book, bar = log.Log(out, args), tqdm(total=args.rollouts, unit="rollout", dynamic_ncols=True)
     state = {}      # the method's own, FADE's averages

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train  # noqa: E402
@@ -33,20 +34,20 @@ def ours(folder, rollouts, sampler, steps):
     """-> records of metrics.jsonl, the batches that were learnt from."""
     batches, make_batch = [], train.make_batch
 
-    def keep(prompts, completions, device):
+    def keep(prompts, completions, device="cpu"):
         batches.append((prompts, completions, make_batch(prompts, completions, device)))
         return batches[-1][2]
     train.make_batch = keep
     train.main(["--loss", "grpo", "--rollouts", str(rollouts), "--steps_per_rollout", str(steps), "--eval_every", "0",
                 "--save_every", "0", "--out", folder, "--sampler", sampler])
     train.make_batch = make_batch
-    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()], batches
+    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()], batches[1:]  # the first tries the model
 
 
 def bare(batches, kind, steps):
     """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of `batches`."""
     folder = tiny.base_model()
-    model = train.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     sampler = make_sampler(kind, folder, dtype="float32", max_length=48, eos=[1])
 

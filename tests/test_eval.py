@@ -1,10 +1,17 @@
-"""eval.py: pass@k."""
+"""eval.py: its numbers, its refusals, grading without a model, and that nothing is lost when it is killed."""
 
-from itertools import combinations
+import json
+import subprocess
+import sys
+import time
+from itertools import combinations, permutations, product
 
 import pytest
 
-from eval import pass_at_k, powers_of_two
+import eval
+from conftest import ROOT
+from data.countdown import held_out
+from eval import interval, majority, pass_at_k, powers_of_two
 
 
 def test_pass_at_k_is_the_share_of_choices_with_a_correct_one():
@@ -23,3 +30,84 @@ def test_more_samples_than_there_are_is_refused(k):
 
 def test_powers_of_two():
     assert [powers_of_two(n) for n in (1, 2, 3, 16)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8, 16]]
+
+
+def test_majority():
+    assert majority(["1", "2", "2"], [1.0, 0.0, 0.0]) == 0 and majority(["1", "1", "2"], [1.0, 1.0, 0.0]) == 1
+    assert majority(["1", "2"], [1.0, 0.0]) == 0.5  # equally frequent: the mean of both
+    assert majority([None, None, "1"], [0.0, 0.0, 1.0]) == 1 and majority([None], [0.0]) == 0
+
+
+def test_interval():
+    low, high = interval([0.0, 1.0] * 50)
+    assert 0.38 < low < 0.43 and 0.57 < high < 0.62 and interval([0.5] * 9) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("flags, named", [
+    ("--k 32 --samples 16", "--k 32"), ("--k x", "--k x"), ("--samples 0", "--samples"), ("--top_p 2", "--top_p"), ("--temperature -1", "--temperature"),
+    ("--benchmarks nope", "nope"), ("--benchmarks {tmp}/none.jsonl", "none.jsonl"), ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
+    ("--benchmarks livecodebench --lcb_release v9", "v9"), ("--template other", "other"), ("--sampel 3", "--sampel"), ("--model /nowhere", "/nowhere"),
+    ("--completions {tmp}/bad.jsonl", "line 2"), ("--completions {tmp}/few.jsonl", "no completion for 1023"),
+])
+def test_bad_input_is_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    row = json.dumps(dict(benchmark="countdown", id=held_out("countdown", 1)[0]["id"], completion="x")) + "\n"
+    (tmp_path / "bad.jsonl").write_text(row + "{}\n")
+    (tmp_path / "few.jsonl").write_text(row)
+    with pytest.raises(SystemExit) as stop:
+        eval.main([*flags.format(tmp=tmp_path).split(), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and named in said and said.count("\n") == 1
+
+
+SMALL = "--limit 24 --samples 4 --sampler transformers --max_tokens 16 --max_prompt_tokens 32".split()
+
+
+def test_existing_completions_are_graded_again(tmp_path, capsys):
+    problems = held_out("countdown", 1024)[:20]
+    lines = [dict(benchmark="countdown", id=p["id"], completion=text) for i, p in enumerate(problems)
+             for text in (f"<answer>{solution(p)}</answer>", "no" if i % 2 else f"<answer>{solution(p)}</answer>")]
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    eval.main(["--completions", str(tmp_path / "given.jsonl"), "--limit", "20", "--out", str(tmp_path / "out")])
+    result = json.loads((tmp_path / "out" / "eval.json").read_text())["results"]["countdown"]
+    assert result["mean@2"] == 0.75 and result["pass@2"] == 1 and result["problems"] == 20 and result["interval"][0] < 0.75 < result["interval"][1]
+    assert "| countdown | 20 | 0.750 (n=2" in capsys.readouterr().out and (tmp_path / "out" / "passk.png").exists()
+
+
+def solution(problem):
+    """By brute force."""
+    from rewards import arithmetic
+    for a, b, c in permutations(problem["answer"]["nums"]):
+        for p, q in product("+-*/", repeat=2):
+            for text in (f"({a}{p}{b}){q}{c}", f"{a}{p}({b}{q}{c})"):
+                try:
+                    if arithmetic(text)[0] == problem["answer"]["target"]:
+                        return text
+                except ValueError:
+                    pass
+    raise AssertionError(problem)
+
+
+def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path):
+    command = [sys.executable, "-c", f"import eval; eval.CHUNK = 16; eval.main({['--model', base, *SMALL, '--out', 'OUT']!r})"]
+
+    def start(out):
+        return subprocess.Popen([*command[:2], command[2].replace("OUT", str(out))], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    whole = start(tmp_path / "whole")
+    assert whole.wait() == 0, whole.stderr.read()[-2000:]
+    path, kills = tmp_path / "cut" / "completions.jsonl", 0
+    for lines in (3, 30, 60):  # so many lines, and half of one more, as if it had died within a write
+        process = start(tmp_path / "cut")
+        while process.poll() is None and (not path.exists() or path.read_text().count("\n") < lines):
+            time.sleep(0.02)
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+        with open(path, "a") as file:
+            file.write('{"benchmark": "countdown", "id"')
+    assert kills and start(tmp_path / "cut").wait() == 0
+    assert path.read_text() == (tmp_path / "whole" / "completions.jsonl").read_text()
+    results = [json.loads((tmp_path / name / "eval.json").read_text())["results"] for name in ("whole", "cut")]
+    assert results[0] == results[1]
+    with pytest.raises(SystemExit):  # other settings do not continue it
+        eval.main(["--model", base, *SMALL, "--temperature", "0.5", "--out", str(tmp_path / "cut")])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 import policy
 from data import tiny
@@ -116,3 +116,15 @@ def test_the_end_of_sequence_token_is_trained(small, tokenizer):
         for p in model.parameters():
             p.sub_(1e-2 * p.grad)
     assert policy.score(model, batch, COMPUTE)[0][0, 1] > before
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
+    model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                                           num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.1))
+    model.save_pretrained(tmp_path)
+    batch = policy.make_batch([[1]], [Completion([5, 6, 7], [], False)])
+    with pytest.raises(ValueError, match="changes its logits after the LM head"):
+        policy.load(tmp_path, [1], batch, COMPUTE)
+    model.config.final_logit_softcapping = None
+    model.save_pretrained(tmp_path)
+    assert policy.load(tmp_path, [1], batch, COMPUTE).generation_config.eos_token_id == [1]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import data
+import eval
 import losses
 import train
 from conftest import ROOT
@@ -52,8 +54,14 @@ def test_commands_have_flags_that_exist(command):
     assert args.loss in METHODS and isinstance(hp, dict)
 
 
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python eval.py")])
+def test_commands_of_eval_have_flags_that_exist(command):
+    args = eval.parse_args(shlex.split(command)[2:])
+    assert set(args.benchmarks.split(",")) <= set(data.names())
+
+
 def test_every_other_command_is_one_that_is_tested_here():
-    first = {c.split()[0] if "=" not in c.split()[0] else "./run_all.sh" for c in COMMANDS if not c.startswith("python train.py")}
+    first = {c.split()[0] if "=" not in c.split()[0] else "./run_all.sh" for c in COMMANDS if not c.startswith(("python train.py", "python eval.py"))}
     assert first == {"./run_all.sh", "source"}
     assert {"./run_all.sh", "./run_all.sh test", "python train.py --loss fade --steps_per_rollout 16"} <= set(COMMANDS)
     assert "run_all.sh test" in (ROOT / ".ci" / "run").read_text()

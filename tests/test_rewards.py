@@ -1,10 +1,15 @@
-"""rewards.py: the Countdown verifier's table, and workers that hang, crash and talk."""
+"""rewards.py: the Countdown verifier's table, programs, the audit, and workers that hang, crash and talk."""
 
+import json
+import subprocess
+import sys
 import time
 
 import pytest
 
 import rewards
+import sandbox
+from conftest import ROOT
 from rewards import REWARDS, arithmetic, grade
 
 PUZZLE = dict(nums=[3, 5, 7, 7], target=24)
@@ -101,7 +106,7 @@ def bad(completion, answer):
     if completion == "deep": return bad(completion, answer)
     return completion == "good"
 bad.__wrapped__ = bad
-""" + rewards.WORKER.replace("rewards.work", "rewards.REWARDS['bad'] = bad; rewards.work"))
+""" + rewards.WORKER.replace("rewards.work", "rewards.VERIFIERS['bad'] = bad; rewards.work"))
     rewards.pool.cache_clear()
     yield dict(reward="bad", answer=None)
     for worker in rewards.pool(2):
@@ -135,7 +140,7 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
     problems = [dict(reward="countdown", answer=RIGHT)]
     texts = [[answer("2+3*4")] * 40]
     assert grade(problems, texts)[0] == [[1.0] * 40]
-    for worker in rewards.pool(rewards.os.cpu_count()):
+    for worker in rewards.pool(rewards.WORKERS):
         if worker.process:
             worker.process.kill()
             worker.process.wait()
@@ -146,3 +151,44 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
 def test_deep_nesting_is_no_answer():
     assert REWARDS["countdown"](answer("(" * 199), RIGHT) == 0
     assert grade([dict(reward="countdown", answer=RIGHT)], [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1
+
+
+def test_the_audit_of_a_file(tmp_path):
+    rows = [dict(completion="\\boxed{5}", answer="5", reward="math", score=1.0), dict(completion="\\boxed{6}", answer="5", reward="math"),
+            dict(completion="no box", answer="5", reward="math"), dict(completion=answer("2+3*4"), answer=RIGHT, reward="countdown")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def audit(*files):
+        return subprocess.run([sys.executable, "rewards.py", *map(str, files)], cwd=ROOT, capture_output=True, text=True)
+    told = audit(path).stdout
+    assert "4 completions" in told and all(line in told for line in ("right: 2", "wrong: 1", "unparsed_answer: 1", "unparsed_gold: 0", "timeout: 0", "error: 0"))
+    assert "gold '5'" in told and "no box" in told
+    path.write_text(json.dumps(dict(completion="x", answer="5", reward=1.0)) + "\n")
+    for files, said in (((path,), "line 1"), ((tmp_path / "none.jsonl",), "one file"), ((), "one file")):
+        done = audit(*files)
+        assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")
+@pytest.mark.parametrize("completion, reward", [
+    ("```python\nprint(int(input())*2)\n```", 1), ("so\n```\nprint(int(input())*2)\n```\nas said", 1),
+    ("```python\nprint(1)\n```\nno,\n```py\nprint(int(input())*2)\n```", 1), ("```python\nprint(int(input())*2)\n```\nor\n```\nprint(1)\n```", 0),
+    ("print(int(input())*2)", 0), ("```python\nprint(int(input())*2)", 0), ("", 0), ("``````", 0), ("```\n```", 0),
+])
+def test_programs(completion, reward):
+    problem = dict(reward="code", answer=dict(tests=[dict(input="3\n", output="6\n")], fn_name=None))
+    assert grade([problem], [[completion]])[0] == [[reward]] and REWARDS["code"](completion, problem["answer"]) == reward
+
+
+@pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")
+def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    problem = dict(reward="code", answer=dict(tests=[dict(input="", output="")], fn_name=None))
+    worker = rewards.Worker()
+    try:
+        (_, fault, seconds), = worker.run([("code", "```\nimport time\ntime.sleep(60)\n```", problem["answer"])], timeout=1.0)
+        assert fault == "timeout" and seconds < 3 and not list(tmp_path.iterdir())
+    finally:
+        worker.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import policy
 import train
 from conftest import ROOT
 from losses import METHODS, Method, centred, token_mean
@@ -59,7 +60,7 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     (tmp_path / "tests" / "run").mkdir(parents=True)
     (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
     monkeypatch.setattr(train.tiny, "base_model", lambda: pytest.fail("a model was built"))
-    monkeypatch.setattr(train.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(policy.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as stop:
         train.main(flags.format(root=tmp_path).split())
     said = capsys.readouterr()
@@ -115,17 +116,6 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
     assert stop.value.code == 2 and "lacks weights: model.layers.1.mlp" in capsys.readouterr().err
 
 
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path, capsys):
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-    model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                                           num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.1))
-    model.save_pretrained(tmp_path)
-    args, *_ = train.parse_args(["--model", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        train.load_model(args, [1], train.make_batch([[1]], [train.Completion([5, 6, 7], [], False)]))
-    assert stop.value.code == 2 and "does not compute this model's log probabilities" in capsys.readouterr().err
-
-
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
     folder = folder_with(base, tmp_path, generation_config__json=dict(do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1))
     run(folder, tmp_path / "run", "--rollouts", "1")
@@ -136,6 +126,18 @@ def test_a_folder_belongs_to_one_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = train.parse_args(["--loss", "grpo"])
     assert [str(train.start_run(*given)) for _ in range(3)] == ["runs/grpo-16-0", "runs/grpo-16-0.2", "runs/grpo-16-0.3"]
+
+
+def test_problems_from_a_file_and_programs(base, tmp_path):
+    """A file of one's own, with verifiers mixed; the held-out problems from another."""
+    rows = [dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), reward="countdown"), dict(prompt="2+2=", answer="4", reward="math"),
+            dict(prompt="x=", answer=["a"], reward="table"), dict(prompt="def", answer=dict(tests=[dict(input="", output="1")]), reward="code")]
+    for name, some in (("a", rows), ("b", rows[:1] * 4)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    records = run(base, tmp_path / "run", "--data", str(tmp_path / "a.jsonl"), "--eval_data", str(tmp_path / "b.jsonl"))
+    assert len(records) == 3 and f"eval/{tmp_path / 'b.jsonl'}/mean@2" in records[0]
+    assert {json.loads(line)["reward"] for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()} <= {"countdown", "math", "table", "code"}
+    assert all(r["grader/error"] == 0 for r in records[1:])
 
 
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
@@ -209,7 +211,7 @@ def test_the_run_folder(base, tmp_path):
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert 0 < records[-1]["optim/head_rank1_share"] <= 1 and records[-1]["optim/update_ratio"] > 0
     sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
-    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "tokens", "truncated"}
+    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "score", "tokens", "truncated"}
 
 
 def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
