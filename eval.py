@@ -260,7 +260,7 @@ def report(args, sets, path, out):
     for name, r in results.items():
         n = r["samples"]
         lines.append(f"| {name} | {r['problems']} | {r[f'mean@{n}']:.3f} (n={n}, se {r['standard_error']:.3f}) | {r['interval'][0]:.3f}-{r['interval'][1]:.3f} | "
-                     + " | ".join(f"{r[f'pass@{k}']:.3f}" for k in args.k) + f" | {r.get(f'maj@{n}', float('nan')):.3f} | {r['truncated_frac']:.3f} | {r['mean_length']:.0f} |")
+                     + " | ".join(f"{r[f'pass@{k}']:.3f}" for k in args.k) + f" | {f'{maj:.3f}' if (maj := r.get(f'maj@{n}')) is not None else '-'} | {r['truncated_frac']:.3f} | {r['mean_length']:.0f} |")
     write(out / "eval.md", "\n".join(lines) + "\n")
     from analyze import pass_at_k_curves
     from log import versions

@@ -38,7 +38,7 @@ from rewards import grade
 from sampler import Completion, default_kind, eos_ids, make_sampler, seed_of
 
 # what is right for a model of a million parameters; the defaults below are for real ones
-EMBEDDED = dict(rollouts=40, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10, tokens_per_micro_batch=4096)
+EMBEDDED = dict(rollouts=50, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10, tokens_per_micro_batch=4096)
 
 
 class RunFailed(RuntimeError):
