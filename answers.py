@@ -23,7 +23,6 @@ UNITS = {alias: names.split()[0] for names in (  # a closed list: elsewhere lett
     "mg milligram", "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute", "h hr hour", "day", "week", "month", "year yr",
     "ml milliliter millilitre", "l liter litre", "dollar usd", "cent", "euro", "yuan", "rad radian", "degree deg", "unit", "hz", "kg/m", "m/s", "km/h", "mph")
     for alias in names.split()}
-
 NOT_UNITS = {"million", "thousand", "hundred", "billion", "dozen", "half", "not", "mod", "factorial", "percent", "percentage", "pct", "and", "times"}
 
 
@@ -177,11 +176,14 @@ def words(text):
 
 
 def parses(gold):
-    """Is a gold answer a number, a word, or something of which math-verify reads any?"""
+    """Is a gold answer a number, a word, or something of which math-verify reads any? Never raises."""
     text, _ = clean(gold)
     if gold is None or text.count("{") != text.count("}") or str(gold).replace("\\$", "").count("$") % 2:
         return False
-    return number(text.rstrip("% ")) is not None or is_word(text) or bool(read(expand(text), limit()))
+    try:
+        return number(text.rstrip("% ")) is not None or is_word(text) or bool(read(expand(text), limit()))
+    except (Exception, TimeoutException):
+        return False
 
 
 def readable(gold):
