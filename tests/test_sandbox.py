@@ -173,7 +173,7 @@ def test_comparison(got, wanted, same):
 def test_a_killed_grader_takes_its_program_along(tmp_path):
     code = f"import time\ntime.sleep(300)  # {tmp_path.name}"
     grader = subprocess.Popen(["python3", "-c", f"import sandbox; sandbox.run_tests({code!r}, [dict(input='', output='')], timeout=200)"],
-                              cwd=os.path.dirname(sandbox.__file__))
+                              cwd=os.path.dirname(sandbox.__file__), env=dict(os.environ, TMPDIR=str(tmp_path)))  # its empty folder stays
     def running():
         return subprocess.run(["pgrep", "-f", "said_fd, result_fd"], capture_output=True, text=True).stdout.split()
     deadline = time.monotonic() + 30
