@@ -16,6 +16,7 @@ from math import comb
 from pathlib import Path
 
 import data
+import sandbox
 from rewards import Unparsed, final_answer, grade
 from sampler import default_kind, eos_ids, make_sampler, seed_of
 
@@ -48,11 +49,12 @@ def majority(answers, rewards):
 
 def vote(completion):
     """The answer that a completion votes for in maj@n, None where it has none."""
+    from answers import clean, number, tight
     try:
         text, _ = clean(final_answer(completion))
     except Unparsed:
         return None
-    return number(text) if number(text) is not None else tight(text)  # 0.5 and 1/2 are one answer
+    return tight(text) if number(text) is None else number(text)  # 0.5 and 1/2 are one answer
 
 
 def interval(values, draws=2000):
@@ -108,7 +110,7 @@ def parse_args(argv=None):
     parser.add_argument("--max_tokens", type=int, help="longest completion; default 16 for the embedded base, else 8192")
     parser.add_argument("--max_prompt_tokens", type=int, default=2048)
     parser.add_argument("--template", choices=data.TEMPLATES, help="default: by task and model, see data/README.md")
-    parser.add_argument("--lcb_release", default="release_v6", help="release_v1 ... release_v6, or v1 ... v6 for one file")
+    parser.add_argument("--lcb_release", help="release_v1 ... release_v6 (release_v6), or v1 ... v6 for one file")
     parser.add_argument("--lcb_from", help="contests from this day on, 2024-08-01")
     parser.add_argument("--lcb_to", help="contests up to this day")
     parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
@@ -133,8 +135,10 @@ def parse_args(argv=None):
     if args.k and (min(args.k) < 1 or max(args.k) > args.samples and not args.completions):
         refuse(f"--k {','.join(map(str, args.k))}: pass@k needs k samples of each problem, and --samples is {args.samples}")
     args.max_tokens = args.max_tokens or (8192 if args.model or args.completions else 16)
-    if args.allow_unsafe_code:
-        os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # for the graders' processes
+    names = args.benchmarks.split(",")
+    for name in ("lcb_release", "lcb_from", "lcb_to"):
+        if getattr(args, name) and ("livecodebench" not in names or args.data_dir and name == "lcb_release"):
+            refuse(f"--{name} is for livecodebench{' from the Hub' if name == 'lcb_release' else ''} alone")
     return args
 
 
@@ -151,6 +155,10 @@ def load(args):
     except data.DataError as e:
         refuse(str(e))
     sets = {name: list(problems[:args.limit] if args.limit else problems) for name, problems in sets.items()}
+    try:
+        sandbox.prepare([p for problems in sets.values() for p in problems], args.allow_unsafe_code)
+    except PermissionError as e:
+        refuse(str(e))
     if args.lenient:
         sets = {name: [dict(p, reward="lenient_math") if p["reward"] == "math" else p for p in problems] for name, problems in sets.items()}
     return sets
@@ -173,8 +181,8 @@ def resume(path):
 def run(args, sets, path):
     """Samples and grades what completions.jsonl does not hold yet, chunk by chunk."""
     done = Counter(row["benchmark"] for row in resume(path))
-    todo = {name: problems[done[name] // args.samples:] for name, problems in sets.items()}
-    if not any(todo.values()):
+    left = {name: problems[done[name] // args.samples:] for name, problems in sets.items()}
+    if not any(left.values()):
         return
     import torch  # noqa: F401  (loading takes seconds: not for a refusal)
     from tqdm import tqdm
@@ -189,7 +197,7 @@ def run(args, sets, path):
         refuse(f"--model {args.model} cannot be loaded: {str(e).splitlines()[0]}")
     sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9, max_length=args.max_prompt_tokens + args.max_tokens)
     size = max(1, CHUNK // args.samples)
-    with open(path, "a") as file, tqdm(total=sum(map(len, todo.values())), unit="problem") as bar:
+    with open(path, "a") as file, tqdm(total=sum(map(len, left.values())), unit="problem") as bar:
         for name, problems in sets.items():
             for start in range(done[name] // args.samples, len(problems), size):
                 chunk = problems[start:start + size]

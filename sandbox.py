@@ -112,16 +112,21 @@ def unshared():
         for user in ([], ["--user", "--map-root-user"]):
             command = ["setpriv", "--pdeathsig", "KILL", "unshare", *user, *(f"--{kind}" for kind in (*kinds, "ipc")), "--fork", "--kill-child"]
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
-                if not subprocess.run(command + program(kinds, folder, ["-c", ""], user), capture_output=True, timeout=60, cwd=folder).returncode:
+                if not subprocess.run(command + program(kinds, folder, ["-c", ""], command), capture_output=True, timeout=60, cwd=folder).returncode:
                     return kinds, command
     return (), []
 
 
-def program(kinds, folder, arguments, user=()):
+def becomes_nobody(command):
+    """Does root start the programs? In a user namespace there is no other user to become."""
+    return os.getuid() == 0 and "--user" not in command
+
+
+def program(kinds, folder, arguments, command):
     """The command line of Python, without rights, in a file system of its own where `kinds` has mount."""
     # the signal again, after unshare's own: a change of user clears it
     drop = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig=KILL"]
-    if os.getuid() == 0 and not user:
+    if becomes_nobody(command):
         drop += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     python = [os.path.join(sys.prefix, "bin", "python"), "-I", "-B", *arguments]
     if "mount" not in kinds:
@@ -142,10 +147,21 @@ def readable_by_all():
 
 def isolation():
     """One line for the start of a run."""
-    kinds, _ = unshared()
+    kinds, command = unshared()
     shown = " ".join(k if k in kinds else f"(no {k})" for k in ("pid", "net", "mount"))
-    uid = NOBODY if os.getuid() == 0 and kinds and ("mount" in kinds or readable_by_all()) else os.getuid()
+    uid = NOBODY if becomes_nobody(command) and kinds and ("mount" in kinds or readable_by_all()) else os.getuid()
     return f"isolation: {shown}, uid {uid}, rlimits"
+
+
+def prepare(problems, allow_unsafe):
+    """Before programs are run: says how they are isolated. Raises PermissionError where nothing does that, and allow_unsafe
+    is not given."""
+    if any(p["reward"] == "code" for p in problems):
+        print(isolation())
+        if allow_unsafe:
+            os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # for the graders' processes
+        elif not unshared()[0]:
+            raise PermissionError("nothing isolates programs here, and some are to be run: --allow_unsafe_code runs them all the same")
 
 
 def lines_equal(got, wanted):
@@ -168,7 +184,7 @@ def started(code, inputs, fn_name, timeout, memory_mb):
     left behind, processes and files, is gone after the block."""
     kinds, command = unshared()
     folder = tempfile.mkdtemp(prefix=f"nanorlvr-{os.getpid()}-")
-    if os.getuid() == 0 and "mount" not in kinds:
+    if becomes_nobody(command) and "mount" not in kinds:
         os.chown(folder, NOBODY, NOBODY)
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, CPU=seconds if fn_name is None else (seconds + 1) * len(inputs), FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0)
@@ -177,7 +193,7 @@ def started(code, inputs, fn_name, timeout, memory_mb):
         json.dump(dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds), said)
         said.seek(0)
         process = subprocess.Popen(
-            command + program(kinds, folder, ["-c", RUNNER, str(said.fileno()), str(write_end)]), cwd=folder, start_new_session=True,
+            command + program(kinds, folder, ["-c", RUNNER, str(said.fileno()), str(write_end)], command), cwd=folder, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(said.fileno(), write_end),
             env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))
     os.close(write_end)

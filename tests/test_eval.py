@@ -46,7 +46,9 @@ def test_interval():
 @pytest.mark.parametrize("flags, named", [
     ("--k 32 --samples 16", "--k 32"), ("--k x", "--k x"), ("--samples 0", "--samples"), ("--top_p 2", "--top_p"), ("--temperature -1", "--temperature"),
     ("--benchmarks nope", "nope"), ("--benchmarks {tmp}/none.jsonl", "none.jsonl"), ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
-    ("--benchmarks livecodebench --lcb_release v9", "v9"), ("--template other", "other"), ("--sampel 3", "--sampel"), ("--model /nowhere", "/nowhere"),
+    ("--benchmarks livecodebench --lcb_release v9", "v9"), ("--template other", "other"),
+    ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"), ("--benchmarks livecodebench --data_dir {tmp} --lcb_release v1", "--lcb_release"),
+    ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"), ("--sampel 3", "--sampel"), ("--model /nowhere", "/nowhere"),
     ("--completions {tmp}/bad.jsonl", "line 2"), ("--completions {tmp}/few.jsonl", "no completion for 1023"),
 ])
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
@@ -54,6 +56,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, named, tmp_path, monke
     row = json.dumps(dict(benchmark="countdown", id=held_out("countdown", 1)[0]["id"], completion="x")) + "\n"
     (tmp_path / "bad.jsonl").write_text(row + "{}\n")
     (tmp_path / "few.jsonl").write_text(row)
+    (tmp_path / "code.jsonl").write_text(json.dumps(dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), reward="code")) + "\n")
+    monkeypatch.setattr(eval.sandbox, "unshared", lambda: ((), []))  # as on a machine where nothing isolates
     with pytest.raises(SystemExit) as stop:
         eval.main([*flags.format(tmp=tmp_path).split(), "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err
@@ -72,6 +76,15 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     result = json.loads((tmp_path / "out" / "eval.json").read_text())["results"]["countdown"]
     assert result["mean@2"] == 0.75 and result["pass@2"] == 1 and result["problems"] == 20 and result["interval"][0] < 0.75 < result["interval"][1]
     assert "| countdown | 20 | 0.750 (n=2" in capsys.readouterr().out and (tmp_path / "out" / "passk.png").exists()
+
+
+def test_majority_of_mathematical_answers(tmp_path):
+    (tmp_path / "own.jsonl").write_text(json.dumps(dict(prompt="?", answer="1/2", reward="math")) + "\n")
+    given = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{3}", "no answer"]  # two spellings of one answer win
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(dict(benchmark=str(tmp_path / "own.jsonl"), id=0, completion=c)) + "\n" for c in given))
+    eval.main(["--completions", str(tmp_path / "given.jsonl"), "--benchmarks", str(tmp_path / "own.jsonl"), "--out", str(tmp_path / "out")])
+    result = json.loads((tmp_path / "out" / "eval.json").read_text())["results"][str(tmp_path / "own.jsonl")]
+    assert result["maj@4"] == 1 and result["mean@4"] == 0.5 and result["pass@2"] == pytest.approx(5 / 6)
 
 
 def solution(problem):

@@ -143,6 +143,17 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         assert not left
 
 
+def test_in_a_user_namespace_as_well(monkeypatch):
+    """What a user who is not root gets, where the kernel gives it."""
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--user", "--map-root-user", "--pid", "--net", "--mount", "--ipc", "--fork", "--kill-child"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this kernel has no user namespaces for this user")
+    monkeypatch.setattr(sandbox, "unshared", lambda: (("pid", "net", "mount"), command))
+    assert run_tests("print(int(input())*2)", IO) and run_tests("def f(x): return x*2", FN, "f") and not run_tests("print(7)", IO)
+    assert not run_tests("open('/usr/x', 'w')\nprint(int(input())*2)", IO)
+    assert not run_tests("import os\nprint(6 if os.path.exists('/etc/passwd') else 'none')", IO[:1])
+
+
 def test_the_time_of_a_function_is_for_each_call():
     code = "import time\ndef f(x):\n    end = time.process_time() + 0.7\n    while time.process_time() < end: pass\n    return x*2"
     assert run_tests(code, FN * 2, "f", timeout=1)
