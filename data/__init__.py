@@ -25,16 +25,17 @@ def names():
     return [*countdown.FORMS, *SETS]
 
 
-def load(name, split, data_dir=None, **options):
+def load(name, split, data_dir=None, left_out=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
     name: one of names(), or a file.jsonl with prompt, answer and reward in every row (it has one split, both to learn
     from and held out). data_dir: a folder of JSONL files with the Hub's field names, used instead of the Hub.
+    left_out: a list, to which the ids of problems are added of which the gold answer cannot be graded.
     options: lcb_release, lcb_from, lcb_to (days, as 2024-08-01). Raises DataError."""
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):
-        return own_file(Path(name))
+        return own_file(Path(name), left_out)
     if name not in SETS:
         raise DataError(f"--data {name}: there is no such data set; there are {', '.join(names())}, and files that end in .jsonl")
     made, problems, ids = SETS[name], [], set()
@@ -57,7 +58,7 @@ def load(name, split, data_dir=None, **options):
         own = next((str(row[k]) for k in IDS if row.get(k) is not None), str(number))
         problems.append(dict(problem, reward=made.reward, id=own if own not in ids else f"{own}/{number}"))  # some repeat
         ids.add(own)
-    return with_right_golds(name, problems)
+    return with_right_golds(name, problems, left_out)
 
 
 def local_rows(made, folder):
@@ -96,7 +97,7 @@ def hub_rows(made, split, options):
     return ((f"{made.hub}, row {number}", row) for number, row in enumerate(rows))
 
 
-def own_file(path):
+def own_file(path, left_out=None):
     """A file.jsonl of one's own: {prompt or messages, answer, reward, (id)} in every row."""
     if not path.is_file():
         raise DataError(f"--data {path}: there is no such file")
@@ -115,14 +116,16 @@ def own_file(path):
         raise DataError(f"{path} is empty")
     if len({p["id"] for p in problems}) < len(problems):
         raise DataError(f"{path}: two rows have the same id")
-    return with_right_golds(str(path), problems)
+    return with_right_golds(str(path), problems, left_out)
 
 
-def with_right_golds(name, problems):
+def with_right_golds(name, problems, left_out=None):
     """The problems of which the gold answer grades itself right; the others are named."""
     rewards, _ = grade([dict(p, reward="gold_" + p["reward"]) for p in problems], [[""] for _ in problems])
     for p, (right,) in zip(problems, rewards):
         if not right:
+            if left_out is not None:
+                left_out.append(p["id"])
             print(f"{name}: left out {p['id']}, its gold answer cannot be graded: {str(p['answer'])[:200]!r}", file=sys.stderr)
     if not (kept := [p for p, (right,) in zip(problems, rewards) if right]):
         raise DataError(f"{name}: no problem is left{' between --lcb_from and --lcb_to' if not problems else ''}")

@@ -116,8 +116,9 @@ def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
 
 
 def test_the_base_solves_some_and_has_something_to_learn(base, tokenizer):
-    from eval import evaluate
+    from eval import powers_of_two, sample, summarise
     from sampler import eos_ids, make_sampler
     sampler = make_sampler("transformers", base, dtype="float32", max_length=64, eos=eos_ids(base, tokenizer))
-    scores = evaluate(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0, temperature=1.0, max_tokens=16)
+    rows, _ = sample(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0, temperature=1.0, max_tokens=16)
+    scores = summarise(rows, powers_of_two(16))
     assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.8 and scores["truncated_frac"] < 0.05

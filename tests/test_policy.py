@@ -11,7 +11,7 @@ from data import tiny
 from losses import METHODS
 from sampler import Completion
 
-COMPUTE = dict(temperature=0.8, dtype="float32", budget=10**9)
+BIG = 10**9
 ROWS = 11
 
 
@@ -22,7 +22,7 @@ def model():
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(4)
-    return model
+    return policy.Policy(model, temperature=0.8, budget=BIG)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def batch(model):
         return torch.randint(5, 101, (n,), generator=g).tolist()
     lengths = [(4 + i % 3, 1 + (5 * i) % 9) for i in range(ROWS)]
     batch = policy.make_batch([ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths])
-    logprobs, batch.entropy = policy.score(model, batch, COMPUTE)
+    logprobs, batch.entropy = policy.score(model, batch)
     noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
     batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
     batch.ref_logprobs = logprobs + noise.roll(1, 0)
@@ -42,14 +42,14 @@ def batch(model):
 
 
 def gradient(model, batch, method, size, monkeypatch, **coefficients):
-    def parts(batch, budget):
+    def parts(batch, *_):
         return [list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)]
     monkeypatch.setattr(policy, "micro_batches", parts)
     model.zero_grad()
     hp = dict(method.flags)
     if "prob_split" in hp:  # so that both passes have tokens
         hp["prob_split"] = batch.old_logprobs[batch.mask].exp().median().item()
-    metrics = policy.backward(model, batch, method, hp, COMPUTE, 9, **coefficients)
+    metrics = policy.backward(model, batch, method, hp, 9, **coefficients)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
 
 
@@ -76,11 +76,11 @@ def test_without_the_gathering_acpo_would_depend_on_the_split(model, batch, monk
 
 
 def test_forward_is_the_model_at_the_temperature(model, batch):
-    logprobs, entropy = policy.forward(model, batch, COMPUTE)
+    logprobs, entropy = model(batch)
     for i in range(ROWS):
         p, c = int(batch.prompt_len[i]), int(batch.completion_len[i])
         with torch.no_grad():
-            wanted = (model(batch.ids[i:i + 1, :p + c]).logits[0] / 0.8).log_softmax(-1)
+            wanted = (model.model(batch.ids[i:i + 1, :p + c]).logits[0] / 0.8).log_softmax(-1)
         tokens = batch.ids[i, p:p + c]
         assert torch.allclose(logprobs[i, :c], wanted[p - 1:-1].gather(-1, tokens[:, None])[:, 0], atol=1e-10)
         assert torch.allclose(entropy[i, :c], -(wanted.exp() * wanted).sum(-1)[p - 1:-1], atol=1e-10)
@@ -88,8 +88,8 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
 
 
 def test_score_restores_the_order_of_rows(model, batch):
-    whole, _ = policy.score(model, batch, COMPUTE)
-    cut, _ = policy.score(model, batch, dict(COMPUTE, budget=20))
+    whole, _ = policy.score(model, batch)
+    cut, _ = policy.score(policy.Policy(model.model, 0.8, budget=20), batch)
     assert torch.allclose(whole, cut, atol=1e-12)
 
 
@@ -104,27 +104,27 @@ def test_micro_batches_keep_to_the_budget(batch):
 
 def test_the_end_of_sequence_token_is_trained(small, tokenizer):
     """Its logprob has a gradient: masks go by length and not by token, so eos = pad would do no harm."""
-    model = AutoModelForCausalLM.from_pretrained(small(), dtype=torch.float32)
+    model = policy.Policy(AutoModelForCausalLM.from_pretrained(small(), dtype=torch.float32), 0.8)
     eos = tokenizer.eos_token_id
     batch = policy.make_batch([[10, 11]] * 2, [Completion([20, eos], [-1.0, -1.0], False), Completion([20, 21, 22], [-1.0] * 3, True)])
     assert batch.mask.tolist() == [[True, True, False], [True, True, True]]
-    batch.old_logprobs, batch.entropy = policy.score(model, batch, COMPUTE)
+    batch.old_logprobs, batch.entropy = policy.score(model, batch)
     batch.advantages = torch.tensor([[1.0], [0.0]]).expand(2, 3)
-    policy.backward(model, batch, METHODS["grpo"], METHODS["grpo"].flags, COMPUTE, 3)
-    before = policy.score(model, batch, COMPUTE)[0][0, 1]
+    policy.backward(model, batch, METHODS["grpo"], METHODS["grpo"].flags, 3)
+    before = policy.score(model, batch)[0][0, 1]
     with torch.no_grad():
         for p in model.parameters():
             p.sub_(1e-2 * p.grad)
-    assert policy.score(model, batch, COMPUTE)[0][0, 1] > before
+    assert policy.score(model, batch)[0][0, 1] > before
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
     model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                                            num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.1))
     model.save_pretrained(tmp_path)
-    batch = policy.make_batch([[1]], [Completion([5, 6, 7], [], False)])
+    batch = policy.make_batch([[1]] * 4, [Completion(ids, [0.0], False) for ids in ([5, 6, 7], [5, 6], [5], [7])])
     with pytest.raises(ValueError, match="changes its logits after the LM head"):
-        policy.load(tmp_path, [1], batch, COMPUTE)
+        policy.load(tmp_path, [1], batch)
     model.config.final_logit_softcapping = None
     model.save_pretrained(tmp_path)
-    assert policy.load(tmp_path, [1], batch, COMPUTE).generation_config.eos_token_id == [1]
+    assert policy.load(tmp_path, [1], batch).model.generation_config.eos_token_id == [1]

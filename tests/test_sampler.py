@@ -14,7 +14,7 @@ PROMPTS = ["1,2,3=6:", "7,1,9=16:", "4,4,9=1:", "12"]
 def gap(model, prompts, groups, temperature):
     """Largest difference between the sampler's logprobs and the trainer's."""
     batch = policy.make_batch([p for p, g in zip(prompts, groups) for _ in g], [c for g in groups for c in g])
-    ours, _ = policy.score(model, batch, dict(temperature=temperature, dtype="float32", budget=4096))
+    ours, _ = policy.score(policy.Policy(model, temperature), batch)
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
 
 
@@ -36,7 +36,7 @@ def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
                 p.add_(0.1 * p.std() * torch.randn(p.shape, generator=torch.Generator().manual_seed(sync)))
         if sync == 1:
             assert gap(model, prompts, sample(), 1.0) > 1e-2  # this test sees stale weights
-        sampler.load_weights(model.state_dict())
+        sampler.load_weights(model.state_dict().items())
         for temperature in (1.0, 0.7):
             assert gap(model, prompts, sample(temperature=temperature), temperature) < 1e-4
             assert gap(model, prompts, sample(temperature=temperature), 1.7 - temperature) > 1e-2  # and a wrong temperature
@@ -84,7 +84,7 @@ def test_a_bfloat16_sampler_is_a_mismatch(kind, base, tokenizer):
     prompts = [tokenizer.encode(p) for p in PROMPTS]
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     sampler = make_sampler(kind, base, dtype="bfloat16", max_length=32, eos=eos_ids(base, tokenizer))
-    sampler.load_weights(model.state_dict())
+    sampler.load_weights(model.state_dict().items())
     groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
     assert 1e-4 < gap(model, prompts, groups, 1.0) < 0.5
     sampler.close()

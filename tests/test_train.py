@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import policy
+import settings
 import train
 from conftest import ROOT
 from losses import METHODS, Method, centred, token_mean
@@ -51,8 +52,10 @@ def run(model, out, *flags):
     ("--entropy_coef nan", "--entropy_coef"), ("--eps_low -5", "--eps_low"), ("--eps_low nan", "--eps_low"), ("--eps_high inf", "--eps_high"),
     ("--loss fade --entropy_target nan", "--entropy_target"), ("--loss ar_lopti --prob_split 7", "--prob_split"),
     ("--loss ar_lopti --prob_alpha 2", "--prob_alpha"), ("--loss maxrl --overlong_penalty 4", "maxrl"), ("--seed -1", "--seed"),
-    ("--seed 99999999999999999999999", "--seed"), ("--sampler_temperature 0", "--sampler_temperature"), ("--sampler_memory 1.5", "--sampler_memory"),
+    ("--seed 99999999999999999999999", "--seed"), ("--sampler_temperature 0", "--sampler_temperature"), ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
     ("--max_refills 9", "--drop_uniform_groups"), ("--model=", "cannot be used"),
+    ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"), ("--offload", "torchrun --nproc_per_node 1"), ("--tp 2", "--tp 2"),
+    ("--tp 1 --force", "--force goes with --resume"), ("--check --resume", "--check does not"), ("--lora_rank -1", "--lora_rank"),
 ])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built, so nothing loads
@@ -156,7 +159,7 @@ def test_flags_reach_the_method():
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
-    assert train.parse_args([])[0].lr == train.EMBEDDED["lr"] and train.parse_args(["--model", "x"])[0].lr == 1e-6
+    assert train.parse_args([])[0].lr == settings.EMBEDDED["lr"] and train.parse_args(["--model", "x"])[0].lr == 1e-6
 
 
 def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
@@ -199,7 +202,8 @@ def test_the_run_folder(base, tmp_path):
     out, folder = tmp_path / "run", base
     run(folder, out, "--loss", "grpo", "--save_every", "1", "--keep", "1", "--rank_every", "1", "--rollouts", "3")
     assert {p.name for p in out.iterdir()} == {"config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
-    assert [p.name for p in (out / "checkpoints").iterdir()] == ["rollout_000003"]  # --keep 1, and nothing unfinished
+    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt", weights_only=False)["best"]["rollout"]
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {"rollout_000003", f"rollout_{best:06d}"}  # --keep 1, the best, nothing unfinished
     config = json.loads((out / "config.json").read_text())
     assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore") and config["versions"]["torch"]
     last = out / "checkpoints" / "rollout_000003"
