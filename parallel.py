@@ -99,11 +99,11 @@ def shard(policy, layers, offload):
     copies; what is sharded, reduced and optimized is float32."""
     if not dist.is_initialized():
         return
-    halves = policy.dtype == "bfloat16"
-    options = dict(mesh=init_device_mesh(device().type, (world(),)), offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
-                   mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16 if halves else None, reduce_dtype=torch.float32))
-    for module in (*layers, policy):
-        fully_shard(module, **options)
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if policy.dtype == "bfloat16" else MixedPrecisionPolicy()
+    options = dict(mesh=init_device_mesh(device().type, (world(),)), mp_policy=precision,
+                   offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy())
+    for module in (*layers, policy):  # the root, too, after its forward: whoever asks for parameters gets shards
+        fully_shard(module, reshard_after_forward=True, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the losses' denominators are the whole step's: gradients add up

@@ -48,7 +48,9 @@ def update(policy, optimizer, schedule, batch, method, hp, args, only=every_toke
     gradient is not finite."""
     optimizer.zero_grad(set_to_none=True)
     metrics = backward(policy, batch, method, hp, args.max_tokens, only, args.entropy_coef, tis_cap=args.tis_cap, kl_coef=args.kl_coef)
-    metrics["grad_norm"] = parallel.full(torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm))
+    trained = [p for p in policy.parameters() if p.grad is not None]
+    metrics["grad_norm"] = norm = parallel.full(torch.nn.utils.get_total_norm([p.grad for p in trained]))
+    torch.nn.utils.clip_grads_with_norm_(trained, args.max_grad_norm, norm)  # with all of it: a sharded norm clips each shard by its own
     if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
         raise FloatingPointError(f"loss {metrics['loss'].item()}, gradient norm {metrics['grad_norm'].item()}")
     optimizer.step()
@@ -302,11 +304,11 @@ def main(argv=None):
             break
 
     bar.close()
-    sampler.close()  # before the process group
     if first:
         analyze.curves([out], out / "curves.png")
     say(f"stopped by a signal; --out {out} --resume continues" if stopping else
         f"done: {out / 'curves.png'}, {out / 'metrics.jsonl'}, {out / 'checkpoints'}")
+    sampler.close()  # before the process group
     parallel.stop()
     if stopping:
         sys.exit(128 + stopping[0])

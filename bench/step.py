@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import train  # noqa: E402
 from data import tiny  # noqa: E402
 from policy import micro_batches  # noqa: E402
-from sampler import make_sampler  # noqa: E402
+from sampler import default_kind, make_sampler  # noqa: E402
 
 SKIP = 2
 
@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--rollouts", type=int, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps per rollout")
-    parser.add_argument("--sampler", default=train.default_kind(), choices=("vllm", "transformers"))
+    parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     args = parser.parse_args()
     phases, parts, ratios, trl = {}, [], [], []
