@@ -1,5 +1,8 @@
 """policy.py: the gradient of an optimizer step does not depend on how it is cut up."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 import policy
+from conftest import ROOT
 from data import tiny
 from losses import METHODS
 from sampler import Completion
@@ -85,6 +89,102 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
         assert torch.allclose(logprobs[i, :c], wanted[p - 1:-1].gather(-1, tokens[:, None])[:, 0], atol=1e-10)
         assert torch.allclose(entropy[i, :c], -(wanted.exp() * wanted).sum(-1)[p - 1:-1], atol=1e-10)
         assert not logprobs[i, c:].any() and not entropy[i, c:].any()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
+def test_chunks_and_packing_change_nothing(model, batch, packed, tokens_in_a_chunk, monkeypatch):
+    """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in float64."""
+    monkeypatch.setattr(policy, "CHUNK", tokens_in_a_chunk * 101)
+    weigh = torch.linspace(-1, 2, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
+
+    def gradient(logprobs, entropy):
+        model.zero_grad()
+        (logprobs * weigh + entropy * weigh.flip(0)).mul(batch.mask).sum().backward()
+        return [logprobs.detach() * batch.mask, entropy.detach() * batch.mask, *(p.grad.clone() for p in model.parameters())]
+
+    def plain():
+        rows = []
+        for i in range(ROWS):
+            p, c = int(batch.prompt_len[i]), int(batch.completion_len[i])
+            log_pi = (model.model(batch.ids[i:i + 1, :p + c]).logits[0, p - 1:-1] / 0.8).log_softmax(-1)
+            pair = log_pi.gather(-1, batch.ids[i, p:p + c, None])[:, 0], -(log_pi.exp() * log_pi).sum(-1)
+            rows.append([torch.nn.functional.pad(x, (0, batch.mask.shape[1] - c)) for x in pair])
+        return map(torch.stack, zip(*rows))
+    wanted = gradient(*plain())
+    other = policy.Policy(model.model, 0.8, packed=packed)
+    found = gradient(*other(batch))
+    model.pack(False)
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip(wanted, found)) and wanted[0].abs().max() > 1
+
+
+def test_a_head_with_a_bias_and_without_a_gradient(model, batch, monkeypatch):
+    monkeypatch.setattr(policy, "CHUNK", 5 * 30)
+    g = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(n, generator=g, dtype=torch.float64, requires_grad=True) for n in ((9, 8), (30, 8), (30,)))
+    ids = torch.randint(30, (9,), generator=g)
+    assert torch.autograd.gradcheck(lambda *x: policy.HeadLogprobs.apply(*x, ids, 0.7), (hidden, weight, bias))
+    for outputs in (0, 1):
+        assert torch.autograd.gradcheck(lambda *x: policy.HeadLogprobs.apply(*x, ids, 0.7)[outputs], (hidden, weight, bias))
+    frozen = weight.detach()
+    policy.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7)[0].sum().backward()
+    assert hidden.grad.abs().sum() > 0 and frozen.grad is None
+
+
+def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
+    """Many chunks of a bfloat16 computation: the float32 weight's gradient is as near to the truth as that of one chunk."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight, ids = torch.randn(512, 16, generator=g), torch.randn(50, 16, generator=g), torch.randint(50, (512,), generator=g)
+
+    def gradient(chunk, autocast):
+        monkeypatch.setattr(policy, "CHUNK", chunk * 50)
+        w = weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            policy.HeadLogprobs.apply(hidden, w, None, ids, 1.0)[0].sum().backward()
+        return w.grad
+    exact = gradient(512, False)
+    one, many = ((gradient(chunk, True) - exact).norm() / exact.norm() for chunk in (512, 4))
+    assert many < 1.5 * one < 0.02
+
+
+def test_memory_of_the_log_probabilities_is_a_chunks(tmp_path):
+    """bench/memory.py at a smaller size: peak memory beyond the inputs', against log_softmax of whole logits."""
+    done = subprocess.run([sys.executable, "bench/memory.py", "--tokens", "1024", "--hidden", "32"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["logprobs_error"] < 1e-5 and told["gradient_error"] < 1e-5 and told["head_ratio"] < 0.4  # chunks of 220 tokens, of 1024
+
+
+def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
+    lengths = (batch.prompt_len + batch.completion_len).tolist()
+    for budget in (1, 16, 30, 1000):
+        for packed in (False, True):
+            for ranks in (1, 2, 3, 8, 16):
+                parts = policy.micro_batches(batch, budget, packed, ranks)
+                assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
+                for p in parts:
+                    cost = sum(lengths[r] for r in p) if packed else len(p) * max([lengths[r] for r in p], default=0)
+                    assert len(p) <= 1 or cost <= budget
+    assert len(policy.micro_batches(batch, 40, True)) < len(policy.micro_batches(batch, 40))
+
+
+def test_the_token_budget_follows_the_memory(small, monkeypatch):
+    model = policy.Policy(AutoModelForCausalLM.from_pretrained(small(), dtype=torch.float32))
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (9, 7, 5, 3)])
+
+    def budget(gigabytes, longest=10, **options):
+        monkeypatch.setattr(policy.parallel, "memory", lambda: gigabytes * 1e9)
+        return policy.token_budget(model, probe, longest, **dict(dict(activation_checkpointing=False, offload=False), **options))
+    assert budget(0.98) < budget(1.0) < budget(1.0, activation_checkpointing=True) <= 2**14 == budget(100)
+    with pytest.raises(ValueError, match="leaves room for .* --activation_checkpointing"):
+        budget(0.98, longest=20000)
+    # what it takes for a token is what a token takes: activations kept for backward, measured on a larger batch
+    seen, hooks = {}, torch.autograd.graph.saved_tensors_hooks
+    large = policy.make_batch([[1]] * 60, [Completion([5] * 20, [0.0], False)] * 60)
+    with hooks(lambda x: seen.__setitem__(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) or x, lambda x: x):
+        held = model(large)
+    each = (sum(seen.values()) - 4 * sum(p.numel() for p in model.parameters())) / (60 * 21)
+    assert held and (0.7 * 0.02e9) / (budget(1.0) - budget(0.98)) == pytest.approx(each, rel=0.3)
 
 
 def test_score_restores_the_order_of_rows(model, batch):
