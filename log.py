@@ -11,7 +11,7 @@ import math
 import platform
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -139,6 +139,9 @@ class Log:
                 self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
             self.samples.flush()
         except OSError as e:
+            for file in (self.metrics, self.samples):
+                with suppress(OSError):  # what they still hold cannot be written either
+                    file.close()
             raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume continues from the last checkpoint") from None
         for mirror in self.mirrors:
             mirror({k: v for k, v in record.items() if isinstance(v, (int, float))})

@@ -221,7 +221,7 @@ def main(argv=None):
 
     first = parallel.rank() == 0
     book = log.Log(out, args) if first else None
-    stopping, bar = [], tqdm(total=args.rollouts, initial=run["rollout"], unit="rollout", dynamic_ncols=True, disable=not first)
+    stopping, bar = [], tqdm(total=args.rollouts, initial=run["rollout"], unit="rollout", dynamic_ncols=True, disable=not first, leave=False)
 
     def write(record, samples=()):
         if first:
