@@ -2,16 +2,23 @@
 
     python analyze.py curves runs/fade-16-0 runs/grpo-16-0 --out curves.png
     python analyze.py table runs/*
+    python analyze.py replay runs/fade-16-0/rollouts/rollout_000008.pt --model runs/fade-16-0/checkpoints/rollout_000008
 """
 
 import argparse
 import json
 import math
+import pickle
 import statistics
 import sys
 from pathlib import Path
 
 import matplotlib
+import torch
+
+import parallel
+import policy
+from losses import METHODS, group_advantages
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
@@ -85,16 +92,73 @@ def table(runs, out):
     print("\n".join(lines))
 
 
+def replay(path, out, model=None, methods=None):
+    """The gradients of the methods on one rollout that --save_rollouts kept, all of it as one optimizer step: loss, gradient
+    norm, clip fraction of each (its flags at their defaults, the run's own method with the run's), and the cosine between
+    every two.
+
+    model: a checkpoint before the rollout was learnt from gives ratios of 1, a later one spreads them. Default: the
+    model that the run began with."""
+    saved = torch.load(path, map_location=parallel.device(), weights_only=False)
+    flags, whole = saved["flags"], policy.Batch(**saved["batch"])
+    probe = whole.rows(torch.arange(4) % len(whole.ids))
+    chosen = policy.load(model or flags["model"], None, probe, budget=flags["tokens_per_micro_batch"], temperature=flags["temperature"],
+                         dtype=flags["dtype"])
+    gradients, rows = {}, {}
+    for name in methods or METHODS:
+        hp = saved["hp"] if name == flags["loss"] and set(saved["hp"]) == set(METHODS[name].flags) else METHODS[name].flags
+        try:
+            advantages = group_advantages(name, saved["rewards"], dict(saved["state"]), **hp)
+        except ValueError as e:
+            print(f"{name} is left out: {e}")
+            continue
+        whole.advantages = advantages.view(-1, 1).expand(whole.mask.shape)
+        chosen.zero_grad()
+        told = [policy.backward(chosen, whole, METHODS[name], hp, flags["max_tokens"], only) for only in METHODS[name].passes]
+        gradients[name] = torch.cat([p.grad.flatten().cpu() for p in chosen.parameters()])
+        rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
+                          **{k: statistics.mean(t[k].item() for t in told) for k in ("clip_frac", "approx_kl", "ess")})
+    names = list(rows)
+    cosine = [[torch.nn.functional.cosine_similarity(gradients[a], gradients[b], dim=0).item() for b in names] for a in names]
+    Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=rows, cosine=cosine), indent=1))
+    print("| method | loss | gradient norm | clipped | KL | ess |\n|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        print(f"| {name} | {row['loss']:.4g} | {row['grad_norm']:.4g} | {row['clip_frac']:.4f} | {row['approx_kl']:.4g} | {row['ess']:.4f} |")
+    figure, axis = plt.subplots(figsize=(1.5 + 0.45 * len(names),) * 2, layout="constrained")
+    axis.imshow(cosine, vmin=-1, vmax=1, cmap="RdBu")
+    axis.set_xticks(range(len(names)), names, rotation=90)
+    axis.set_yticks(range(len(names)), names)
+    for i, line in enumerate(cosine):
+        for j, value in enumerate(line):
+            axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="white" if abs(value) > 0.6 else "black")
+    axis.set_title(f"cosine of the gradients, rollout {saved['rollout']}", fontsize=9)
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("curves", "table"))
-    parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--out", help="the file to write (curves.png, table.md)")
+    parser.add_argument("what", choices=("curves", "table", "replay"))
+    parser.add_argument("paths", nargs="+", help="folders of runs; for replay, one rollout's file")
+    parser.add_argument("--out", help="the file to write (curves.png, table.md, replay.png with replay.json)")
+    parser.add_argument("--model", help="replay: the model to take gradients at")
+    parser.add_argument("--methods", help="replay: names with commas between; default all")
     args = parser.parse_args()
-    args.runs = [run for run in args.runs if Path(run).is_dir() or not Path(run).exists()]  # runs/* has figures too
-    if missing := [run for run in args.runs if not (Path(run, "metrics.jsonl").exists() and Path(run, "config.json").exists())]:
+    if args.what == "replay":
+        methods = args.methods.split(",") if args.methods else None
+        if unknown := set(methods or ()) - set(METHODS):
+            sys.exit(f"analyze.py: --methods: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}")
+        try:
+            replay(args.paths[0], args.out or "replay.png", args.model, methods)
+        except (OSError, ValueError, KeyError, pickle.UnpicklingError, RuntimeError) as e:
+            sys.exit(f"analyze.py: {args.paths[0]} or the model cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
+        sys.exit()
+    if args.model or args.methods:
+        sys.exit("analyze.py: --model and --methods are for replay")
+    runs = [run for run in args.paths if Path(run).is_dir() or not Path(run).exists()]  # runs/* has figures too
+    if missing := [run for run in runs if not (Path(run, "metrics.jsonl").exists() and Path(run, "config.json").exists())]:
         sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl and config.json")
     if args.what == "curves":
-        curves(args.runs, args.out or "curves.png")
+        curves(runs, args.out or "curves.png")
     else:
-        table(args.runs, args.out or "table.md")
+        table(runs, args.out or "table.md")
