@@ -119,7 +119,7 @@ def replay(path, out, model=None, methods=None):
         rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
                           **{k: statistics.mean(t[k].item() for t in told) for k in ("clip_frac", "approx_kl", "ess")})
     names = list(rows)
-    cosine = [[torch.nn.functional.cosine_similarity(gradients[a], gradients[b], dim=0).item() for b in names] for a in names]
+    cosine = [[(gradients[a] @ gradients[b] / (gradients[a].norm() * gradients[b].norm())).item() for b in names] for a in names]
     Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=rows, cosine=cosine), indent=1))
     print("| method | loss | gradient norm | clipped | KL | ess |\n|---|---|---|---|---|---|")
     for name, row in rows.items():

@@ -113,7 +113,7 @@ def packed_attention(module, query, key, value, attention_mask, *, cu_seq_lens_q
     """Attention of sequences that stand end to end, query [1, heads, tokens, d], none of them looking into another."""
     groups = query.shape[1] != key.shape[1]
     if query.is_cuda:
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # rotations may have made float32 of some
         out = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling, enable_gqa=groups,
                           window_size=(sliding_window - 1 if sliding_window else -1, 0))
         return out[None], None
@@ -189,10 +189,12 @@ def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0
         model.to(parallel.device())  # shards go there one by one otherwise
     probe = probe.to(model.device)
     policy = Policy(model, **settings)
+    row = probe.rows([0])
+    start, n = int(row.prompt_len), int(row.completion_len)
     with torch.no_grad():
-        ours = Policy(model, policy.temperature)(probe.rows([0]))[0]
-        whole = (model(probe.ids[:1]).logits / policy.temperature).log_softmax(-1)[:, :-1].gather(-1, probe.ids[:1, 1:, None])[..., 0]
-    gap = (ours - whole[:, probe.prompt_len[0] - 1:][:, :ours.shape[1]]).abs().max().item()
+        ours, ids = Policy(model, policy.temperature)(row)[0][:, :n], row.ids[:, :start + n]
+        whole = (model(ids).logits[:, start - 1:-1] / policy.temperature).log_softmax(-1).gather(-1, ids[:, start:, None])[..., 0]
+    gap = (ours - whole).abs().max().item()
     if not gap < 1e-3:
         raise ValueError(f"changes its logits after the LM head, or its weights are not finite: policy.py's log probabilities are off by {gap:.2g}")
     if lora_rank:
@@ -210,6 +212,11 @@ def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0
     if packed:
         policy.pack()
     return policy
+
+
+def head_of(folder):
+    """The weights of a model's LM head, [vocabulary, hidden size], in float32 on the CPU."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).get_output_embeddings().weight.detach()
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ lists them. The loop is `main`, at the end; what one optimizer step does is `upd
 
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -33,7 +34,7 @@ from checkpoint import RunFailed
 from data import tiny
 from eval import powers_of_two, sample, summarise
 from losses import every_token, group_advantages
-from policy import Batch, backward, load, make_batch, score
+from policy import Batch, backward, head_of, load, make_batch, score
 from rewards import grade
 from sampler import Completion, make_sampler, seed_of
 from settings import default_out, load_data, load_tokenizer, parse_args, refuse, say
@@ -188,7 +189,7 @@ def main(argv=None):
         run.update(checkpoint.restore(found, policy, optimizer))
         schedule.load_state_dict(run["schedule"])
     state = run["state"]  # the method's own, FADE's averages
-    pending = deque((Batch(**b).to(parallel.device()), *rest) for b, *rest in run["pending"])  # sampled and not yet learnt from
+    pending = deque((Batch(**b).to(parallel.device()), r.to(parallel.device()), *rest) for b, r, *rest in run["pending"])  # not yet learnt from
     totals = Counter(run["totals"])  # optimizer steps, generated tokens, seconds and floating-point operations so far
     sampled, best = run["sampled"], run["best"]
 
@@ -210,7 +211,7 @@ def main(argv=None):
     if found:
         sampler.load_weights(parallel.weights(policy))
     head, parameters = policy.model.get_output_embeddings().weight, sum(p.numel() for p in policy.parameters())
-    first_head = head.detach().clone() if args.rank_every else None
+    first_head = head_of(args.model) if args.rank_every else None
 
     def held_out(rollout):
         def share(problems, engine):
@@ -285,7 +286,7 @@ def main(argv=None):
         metrics["optim/skipped"] = len(shares) * len(method.passes) - len(records)
         metrics["optim/update_ratio"] = (parallel.full((head - before).norm()) / parallel.full(before.norm())).item()  # of the LM head
         if args.rank_every and rollout % args.rank_every == 0:
-            metrics["optim/head_rank1_share"] = log.rank1_share(parallel.full(head.detach() - first_head))
+            metrics["optim/head_rank1_share"] = log.rank1_share(parallel.full(head.detach()).cpu() - first_head)
         seconds = time.perf_counter() - began
         read = int((batch.prompt_len + batch.completion_len).sum())  # 2 operations a parameter forward, 4 back
         passes = 2 + 6 * len(method.passes) + 2 * bool(reference)
@@ -318,7 +319,7 @@ def on_signal(number, _):
     if STOP:
         raise KeyboardInterrupt
     STOP.append(number)
-    say("\ntrain.py: saving and stopping after this rollout; once more stops at once")
+    os.write(2, b"\ntrain.py: saving and stopping after this rollout; once more stops at once\n")  # print may be what was interrupted
 
 
 if __name__ == "__main__":

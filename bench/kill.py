@@ -51,31 +51,29 @@ def main():
         told, _ = process.communicate()
         if process.returncode:
             sys.exit(told.decode()[-3000:])
-        began = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] / args.rollouts  # of one rollout
-        kills, resumed_at = 0, []
-        while kills < args.kills:
-            process = start(args, out)
-            log, rollouts = out / "metrics.jsonl", args.rollouts / (0.9 * args.kills)
+        once = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] / args.rollouts  # of one rollout
+        log, last = out / "metrics.jsonl", []
 
-            def done():
-                return log.read_text().count("\n") if log.exists() else 0
-            first = done()
-            while process.poll() is None and done() <= min(first, args.rollouts):  # it is at work
-                time.sleep(0.02)
-            try:
-                process.wait(rng.uniform(0, 2 * rollouts) * began)
+        def logged():
+            return log.read_text().count("\n") if log.exists() else 0
+        for kill in range(args.kills):
+            process, first = start(args, out), logged()
+            for _ in range(rng.choice([0, 1, 1, 2])):  # records that it may still write; none: killed while it starts
+                while process.poll() is None and logged() == first:
+                    time.sleep(0.01)
+                first = logged()
+            time.sleep(rng.uniform(0, 1) * once)
+            if process.poll() is not None:
                 break  # it got to the end
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                kills += 1
-                resumed_at.append(done() - 1)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            last.append(logged() - 1)
         process = start(args, out)
         told, _ = process.communicate()
         if process.returncode:
             sys.exit(told.decode()[-3000:])
         (a, b, c, name), (d, e, f, other) = ending(whole), ending(out)
-        print(f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {kills} kills, last logged rollouts {resumed_at}")
+        print(f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {len(last)} kills, last logged rollouts {last}")
         print(f"final weights identical: {a == d}; metrics.jsonl: {b == e}; samples.jsonl: {c == f}; both end with {name}: {name == other}")
         sys.exit(not (a == d and b == e and c == f and name == other))
 

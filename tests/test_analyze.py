@@ -1,12 +1,17 @@
 """analyze.py, log.py: figures and tables from runs that are whole, cut off, or without an evaluation."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 import analyze
 import data
 import log
+import train
+from conftest import ROOT
+from losses import METHODS
 from sampler import Completion
 
 
@@ -31,6 +36,33 @@ def test_table(tmp_path, capsys):
     assert lines[2] == "| grpo | 2 | 1 | - | - | 0.500 | 0.250 | 2.000 |"
     analyze.curves(runs, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_replay_gives_what_the_run_had(base, tmp_path, capsys):
+    """Loss, gradient norm and clip fraction of the very step that the run took, and the cosines of other methods' gradients."""
+    train.main(["--model", base, "--loss", "fade", "--out", str(tmp_path / "run"), "--save_rollouts", "--save_every", "1", *(
+        "--sampler transformers --rollouts 2 --problems_per_rollout 8 --group_size 8 --steps_per_rollout 1 --max_tokens 16 --max_prompt_tokens 16 "
+        "--lr 1e-3 --eval_every 0").split()])
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    file = str(tmp_path / "run" / "rollouts" / "rollout_000001.pt")
+    analyze.replay(file, tmp_path / "replay.png")
+    told = json.loads((tmp_path / "replay.json").read_text())
+    assert list(told["methods"]) == list(METHODS) and (tmp_path / "replay.png").stat().st_size > 10_000
+    assert told["methods"]["fade"]["grad_norm"] == pytest.approx(record["optim/grad_norm"], rel=1e-4)
+    assert told["methods"]["fade"]["loss"] == pytest.approx(record["loss/total"], rel=1e-4, abs=1e-7)
+    cosine = {(a, b): v for a, line in zip(told["methods"], told["cosine"]) for b, v in zip(told["methods"], line)}
+    assert all(cosine[m, m] == pytest.approx(1, abs=1e-4) for m in METHODS)
+    assert cosine["grpo", "acpo"] == pytest.approx(1, abs=1e-4) and cosine["grpo", "reinforce"] < 0.99  # one step: ratios of 1
+    # at the checkpoint after it, ratios are spread
+    done = subprocess.run([sys.executable, "analyze.py", "replay", file, "--model", tmp_path / "run" / "checkpoints" / "rollout_000001",
+                           "--methods", "grpo,acpo,p3o", "--out", tmp_path / "after.png"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "| acpo |" in done.stdout, done.stderr
+    after = json.loads((tmp_path / "after.json").read_text())["methods"]
+    assert list(after) == ["grpo", "acpo", "p3o"] and after["grpo"]["approx_kl"] > 1e-4 > abs(told["methods"]["grpo"]["approx_kl"])
+    assert after["acpo"]["clip_frac"] <= after["grpo"]["clip_frac"]
+    for flags, named in ((["replay", __file__], "cannot be used"), (["replay", file, "--methods", "nope"], "nope"), (["table", str(tmp_path), "--model", "x"], "--model")):
+        done = subprocess.run([sys.executable, "analyze.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode and named in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("x, wanted", [(float("nan"), None), (float("inf"), None), (1.5, 1.5), (3, 3), ("nan", "nan"),
