@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ./run_all.sh        set up, then train with each of METHODS, each of STEPS and SEEDS: one figure, one table
+# ./run_all.sh        set up, then train with each of METHODS, each of STEPS and SEEDS: one figure, one table; again: what
+#                     was interrupted goes on, what is done is skipped
 # ./run_all.sh test   set up, then every test
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py" PYTHON=python3
 set -euo pipefail
@@ -37,9 +38,8 @@ run_all() {
     out=$runs/$method-$steps-$seed$suffix
     all+=("$out")
     [ -f "$out/curves.png" ] && { echo "$out is done"; continue; }
-    [ -e "$out" ] && mv "$out" "$runs/.interrupted-$(basename "$out")-$(date +%s)" # hidden from runs/*
     # shellcheck disable=SC2086
-    .venv/bin/python train.py --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" ${EXTRA:-}
+    .venv/bin/python train.py --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" --resume ${EXTRA:-}
   done; done; done
   .venv/bin/python analyze.py curves "${all[@]}" --out "$runs/curves.png"
   .venv/bin/python analyze.py table "${all[@]}" --out "$runs/table.md"
