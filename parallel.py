@@ -101,7 +101,7 @@ def shard(policy, layers, offload):
         return
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if policy.dtype == "bfloat16" else MixedPrecisionPolicy()
     options = dict(mesh=init_device_mesh(device().type, (world(),)), mp_policy=precision,
-                   offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy())
+                   offload_policy=CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy())
     for module in (*layers, policy):  # the root, too, after its forward: whoever asks for parameters gets shards
         fully_shard(module, reshard_after_forward=True, **options)
     for module in policy.modules():

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ def start(args, out):
     script = [str(ROOT / "train.py"), "--loss", args.loss, "--rollouts", str(args.rollouts), "--problems_per_rollout", "16", "--save_every", "1",
               "--eval_every", "10", "--eval_problems", "32", "--sampler", args.sampler, "--out", str(out), "--resume"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(args.ranks)] if args.ranks > 1 else []
-    return subprocess.Popen([sys.executable, *launcher, *script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    return subprocess.Popen([sys.executable, *launcher, *script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             env=dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // args.ranks))))
 
 
@@ -64,9 +63,11 @@ def main():
                 first = logged()
             time.sleep(rng.uniform(0, 1) * once)
             if process.poll() is not None:
+                if process.returncode:
+                    sys.exit(process.stdout.read().decode()[-3000:])
                 break  # it got to the end
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            subprocess.run(["pkill", "-KILL", "-f", str(out)], check=True)  # torchrun's workers have sessions of their own
+            process.communicate()
             last.append(logged() - 1)
         process = start(args, out)
         told, _ = process.communicate()

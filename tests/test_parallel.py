@@ -79,6 +79,24 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
     assert (tmp_path / "run" / "curves.png").exists() and "2 ranks" in done.stdout
 
 
+@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+def test_one_engine_over_two_ranks(base, tmp_path):
+    torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL, "--tp", "2", "--activation_checkpointing", "--lora_rank", "4")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:]) and records[1]["groups/sampled"] == 4
+    assert records[2]["optim/grad_norm"] > 0
+
+
+def test_one_rank_by_hand_with_offload_and_compile(base, tmp_path):
+    """As Slurm's srun starts it: by the variables alone."""
+    env = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="29511", OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "train.py", "--model", base, "--out", str(tmp_path / "run"), "--sampler", "transformers", *SMALL,
+                           "--offload", "--compile"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert records[2]["optim/grad_norm"] > 0 and records[2]["sampler/logp_absdiff_max"] < 1e-4
+
+
 def test_bad_flags_under_torchrun_are_said_once(tmp_path):
     done = torchrun(2, "train.py", "--lr", "0", check=False)
     assert done.returncode and done.stderr.count("--lr must be above 0") == 1
