@@ -18,7 +18,7 @@ import torch
 
 import parallel
 import policy
-from losses import METHODS, group_advantages
+from losses import AXES, METHODS, group_advantages, row
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
@@ -104,26 +104,28 @@ def replay(path, out, model=None, methods=None):
     probe = whole.rows(torch.arange(4) % len(whole.ids))
     chosen = policy.load(model or flags["model"], None, probe, budget=flags["tokens_per_micro_batch"], temperature=flags["temperature"],
                          dtype=flags["dtype"])
-    gradients, rows = {}, {}
+    gradients, table_rows = {}, {}
     for name in methods or METHODS:
-        hp = saved["hp"] if name == flags["loss"] and set(saved["hp"]) == set(METHODS[name].flags) else METHODS[name].flags
+        own = name == flags["loss"]
+        method = row(name, **{axis: flags[axis] for axis in AXES if own})
+        hp = saved["hp"] if own else method.flags
         try:
-            advantages = group_advantages(name, saved["rewards"], dict(saved["state"]), **hp)
+            advantages = group_advantages(method, saved["rewards"], dict(saved["state"]), **hp)
         except ValueError as e:
             print(f"{name} is left out: {e}")
             continue
         whole.advantages = advantages.view(-1, 1).expand(whole.mask.shape)
         chosen.zero_grad()
-        told = [policy.backward(chosen, whole, METHODS[name], hp, flags["max_tokens"], only) for only in METHODS[name].passes]
+        told = [policy.backward(chosen, whole, method, hp, flags["max_tokens"], only) for only in method.passes]
         gradients[name] = torch.cat([p.grad.flatten().cpu() for p in chosen.parameters()])
-        rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
+        table_rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
                           **{k: statistics.mean(t[k].item() for t in told) for k in ("clip_frac", "approx_kl", "ess")})
-    names = list(rows)
+    names = list(table_rows)
     cosine = [[(gradients[a] @ gradients[b] / (gradients[a].norm() * gradients[b].norm())).item() for b in names] for a in names]
-    Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=rows, cosine=cosine), indent=1))
+    Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=table_rows, cosine=cosine), indent=1))
     print("| method | loss | gradient norm | clipped | KL | ess |\n|---|---|---|---|---|---|")
-    for name, row in rows.items():
-        print(f"| {name} | {row['loss']:.4g} | {row['grad_norm']:.4g} | {row['clip_frac']:.4f} | {row['approx_kl']:.4g} | {row['ess']:.4f} |")
+    for name, told in table_rows.items():
+        print(f"| {name} | {told['loss']:.4g} | {told['grad_norm']:.4g} | {told['clip_frac']:.4f} | {told['approx_kl']:.4g} | {told['ess']:.4f} |")
     figure, axis = plt.subplots(figsize=(1.5 + 0.45 * len(names),) * 2, layout="constrained")
     axis.imshow(cosine, vmin=-1, vmax=1, cmap="RdBu")
     axis.set_xticks(range(len(names)), names, rotation=90)
@@ -150,7 +152,7 @@ if __name__ == "__main__":
             sys.exit(f"analyze.py: --methods: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}")
         try:
             replay(args.paths[0], args.out or "replay.png", args.model, methods)
-        except (OSError, ValueError, KeyError, pickle.UnpicklingError, RuntimeError) as e:
+        except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError, RuntimeError) as e:
             sys.exit(f"analyze.py: {args.paths[0]} or the model cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
         sys.exit()
     if args.model or args.methods:

@@ -8,6 +8,7 @@ checksums.json. There is no state of random generators in it: problems, sampling
 import fcntl
 import json
 import os
+import re
 import shutil
 import zlib
 
@@ -26,10 +27,10 @@ class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""
 
 
-def write_json(path, value):
+def write(path, text):
     """In one piece, or not at all."""
     aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(value, indent=1))
+    aside.write_text(text)
     aside.replace(path)
 
 
@@ -49,6 +50,11 @@ def checksum(path):
     return value
 
 
+def folders(out):
+    """The checkpoints of a run, in their order."""
+    return sorted(p for p in (out / "checkpoints").glob("rollout_*") if re.fullmatch(r"rollout_\d{6}", p.name) and p.is_dir())
+
+
 def save(out, rollout, policy, tokenizer, optimizer, keep, best, **state):
     """Writes a checkpoint aside and renames it, so that what has the name is whole; the last `keep` stay, and that of
     rollout `best`. Raises RunFailed where there is no room, or no permission: nothing that was there is touched then."""
@@ -58,24 +64,23 @@ def save(out, rollout, policy, tokenizer, optimizer, keep, best, **state):
     folder = out / "checkpoints" / f"rollout_{rollout:06d}"
     aside = folder.with_name("unfinished")
 
-    def write():
+    def attempt():
         try:
             shutil.rmtree(aside, ignore_errors=True)
             policy.model.save_pretrained(aside, state_dict=weights)
             tokenizer.save_pretrained(aside)
             torch.save(state, aside / "trainer.pt")
-            write_json(aside / "checksums.json", {p.name: checksum(p) for p in aside.iterdir()})
+            write(aside / "checksums.json", json.dumps({str(p.relative_to(aside)): checksum(p) for p in aside.rglob("*") if p.is_file()}))
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
-            for old in sorted(folder.parent.glob("rollout_*"))[:-keep]:
-                if not best or old.name != f"rollout_{best['rollout']:06d}":
+            for old in folders(out)[:-keep]:
+                if old != folder and (not best or old.name != f"rollout_{best['rollout']:06d}"):
                     shutil.rmtree(old.rename(aside))
         except (OSError, RuntimeError, SafetensorError) as e:  # torch and safetensors have errors of their own for a full disk
             shutil.rmtree(aside, ignore_errors=True)
-            last = next(iter(reversed(sorted(folder.parent.glob("rollout_*")))), "none")
-            raise RunFailed(f"the checkpoint of rollout {rollout} cannot be written to {folder.parent} "
-                            f"({str(e).splitlines()[0]}); the last good one is {last}: --resume continues from it") from None
-    parallel.first_says(write)
+            last = f"; --resume continues from {found[-1].name}" if (found := folders(out)) else ", and there is none before it"
+            raise RunFailed(f"the checkpoint of rollout {rollout} cannot be written to {folder.parent} ({str(e).splitlines()[0]}){last}") from None
+    parallel.first_says(attempt)
 
 
 def damage(folder):
@@ -89,11 +94,14 @@ def damage(folder):
 
 
 def newest(out):
-    """The folder of the newest checkpoint that is whole, None where there is none; those that are not are named."""
-    for folder in sorted((out / "checkpoints").glob("rollout_*"), reverse=True):
+    """The folder of the newest checkpoint that is whole, None where there is none. Those that are not are named, and get
+    another name, so that they do not count as one of those kept."""
+    for folder in reversed(folders(out)):
         if not (fault := damage(folder)):
             return folder
-        print(f"{folder} is damaged ({fault}): not used")
+        aside = folder.with_name(f"damaged_{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        print(f"{folder} is damaged ({fault}): not used, renamed to {folder.rename(aside).name}")
 
 
 def restore(folder, policy, optimizer):
@@ -108,15 +116,19 @@ def restore(folder, policy, optimizer):
 
 
 def rewind(out, rollout):
-    """Takes what was logged after `rollout` out of the logs: it will be done again, with the same outcome."""
+    """Takes what was logged after `rollout` out of the logs: it will be done again, with the same outcome. None is a start
+    from nothing; the logs that there are stay, as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         kept = []
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-            if line.endswith("\n") and json.loads(line)["rollout"] <= rollout:  # a last line that was cut off has no end
-                kept.append(line)
-        aside = path.with_name(f".{path.name}")
-        aside.write_text("".join(kept))
-        aside.replace(path)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                if rollout is not None and json.loads(line)["rollout"] <= rollout:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line, cut off while it was written
+        if rollout is None and path.exists():
+            path.replace(path.with_name(path.name + ".old"))
+        write(path, "".join(kept))
 
 
 def save_rollout(out, rollout, **content):

@@ -123,7 +123,7 @@ class Log:
         self.metrics, self.samples, self.mirrors = open(out / "metrics.jsonl", "a"), open(out / "samples.jsonl", "a"), []
         if args.wandb:
             import wandb
-            run = wandb.init(project=args.wandb, name=out.name, config=vars(args), dir=str(out), resume="allow",
+            run = wandb.init(project=args.wandb, name=out.name, config=args.given, dir=str(out), resume="allow",
                              id=json.loads((out / "config.json").read_text())["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
         if args.tensorboard:

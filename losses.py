@@ -455,6 +455,11 @@ def cells(axis):
     return {f.__name__: f for f in (getattr(m, axis) for m in METHODS.values())}
 
 
+def row(name, **axes):
+    """The Method of a name, with other cells where an axis names one (None does not)."""
+    return replace(METHODS[name], **{axis: cells(axis)[cell] for axis, cell in axes.items() if cell})
+
+
 def resolve(method, given):
     """-> the Method (given by name or itself) and its hyperparameters, `given` in place of its defaults.
 

@@ -198,8 +198,12 @@ def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0
     if not gap < 1e-3:
         raise ValueError(f"changes its logits after the LM head, or its weights are not finite: policy.py's log probabilities are off by {gap:.2g}")
     if lora_rank:
-        inject_adapter_in_model(LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", bias="none"), model)
-    policy.budget = budget or token_budget(policy, probe, longest, activation_checkpointing, offload)
+        # those that parallel.weights can merge: not GPT-2's Conv1D, not the experts of a mixture
+        linear = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not model.get_output_embeddings()]
+        if not linear:
+            raise ValueError("has no linear layers for --lora_rank")
+        inject_adapter_in_model(LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=linear, bias="none"), model)
+    policy.budget = budget or min(parallel.gather(token_budget(policy, probe, longest, activation_checkpointing, offload)))
     if activation_checkpointing:
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
     for layer in layers_of(model):
@@ -224,9 +228,10 @@ def packing_agrees(policy, probe):
     """Does the model give end to end what it gives with padding? Not one that has more than attention between places."""
     padded = policy(probe)[0]
     policy.pack()
-    gap = (policy(probe)[0] - padded)[probe.mask].abs().mean().item()
+    gap = max(parallel.gather((policy(probe)[0] - padded)[probe.mask].abs().mean().item()))
     if not gap < 0.05:  # bfloat16 rounds by about 0.01
-        print(f"the model does not allow for packing (log probabilities are off by {gap:.2g}): padding instead")
+        if parallel.rank() == 0:
+            print(f"the model does not allow for packing (log probabilities are off by {gap:.2g}): padding instead")
         policy.pack(False)
     return gap < 0.05
 

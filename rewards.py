@@ -23,7 +23,8 @@ from fractions import Fraction
 import sandbox
 
 TIMEOUT = 4.0  # seconds for one completion
-WORKERS = max(4, os.cpu_count())  # more than cores on a small machine, so that some can hang while others work
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # Slurm gives fewer than there are
+WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # more than cores on a small machine, so that some can hang while others work
 
 
 class UnparsedGold(ValueError):

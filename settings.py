@@ -8,12 +8,13 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
+import zlib
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+import checkpoint
 import data
 import losses
 import parallel
@@ -26,8 +27,8 @@ EMBEDDED = dict(rollouts=50, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_
 
 # what a run may change when it is resumed: nothing here has a part in what is learnt
 FREE = {"rollouts", "eval_every", "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
-        "activation_checkpointing", "compile", "offload", "tp", "gpu_memory_utilization", "allow_unsafe_code", "data_dir",
-        "out", "resume", "force", "check"}
+        "activation_checkpointing", "compile", "offload", "tp", "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
+PRESENT = {"out", "resume", "force", "check"}  # of this start alone
 
 
 def say(text):
@@ -37,7 +38,7 @@ def say(text):
 
 def refuse(message):
     """Bad flags, data or model: one sentence and exit code 2."""
-    if parallel.rank() == 0:
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # once on each node
         print(f"train.py: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -127,20 +128,22 @@ def parse_args(argv=None, description=None):
 
     add_flags(parser)
 
-    # which run and which method, first: their flags join the others
-    chosen, _ = parser.parse_known_args(argv)
-    saved = saved_flags(chosen)
-    parser.set_defaults(**{name: value for name, value in saved.items() if name in vars(chosen) and name not in ("resume", "force", "check", "out")})
-    chosen, _ = parser.parse_known_args(argv)
-    method = replace(METHODS[chosen.loss], **{axis: losses.cells(axis)[name] for axis in losses.AXES
-                                             if (name := getattr(chosen, axis))})
+    # which run and which method, first: their flags join the others. What is given comes after what the run had
+    argv = sys.argv[1:] if argv is None else argv
+    saved = saved_flags(parser.parse_known_args(argv)[0])
+    before = [part for name, value in saved.items() if value is not None and value is not False for part in (
+        [f"--{name}"] if value is True else [f"--{name}={value}"])]
+    common = {f"--{name}" for name in vars(parser.parse_known_args([])[0])}
+    chosen, _ = parser.parse_known_args([flag for flag in before if flag.split("=")[0] in common] + argv)
+    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     for name, default in method.flags.items():
-        default = saved.get(name, default)
         parser.add_argument(f"--{name}", type=float if default is None else type(default), default=default,
                             help=f"of {chosen.loss} ({default})")
     parser.add_argument("-h", "--help", action="help", help="this page, for the method chosen")
     if chosen.model is None:
         parser.set_defaults(**EMBEDDED)
+    own = {f"--{name}" for name in method.flags}
+    argv = [flag for flag in before if flag.split("=")[0] in common | own] + argv
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
@@ -148,8 +151,10 @@ def parse_args(argv=None, description=None):
         refuse((f"{name} is a flag of {', '.join(owners)}; " if owners else f"{name}: there is no such flag; --help lists them; ")
                + f"{chosen.loss} has {', '.join('--' + f for f in method.flags) or 'none of its own'}")
     hp = {name: getattr(args, name) for name in method.flags}
+    # what is not given follows from the rest; config.json keeps it as not given, for it to follow when a run is resumed
+    args.given, args.saved = vars(args).copy(), saved
     args.old_logprobs = args.old_logprobs or method.old_logprobs
-    if args.max_refills and not args.drop_uniform_groups:
+    if args.max_refills is not None and not args.drop_uniform_groups:
         refuse("--max_refills is for --drop_uniform_groups, which is not given")
     if args.max_refills is None:
         args.max_refills = 4 * args.drop_uniform_groups
@@ -157,7 +162,6 @@ def parse_args(argv=None, description=None):
         args.sampler_temperature = args.temperature
     args.sampler_dtype = args.sampler_dtype or args.dtype
     validate(args, method, hp)
-    compare(saved, args)
     return args, method, hp
 
 
@@ -166,20 +170,32 @@ def default_out(args):
 
 
 def saved_flags(args):
-    """The flags of the run that --resume is to continue; none where there is no such run yet."""
-    try:
-        return json.loads((default_out(args) / "config.json").read_text())["flags"] if args.resume else {}
-    except (OSError, ValueError, KeyError):
+    """The flags of the run that --resume is to continue; none where there is nothing to continue yet."""
+    out = default_out(args)
+    if not args.resume or not checkpoint.folders(out):
         return {}
+    try:
+        return {name: value for name, value in json.loads((out / "config.json").read_text())["flags"].items() if name not in PRESENT}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was ({e}); --out of a new run leaves this one as it is")
 
 
-def compare(saved, args):
+def flags_of(args):
+    """The flags as config.json keeps them: as given, but for what was found at start."""
+    return dict(args.given, model=args.model, tokens_per_micro_batch=args.tokens_per_micro_batch)
+
+
+def compare(args):
     """Lists what is not as it was in the run to be resumed, and refuses what changes what is learnt, but for --force."""
-    changes = {name: f"--{name} was {saved.get(name)} and is now {value}" for name, value in vars(args).items()
-               if saved and value != saved.get(name) and name not in ("resume", "force", "check", "out")}
-    changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method" for name in set(saved) - set(vars(args))})
+    saved, now = args.saved, {name: value for name, value in args.given.items() if name not in PRESENT}
+    changes = {name: f"--{name} was {saved.get(name)} and is now {value}" for name, value in now.items() if saved and value != saved.get(name)}
+    changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method" for name in set(saved) - set(now)})
+    if "data_checksum" in changes:
+        changes["data_checksum"] = f"the problems of --data {args.data} are not those that the run had"
+    if fixed := [text for name, text in changes.items() if name in ("model", "lora_rank")]:
+        refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another with --model CHECKPOINT")
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
-    if changes and (method := [text for name, text in changes.items() if name not in free]) and not args.force:
+    if (method := [text for name, text in changes.items() if name not in free]) and not args.force:
         refuse(f"{'; '.join(method)}: that is another method or other data than the run's; --force continues all the same")
     for text in changes.values():
         say(f"resuming, but {text}")
@@ -245,36 +261,47 @@ def load_data(args):
     """-> the problems to learn from, the held-out ones, and the ids of those left out because their gold answer is no good."""
     left_out = []
     try:
-        train_set = data.load(args.data, "train", args.data_dir, left_out)
         test_set = data.load(args.eval_data or args.data, "test", args.data_dir)[:args.eval_problems] if args.eval_every else []
+        train_set = data.load(args.data, "train", args.data_dir, left_out)
     except data.DataError as e:
-        refuse(str(e))
+        refuse(str(e) + (": --eval_data NAME holds out another's, --eval_every 0 none" if "no test split" in str(e) else ""))
     if args.eval_every and len(test_set) < args.eval_problems:
         refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has {len(test_set)} held-out problems")
     try:
         sandbox.prepare([*test_set, *(train_set if isinstance(train_set, list) else ())], args.allow_unsafe_code)
     except PermissionError as e:
         refuse(str(e))
+    learnt = {str(p["prompt"]) for p in train_set} if isinstance(train_set, list) else ()
+    if both := sum(str(p["prompt"]) in learnt for p in test_set):
+        say(f"{both} of the {len(test_set)} held-out problems are learnt from, too: their scores say little; --eval_data names others")
+    rows = json.dumps([train_set if isinstance(train_set, list) else [], test_set], sort_keys=True, default=str)
+    args.given["data_checksum"] = zlib.crc32(rows.encode())
+    compare(args)
     return train_set, test_set, left_out
 
 
-def load_tokenizer(args, problems):
-    """-> the tokenizer and the ids that end a completion: all of the model that needs no weights. Refuses a model whose
-    prompts of `problems` cannot be made, or are too long."""
+def load_tokenizer(args, train_set, test_set):
+    """-> the tokenizer, the ids that end a completion, and the problems to learn from whose prompts are not too long: all
+    that needs no weights. Refuses a model that cannot make prompts of them."""
     try:
         config = AutoConfig.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         eos = eos_ids(args.model, tokenizer)
-        lengths = [len(data.encode(tokenizer, p, args.template)) for p in problems]
+        some = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
+        lengths, held_out = ([len(data.encode(tokenizer, p, args.template)) for p in problems] for problems in (some, test_set))
     except Exception as e:  # what can be wrong with a folder, or with a chat template, has no end
         refuse(f"--model {args.model} cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
     if not eos:
         refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its configuration")
-    if not min(lengths):
+    if not min(lengths + held_out):
         refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files complete?")
-    if max(lengths) > args.max_prompt_tokens:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has {max(lengths)} tokens")
+    short = [p for p, length in zip(some, lengths) if length <= args.max_prompt_tokens]
+    if not short or max(held_out, default=0) > args.max_prompt_tokens or len(short) < len(some) and not isinstance(train_set, list):
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has {max(lengths + held_out)} tokens")
+    if len(short) < len(some):
+        say(f"{args.data}: left out {len(some) - len(short)} of {len(some)} problems, their prompts are longer than --max_prompt_tokens {args.max_prompt_tokens}")
+        train_set = short
     places = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
     if args.max_prompt_tokens + args.max_tokens > places:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} are more than the model's {places} positions")
-    return tokenizer, eos
+    return tokenizer, eos, train_set

@@ -2,7 +2,7 @@
 
     python train.py --loss fade --steps_per_rollout 16          the embedded base, on a laptop
     python train.py --model Qwen/Qwen2.5-1.5B-Instruct --data countdown34 --loss acpo
-    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --loss p3o
+    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500 --max_tokens 3072 --loss p3o
 
 The method is a row of losses.METHODS; its functions' keyword-only arguments are flags here. `--loss NAME --help`
 lists them. The loop is `main`, at the end; what one optimizer step does is `update`.
@@ -37,9 +37,7 @@ from losses import every_token, group_advantages
 from policy import Batch, backward, head_of, load, make_batch, score
 from rewards import grade
 from sampler import Completion, make_sampler, seed_of
-from settings import default_out, load_data, load_tokenizer, parse_args, refuse, say
-
-STOP = []  # signals that asked for the end of the run
+from settings import default_out, flags_of, load_data, load_tokenizer, parse_args, refuse, say
 
 
 # ---------------------------------------------------------------------------- one optimizer step
@@ -55,7 +53,7 @@ def update(policy, optimizer, schedule, batch, method, hp, args, only=every_toke
     if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
         raise FloatingPointError(f"loss {metrics['loss'].item()}, gradient norm {metrics['grad_norm'].item()}")
     optimizer.step()
-    metrics["lr"] = schedule.get_last_lr()[0]
+    metrics["lr"] = torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
     schedule.step()
     return metrics
 
@@ -134,7 +132,7 @@ def start_run(args, method, hp, resumed_at=None):
             out.mkdir(parents=True, exist_ok=True)
             checkpoint.lock(out)
             if args.resume:
-                checkpoint.rewind(out, -1 if resumed_at is None else resumed_at)
+                checkpoint.rewind(out, resumed_at)
             else:
                 (out / "metrics.jsonl").open("x").close()
             break
@@ -145,12 +143,12 @@ def start_run(args, method, hp, resumed_at=None):
             out = out.with_name(f"{name}.{(taken := taken + 1)}")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror}")
-    config = dict(flags=vars(args), method=losses.describe(args.loss, method, hp), hyperparameters=hp, command=sys.argv,
+    config = dict(flags=flags_of(args), method=losses.describe(args.loss, method, hp), hyperparameters=hp, command=sys.argv,
                   versions=log.versions(), git=log.commit(), id=uuid.uuid4().hex, before=[])  # the id is Weights & Biases'
     if resumed_at is not None:
         last = json.loads((out / "config.json").read_text())
         config.update(id=last["id"], before=last.pop("before") + [dict(last, until_rollout=resumed_at)])
-    checkpoint.write_json(out / "config.json", config)
+    checkpoint.write(out / "config.json", json.dumps(config, indent=1))
     return out
 
 
@@ -163,7 +161,7 @@ def main(argv=None):
     train_set, test_set, left_out = load_data(args)
     if args.model is None:
         args.model = parallel.first_says(tiny.base_model)
-    tokenizer, eos = load_tokenizer(args, [*test_set, *data.batch(train_set, 64, args.seed, 0)])
+    tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
     found = parallel.first_says(partial(checkpoint.newest, default_out(args))) if args.resume else None
 
     # ---- the policy, its optimizer, and a sampler of the same weights
@@ -184,10 +182,12 @@ def main(argv=None):
         0.5 + 0.5 * math.cos(math.pi * min(1, step / steps)) if args.schedule == "cosine" else 1))
 
     # what a run is besides its weights; checkpoints hold all of it
-    run = dict(rollout=0, sampled=0, best=None, pending=[], state={}, totals={}, schedule=schedule.state_dict())
+    run = dict(rollout=0, sampled=0, best=None, pending=[], state={}, totals={}, optimizer_steps=0)
     if found:
         run.update(checkpoint.restore(found, policy, optimizer))
-        schedule.load_state_dict(run["schedule"])
+        schedule.last_epoch = run["optimizer_steps"]
+        for group in optimizer.param_groups:  # as the flags are now: --force may have changed them
+            group.update(lr=args.lr * schedule.lr_lambdas[0](schedule.last_epoch), initial_lr=args.lr, weight_decay=args.weight_decay)
     state = run["state"]  # the method's own, FADE's averages
     pending = deque((Batch(**b).to(parallel.device()), r.to(parallel.device()), *rest) for b, r, *rest in run["pending"])  # not yet learnt from
     totals = Counter(run["totals"])  # optimizer steps, generated tokens, seconds and floating-point operations so far
@@ -199,7 +199,7 @@ def main(argv=None):
         f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = {sequences} sequences -> "
         f"{args.steps_per_rollout * len(method.passes)} optimizer steps of {sequences // args.steps_per_rollout}\n"
         f"passes   of at most {policy.budget} tokens{', packed' * policy.packed}, on {parallel.world()} rank{'s' * (parallel.world() > 1)}\n"
-        f"folder   {out}{', from rollout ' + str(run['rollout']) if args.resume else ''}\n"
+        f"folder   {out or 'none: --check keeps nothing'}{', from rollout ' + str(run['rollout']) if args.resume else ''}\n"
         "A loss near 0 is as it should be: advantages sum to about 0. Watch reward and the held-out mean@n.")
     sampler = make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos, memory=args.gpu_memory_utilization,
                            max_length=args.max_prompt_tokens + args.max_tokens, tp=args.tp)
@@ -233,6 +233,15 @@ def main(argv=None):
         began = time.perf_counter()
         write(dict(rollout=0, **held_out(0), **{"time/rollout": time.perf_counter() - began}))
 
+    asked = []  # signals that asked for the end of the run
+
+    def note(number, _):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        os.write(2, b"\ntrain.py: saving and stopping after this rollout; once more stops at once\n")  # print may be what was interrupted
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+
     for rollout in range(run["rollout"] + 1, args.rollouts + 1):
         times = Counter()
         began = time.perf_counter()
@@ -248,7 +257,7 @@ def main(argv=None):
         # ---- advantages
         state["entropy"] = metrics["policy/entropy"]
         if args.save_rollouts and first:
-            checkpoint.save_rollout(out, rollout, batch=asdict(batch), rewards=rewards, state=dict(state), flags=vars(args), hp=hp)
+            checkpoint.save_rollout(out, rollout, batch=asdict(batch), rewards=rewards, state=dict(state), flags=flags_of(args), hp=hp)
         advantages = group_advantages(method, rewards, state, **hp)  # [P, G]
         batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
 
@@ -294,20 +303,22 @@ def main(argv=None):
         write(dict(rollout=rollout, **totals, **metrics, **times, **{
             "time/rollout": seconds, "perf/tokens_per_s": metrics["len/sum"] / seconds, "perf/mem_peak_gb": parallel.peak_memory() / 1e9}), samples)
         bar.update()
-        stopping = sum(parallel.gather(STOP), [])
+        stopping = sum(parallel.gather(asked), []) if rollout < args.rollouts else []
         if stopping or rollout == args.rollouts or args.save_every and rollout % args.save_every == 0:
             score_here = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
             if score_here is not None and (best is None or score_here > best["score"]):
                 best = dict(rollout=rollout, score=score_here)
-            checkpoint.save(out, rollout, policy, tokenizer, optimizer, args.keep, best, sampled=sampled, schedule=schedule.state_dict(),
+            checkpoint.save(out, rollout, policy, tokenizer, optimizer, args.keep, best, sampled=sampled, optimizer_steps=schedule.last_epoch,
                             state=state, totals=dict(totals), pending=[(asdict(b), *rest) for b, *rest in pending])
         if stopping:
             break
 
     bar.close()
-    if first:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    if first and not stopping:
         analyze.curves([out], out / "curves.png")
-    say(f"stopped by a signal; --out {out} --resume continues" if stopping else
+    say(f"stopped by a signal; train.py --out {out} --resume continues" if stopping else
         f"done: {out / 'curves.png'}, {out / 'metrics.jsonl'}, {out / 'checkpoints'}")
     sampler.close()  # before the process group
     parallel.stop()
@@ -315,16 +326,7 @@ def main(argv=None):
         sys.exit(128 + stopping[0])
 
 
-def on_signal(number, _):
-    if STOP:
-        raise KeyboardInterrupt
-    STOP.append(number)
-    os.write(2, b"\ntrain.py: saving and stopping after this rollout; once more stops at once\n")  # print may be what was interrupted
-
-
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
     try:
         main()
     except (RunFailed, FloatingPointError) as e:

@@ -49,6 +49,20 @@ def test_a_stale_head(base, capsys, monkeypatch):
     assert failing(capsys) == ["log probabilities of sampler and trainer, after two more weight syncs"]
 
 
+@pytest.mark.parametrize("lost", ["everything", "the head", "a layer", "the second sync"])
+def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeypatch, lost):
+    own, calls = TransformersSampler.load_weights, []
+
+    def load_weights(self, weights):
+        calls.append(1)
+        keep = dict(zip(["everything", "the head", "a layer", "the second sync"],
+                        [lambda n: False, lambda n: "lm_head" not in n, lambda n: "layers.1." not in n, lambda n: len(calls) == 1]))[lost]
+        own(self, [(n, w) for n, w in weights if keep(n)])
+    assert failing(capsys, "--dtype", "bfloat16") == []
+    monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
+    assert failing(capsys, "--dtype", "bfloat16") == ["log probabilities of sampler and trainer, after two more weight syncs"]
+
+
 def test_a_wrong_temperature(base, capsys, monkeypatch):
     own = TransformersSampler.generate
     monkeypatch.setattr(TransformersSampler, "generate", lambda self, prompts, temperature, *rest: own(self, prompts, 1.0, *rest))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, LlamaConfig, PhiConfig,
+                          Qwen3MoeConfig)
 
 import policy
 from conftest import ROOT
@@ -216,6 +217,32 @@ def test_the_end_of_sequence_token_is_trained(small, tokenizer):
         for p in model.parameters():
             p.sub_(1e-2 * p.grad)
     assert policy.score(model, batch)[0][0, 1] > before
+
+
+@pytest.mark.parametrize("config, adapters", [
+    (LlamaConfig(), True), (LlamaConfig(tie_word_embeddings=True), True), (Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), True),
+    (PhiConfig(), True), (GPT2Config(n_embd=32, n_layer=2, n_head=2), False)], ids=["llama", "tied", "moe", "phi with a head bias", "gpt2"])
+def test_other_architectures_and_their_adapters_merged(config, adapters, tmp_path):
+    """Log probabilities are the model's own; what parallel.weights gives the sampler is what the policy with LoRA computes."""
+    config.update(dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, bos_token_id=1,
+                       eos_token_id=1, pad_token_id=0) if adapters else dict(vocab_size=100, eos_token_id=1, bos_token_id=1))
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    batch = policy.make_batch([[1]] * 4, [Completion(ids, [0.0] * len(ids), False) for ids in ([5, 6, 7, 8], [5, 6], [5], [7])])
+    plain = policy.load(tmp_path, [1], batch, budget=100)
+    assert plain(batch)[0].shape == (4, 4)
+    if not adapters:
+        with pytest.raises(ValueError, match="no linear layers"):
+            policy.load(tmp_path, [1], batch, budget=100, lora_rank=4)
+        return
+    trained = policy.load(tmp_path, [1], batch, budget=100, lora_rank=4)
+    with torch.no_grad():
+        for name, p in trained.named_parameters():
+            if p.requires_grad:
+                p.add_(0.3 * torch.randn(p.shape))
+    assert (trained(batch)[0] - plain(batch)[0]).abs().max() > 1e-2
+    plain.model.load_state_dict(dict(policy.parallel.weights(trained)))
+    assert (trained(batch)[0] - plain(batch)[0]).abs().max() < 1e-4
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):

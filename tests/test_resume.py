@@ -102,12 +102,25 @@ def test_a_damaged_checkpoint_is_not_used(whole, tmp_path, damage, capsys):
     train.main(["--out", str(out), "--resume"])
     said = capsys.readouterr().out
     assert "rollout_000003 is damaged" in said and "from rollout 2" in said and same(out, whole[0])
+    assert (out / "checkpoints" / "damaged_rollout_000003").exists()  # and does not count as one of those kept
+
+
+def test_with_keep_1_a_damaged_last_checkpoint_loses_nothing(whole, tmp_path):
+    out = without(whole[0], tmp_path / "run", 2, 3)
+    (out / "checkpoints" / "rollout_000004" / "model.safetensors").write_bytes(b"")
+    for stray in ("rollout_000001.notes", "rollout_000009_backup"):
+        (out / "checkpoints" / stray).write_text("mine")
+    train.main(["--out", str(out), "--resume", "--keep", "1", "--rollouts", "4"])
+    assert same(out, whole[0]) and [p.name for p in checkpoint.folders(out)][-1] == "rollout_000004"
+    assert (out / "checkpoints" / "rollout_000001.notes").exists()
 
 
 def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
     out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write("garbage\n")
     train.main([*whole[1], "--out", str(out), "--resume"])
-    assert same(out, whole[0])
+    assert same(out, whole[0]) and "garbage" in (out / "metrics.jsonl.old").read_text()  # what there was is not thrown away
     out = tmp_path / "new"
     out.mkdir()
     (out / "config.json").write_text('{"fla')  # killed while it was written, in a version that did not write aside
@@ -126,8 +139,36 @@ def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path,
     train.main(["--out", str(out), "--resume", "--keep", "5", "--save_every", "3"])
     assert "resuming, but --keep was 9 and is now 5" in capsys.readouterr().out and same(out, whole[0])
     out = without(whole[0], tmp_path / "other", 4)
-    train.main(["--out", str(out), "--resume", "--lr", "1e-3", "--loss", "grpo", "--force"])
+    train.main(["--out", str(out), "--resume", "--lr", "1e-3", "--loss", "grpo", "--temperature", "0.8", "--schedule", "constant", "--force"])
     assert "--lr was" in capsys.readouterr().out and weights(out) != weights(whole[0])
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])  # what was forced is done
+    assert last["optim/lr"] == pytest.approx(1e-3) and "adv/fade_alpha" not in last and last["sampler/logp_absdiff_max"] < 1e-4
+    for fixed in ("--lora_rank 2", f"--model {out}/checkpoints/rollout_000003"):
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--out", str(out), "--resume", "--force", *fixed.split()])
+        assert stop.value.code == 2 and "train another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"flags": ', '{"flags": {"lr": null, "schedule": "cosin"}}', '{"flags": {"group_size": "x"}}', None])
+def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
+    out = without(whole[0], tmp_path / "run", 4)
+    (out / "config.json").unlink() if content is None else (out / "config.json").write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--out", str(out), "--resume"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and records(out) == records(whole[0])
+
+
+def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
+    def rows(n):
+        return "".join(json.dumps(dict(prompt=f"{i},2={i + 2}:", answer=dict(nums=[i, 2], target=i + 2), reward="countdown")) + "\n" for i in range(n))
+    file, out = tmp_path / "own.jsonl", tmp_path / "run"
+    file.write_text(rows(8))
+    train.main(["--model", base, *SMALL, "--data", str(file), "--rollouts", "1", "--schedule", "constant", "--out", str(out)])
+    file.write_text(rows(9))
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--out", str(out), "--resume", "--rollouts", "2"])
+    assert stop.value.code == 2 and "the problems of --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
