@@ -175,14 +175,15 @@ def saved_flags(args):
     if not args.resume or not checkpoint.folders(out):
         return {}
     try:
-        return {name: value for name, value in json.loads((out / "config.json").read_text())["flags"].items() if name not in PRESENT}
+        return dict(json.loads((out / "config.json").read_text())["flags"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was ({e}); --out of a new run leaves this one as it is")
 
 
 def flags_of(args):
     """The flags as config.json keeps them: as given, but for what was found at start."""
-    return dict(args.given, model=args.model, tokens_per_micro_batch=args.tokens_per_micro_batch)
+    return {name: value for name, value in dict(args.given, model=args.model, tokens_per_micro_batch=args.tokens_per_micro_batch).items()
+            if name not in PRESENT}
 
 
 def compare(args):

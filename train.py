@@ -47,9 +47,7 @@ def update(policy, optimizer, schedule, batch, method, hp, args, only=every_toke
     gradient is not finite."""
     optimizer.zero_grad(set_to_none=True)
     metrics = backward(policy, batch, method, hp, args.max_tokens, only, args.entropy_coef, tis_cap=args.tis_cap, kl_coef=args.kl_coef)
-    trained = [p for p in policy.parameters() if p.grad is not None]
-    metrics["grad_norm"] = norm = parallel.full(torch.nn.utils.get_total_norm([p.grad for p in trained]))
-    torch.nn.utils.clip_grads_with_norm_(trained, args.max_grad_norm, norm)  # with all of it: a sharded norm clips each shard by its own
+    metrics["grad_norm"] = parallel.full(torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm))
     if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
         raise FloatingPointError(f"loss {metrics['loss'].item()}, gradient norm {metrics['grad_norm'].item()}")
     optimizer.step()

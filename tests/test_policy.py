@@ -169,6 +169,18 @@ def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
     assert len(policy.micro_batches(batch, 40, True)) < len(policy.micro_batches(batch, 40))
 
 
+def test_a_model_that_cannot_be_packed_is_padded(model, batch, monkeypatch, capsys):
+    assert policy.packing_agrees(model, batch) and model.packed
+    model.pack(False)
+    monkeypatch.setattr(policy.F, "pad", lambda x, *_: torch.tensor([0, int(x[-1])]))  # as if all were one sequence
+    assert not policy.packing_agrees(model, batch) and not model.packed and "padding instead" in capsys.readouterr().out
+
+    def broken(*_, **__):
+        raise RuntimeError("head_dim should be at most 256")
+    monkeypatch.setattr(policy.F, "pad", broken)
+    assert not policy.packing_agrees(model, batch) and not model.packed and "head_dim" in capsys.readouterr().out
+
+
 def test_the_token_budget_follows_the_memory(small, monkeypatch):
     model = policy.Policy(AutoModelForCausalLM.from_pretrained(small(), dtype=torch.float32))
     probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (9, 7, 5, 3)])
