@@ -121,7 +121,9 @@ def replay(path, out, model=None, methods=None):
         table_rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
                           **{k: statistics.mean(t[k].item() for t in told) for k in ("clip_frac", "approx_kl", "ess")})
     names = list(table_rows)
-    cosine = [[(gradients[a] @ gradients[b] / (gradients[a].norm() * gradients[b].norm())).item() for b in names] for a in names]
+    def dot(a, b):  # a float32 sum over all parameters is off by 1e-4 and more
+        return (gradients[a] * gradients[b]).sum(dtype=torch.float64)
+    cosine = [[(dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).item() for b in names] for a in names]
     Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=table_rows, cosine=cosine), indent=1))
     print("| method | loss | gradient norm | clipped | KL | ess |\n|---|---|---|---|---|---|")
     for name, told in table_rows.items():

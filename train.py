@@ -186,6 +186,8 @@ def main(argv=None):
         schedule.last_epoch = run["optimizer_steps"]
         for group in optimizer.param_groups:  # as the flags are now: --force may have changed them
             group.update(lr=args.lr * schedule.lr_lambdas[0](schedule.last_epoch), initial_lr=args.lr, weight_decay=args.weight_decay)
+        if any(args.saved[name] != args.given[name] for name in ("loss", "advantage")):
+            run["state"] = {}  # another method's averages
     state = run["state"]  # the method's own, FADE's averages
     pending = deque((Batch(**b).to(parallel.device()), r.to(parallel.device()), *rest) for b, r, *rest in run["pending"])  # not yet learnt from
     totals = Counter(run["totals"])  # optimizer steps, generated tokens, seconds and floating-point operations so far
