@@ -46,15 +46,18 @@ def right_answer(problem):
 
 
 def gradient(policy, batch, method, hp, args, budget):
-    """The whole gradient of an optimizer step on the batch, micro-batches of at most `budget` tokens."""
+    """The gradient of an optimizer step on the batch, micro-batches of at most `budget` tokens: this rank's shards of it."""
     own, policy.budget = policy.budget, budget
-    policy.zero_grad()
     for only in method.passes:
         backward(policy, batch, method, hp, args.max_tokens, only)
     policy.budget = own
-    grads = [parallel.full(p.grad).flatten().cpu() for p in policy.parameters() if p.grad is not None]
+    shards = [parallel.shard_of(p.grad) for p in policy.parameters() if p.grad is not None]
     policy.zero_grad()
-    return torch.cat(grads)
+    return shards
+
+
+def norm(shards):
+    return parallel.total(sum(x.double().square().sum() for x in shards)).sqrt().item()
 
 
 def rows(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp, left_out):
@@ -64,8 +67,7 @@ def rows(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp,
     exact = args.dtype == args.sampler_dtype == "float32"
     limit, which = (1e-3, 0) if exact else (0.05, 1)  # bfloat16 rounds here and there: there the mean counts
 
-    def agreement(what, seed, temperature):
-        _, batch = batch_of(sampler, prompts, args, EACH, seed, args.tp, temperature)
+    def agreement(what, batch, temperature):
         policy.temperature, own = temperature, policy.temperature
         found = gap(policy, batch)
         policy.temperature = own
@@ -73,8 +75,9 @@ def rows(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp,
             found[which] < limit, "--sampler_dtype, --sampler; the versions in requirements.txt"
 
     groups, batch = batch_of(sampler, prompts, args, EACH, 0, args.tp, args.temperature)
-    yield agreement("first weights", 0, args.temperature)
-    yield agreement(f"T = {0.7 * args.temperature:g}", 1, 0.7 * args.temperature)
+    yield agreement("first weights", batch, args.temperature)
+    cool = 0.7 * args.temperature
+    yield agreement(f"T = {cool:g}", batch_of(sampler, prompts, args, EACH, 1, args.tp, cool)[1], cool)
 
     flat = [c for group in groups for c in group]
     ended = [c for c in flat if not c.truncated]
@@ -99,14 +102,17 @@ def rows(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp,
     wrong = sum(r == 1 for r, in taken)
     yield "a wrong answer grades as wrong", f"{wrong} of {len(some)} taken for right", wrong == 0, "--data, REWARDS in rewards.py"
 
+    # ratios that are not 1, or a batch statistic would have nothing to depend on; no more rows than go through at once
     batch.old_logprobs, batch.entropy = score(policy, batch)
+    batch.old_logprobs = batch.old_logprobs + 0.3 * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)).to(batch.ids.device)
     batch.ref_logprobs = batch.old_logprobs
     fake = (torch.arange(len(flat), device=parallel.device()) % 3 == 0).float().view(PROMPTS, EACH)
     batch.advantages = (fake - fake.mean(1, keepdim=True)).view(-1, 1).expand(batch.mask.shape)
     tokens = int((batch.prompt_len + batch.completion_len).max())
-    whole, cut = (gradient(policy, batch, method, hp, args, budget) for budget in (10**9, 4 * tokens))
-    off, bound = ((cut - whole).norm() / whole.norm()).item(), 1e-4 if exact else 0.05
-    yield ("the gradient does not depend on the micro-batches", f"relative difference {off:.1e}, limit {bound}, norm {whole.norm():.3g}",
+    n = max(2, min(len(flat), policy.budget // tokens))
+    whole, cut = (gradient(policy, batch.rows(torch.arange(n)), method, hp, args, rows * tokens) for rows in (n, max(1, n // 8)))
+    off, bound = norm([a - b for a, b in zip(cut, whole)]) / (norm(whole) or math.nan), 1e-4 if exact else 0.05
+    yield ("the gradient does not depend on the micro-batches", f"relative difference {off:.1e}, limit {bound}, norm {norm(whole):.3g}",
            off < bound and math.isfinite(off), "whole_step in losses.py; --tokens_per_micro_batch")
 
     longest = args.max_prompt_tokens + args.max_tokens
@@ -128,7 +134,7 @@ def rows(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp,
             for p in policy.parameters():
                 p.mul_(factor)
         sampler.load_weights(parallel.weights(policy))
-    yield agreement("after two more weight syncs", 2, args.temperature)
+    yield agreement("after two more weight syncs", batch_of(sampler, prompts, args, EACH, 2, args.tp, args.temperature)[1], args.temperature)
 
 
 def table(*settings):

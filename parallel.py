@@ -115,6 +115,11 @@ def full(x):
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
+def shard_of(x):
+    """A copy of what this rank has of a tensor: all of it, where it is not sharded."""
+    return (x.to_local() if isinstance(x, DTensor) else x).clone()
+
+
 @torch.no_grad()
 def weights(policy):
     """The model's weights under their names in a checkpoint, one by one so that no second copy is ever whole; LoRA is
