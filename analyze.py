@@ -1,168 +1,249 @@
-"""Figures and tables from the runs' metrics.jsonl.
+"""Tables, figures and the anatomy of updates, from the folders of runs and from kept rollouts.
 
-    python analyze.py curves runs/fade-16-0 runs/grpo-16-0 --out curves.png
-    python analyze.py table runs/*
-    python analyze.py replay runs/fade-16-0/rollouts/rollout_000008.pt --model runs/fade-16-0/checkpoints/rollout_000008
+    python analyze.py curves runs/*                       a few numbers over the rollouts
+    python analyze.py table runs/*                        a line for each method, with intervals over seeds
+    python analyze.py passk runs/*                        pass@k before and after
+    python analyze.py fade runs/*                         gradient masses, controllers, entropy, rank of the head's change
+    python analyze.py p3o runs/*                          effective sample size, capped tokens, KL within a rollout
+    python analyze.py keep runs/* --out results.jsonl     the runs' numbers in one small file, which all of these read too
+
+    python train.py --loss grpo --rollouts 1 --save_rollouts --eval_every 0 --out runs/kept
+    python analyze.py steps runs/kept/rollouts/rollout_000001.pt      ratios, gradient sizes and clipping, step by step
+    python analyze.py subsets runs/kept/rollouts/rollout_000001.pt    which tokens make the gradient, and its direction
+    python analyze.py entropy runs/kept/rollouts/rollout_000001.pt    predicted against measured change of entropy
+    python analyze.py replay runs/kept/rollouts/rollout_000001.pt     the gradients of all methods on one rollout
+    python analyze.py theory                                          ACPO's Proposition 1 against a Monte Carlo
+
+A rollout can be looked at with any Hugging Face model: --model, by default the one that its run began with; for a later rollout
+that should be the checkpoint before it. Runs whose flags differ in nothing but the seed are one line.
 """
 
 import argparse
+import fnmatch
+import itertools
 import json
 import math
 import pickle
+import random
 import statistics
 import sys
 from pathlib import Path
 
-import matplotlib
 import torch
 
-import parallel
-import policy
-from losses import AXES, METHODS, group_advantages, row
+import anatomy
+import figures
+from losses import METHODS, gradient_mass, group_advantages, row
 
-matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
+# what `keep` keeps of a record, and of its optimizer steps
+KEPT = ("rollout", "step", "tokens", "eval/", "reward/mean", "groups/", "policy/entropy", "policy/kl_old", "policy/ess", "clip/", "adv/mass",
+        "adv/fade", "optim/grad_norm", "optim/head_rank1_share", "sampler/logp_absdiff_mean", "len/mean", "time/rollout")
+PROFILE = ("policy/ess", "policy/kl_old", "policy/ratio_std/", "clip/")
 
-PANELS = [("mean@n", "held-out mean@n"), ("pass@n", "held-out pass@n"), ("reward/mean", "reward"),
-          ("policy/entropy", "entropy (nats)"), ("clip/frac", "share of tokens clipped"), ("policy/kl_old", "KL within the rollout")]
 
-
-def read(run):
-    """The records of a run, in order, a last line that was cut off left out. "mean@n" and "pass@n" stand in them for
-    the largest n that was evaluated."""
-    lines = Path(run, "metrics.jsonl").read_text().split("\n")[:-1]
-    records = [json.loads(line) for line in lines]
-    for record in records:
+def read(path):
+    """The runs of a path: a run's folder, or a file that `keep` wrote. Each is a dict: name (the folder's, less the seed), seed,
+    flags, records (of the rollouts, in order, a last line that was cut off left out) and profile (the optimizer steps of a rollout,
+    means over the rollouts). "mean@n" and "pass@n" stand in a record for the largest n that was evaluated."""
+    path = Path(path)
+    if path.is_file():
+        runs = [json.loads(line) for line in path.read_text().splitlines()]
+    else:
+        flags = json.loads((path / "config.json").read_text())["flags"]
+        records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
+        runs = [dict(name=path.name.removesuffix(f"-{flags['seed']}"), seed=flags["seed"], flags=flags, records=records, profile=profile(records))]
+    for record in (r for run in runs for r in run["records"]):
         for name in [k for k in record if "@" in k]:  # in the order of n
             record[name.split("/")[-1].split("@")[0] + "@n"] = record[name]
-    return records
+    return runs
 
 
-def curves(runs, out):
-    """The run of a few numbers over the rollouts, a line for each run."""
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
+def profile(records):
+    """[{step, metric: mean over the rollouts}] of the optimizer steps within a rollout."""
+    steps = [r["steps"] for r in records if r.get("steps")]
+    found = []
+    for i in range(min(map(len, steps), default=0)):
+        names = [k for k in steps[0][i] if k.startswith(PROFILE)]
+        means = {k: statistics.fmean(s[i][k] for s in steps if s[i].get(k) is not None) for k in names if any(s[i].get(k) is not None for s in steps)}
+        means["share"] = means.get("clip/frac", 0) + means.get("clip/capped_frac", 0)
+        found.append(dict(step=i + 1, **means))
+    return found
+
+
+def grouped(runs):
+    """{label: [run]}: runs with the same flags but for the seed, in the order given; a label that is taken gets a number."""
+    same = {}
     for run in runs:
-        records = read(run)
-        for axis, (name, label) in zip(axes.flat, PANELS):
-            points = [(r["rollout"], r[name]) for r in records if r.get(name) is not None]
-            axis.plot(*zip(*points), marker="." if "@" in name else None, label=Path(run).name)
-            axis.set(xlabel="rollout", ylabel=label)
-            axis.grid(alpha=0.3)
-    axes.flat[2].legend(fontsize=8)
-    figure.savefig(out, dpi=150)
-    plt.close(figure)
-
-
-def pass_at_k_curves(results, out):
-    """results: {name: {k: pass@k}}; k on a logarithmic axis."""
-    figure, axis = plt.subplots(figsize=(5.5, 4), layout="constrained")
-    for name, curve in results.items():
-        axis.plot(*zip(*curve.items()), marker=".", label=name)
-    axis.set_xscale("log", base=2)
-    axis.set(xlabel="k", ylabel="pass@k", ylim=(0, 1))
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    figure.savefig(out, dpi=150)
-    plt.close(figure)
-
-
-def table(runs, out):
-    """A line for each method and steps per rollout (and what else differs): at the end of the runs, means over seeds with
-    the least and most."""
+        same.setdefault(json.dumps({k: v for k, v in run["flags"].items() if k not in ("seed", "out")}), []).append(run)
     groups = {}
+    for members in same.values():
+        label = members[0]["name"]
+        groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = members
+    return groups
+
+
+def bootstrap(values, draws=10_000):
+    """-> mean, and the 95% percentile interval of the bootstrap over `values`, one for each seed: of all resamples where they are
+    few (5 seeds: 3,125), else of `draws`. One value has no interval: it stands for both ends."""
+    n = len(values)
+    if n ** n <= draws:
+        means = sorted(map(statistics.fmean, itertools.product(values, repeat=n)))
+    else:
+        rng = random.Random(0)
+        means = sorted(statistics.fmean(rng.choices(values, k=n)) for _ in range(draws))
+    return statistics.fmean(values), means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+
+
+def last(run, name):
+    """The run's last value of a metric, None where there is none."""
+    return next((r[name] for r in reversed(run["records"]) if r.get(name) is not None), None)
+
+
+def average(run, name, f=statistics.fmean):
+    """Over its rollouts; None where there is none."""
+    values = [r[name] for r in run["records"] if r["rollout"] and r.get(name) is not None]
+    return f(values) if values else None
+
+
+COLUMNS = [("mean@n", lambda run: last(run, "mean@n")), ("pass@n", lambda run: last(run, "pass@n")),
+           ("entropy", lambda run: last(run, "policy/entropy")), ("clipped", lambda run: average(run, "clip/frac")),
+           ("s/rollout", lambda run: average(run, "time/rollout", statistics.median))]
+
+
+def cell(values):
+    """0.512 (0.496-0.531): the mean and its interval; "-" where there is nothing."""
+    values = [v for v in values if v is not None]
+    if not values:
+        return "-"
+    mean, low, high = bootstrap(values)
+    return f"{mean:.3f}" if len(values) == 1 else f"{mean:.3f} ({low:.3f}-{high:.3f})"
+
+
+def table(runs):
+    """A line for each method and steps per rollout (and what else differs): at the end of the runs, means over seeds with 95%
+    bootstrap intervals."""
+    lines = ["| run | method | steps | rollouts | seeds | " + " | ".join(name for name, _ in COLUMNS) + " |", "|---" * (5 + len(COLUMNS)) + "|"]
+    for label, members in grouped(runs).items():
+        flags, done = members[0]["flags"], sorted({run["records"][-1]["rollout"] if run["records"] else 0 for run in members})
+        lines.append(f"| {label} | {flags['loss']} | {flags['steps_per_rollout']} | {'-'.join(map(str, done[:1] + done[1:][-1:]))} | {len(members)} | "
+                     + " | ".join(cell([f(run) for run in members]) for _, f in COLUMNS) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def pass_at_k(groups):
+    """{label: {k: (pass@k, low, high)}} at the end of the runs, and as "base" at their beginning."""
+    def curve(records):
+        found = [{int(k.split("@")[1]): v for k, v in record.items() if "/pass@" in k} for record in records]
+        return {k: bootstrap([f[k] for f in found]) for k in found[0]} if found else {}
+    evaluated = {label: [[r for r in run["records"] if any("/pass@" in k for k in r)] for run in runs] for label, runs in groups.items()}
+    first = [records[0] for runs in evaluated.values() for records in runs if records and records[0]["rollout"] == 0]
+    return {"base": curve(first), **{label: curve([records[-1] for records in runs if records]) for label, runs in evaluated.items()}}
+
+
+# FADE's gradient masses of a group with solve rate p of binary rewards, for infinitely large groups: p -> m_S, m_F
+MASSES = dict(centred=lambda p: (p * (1 - p),) * 2, zscore=lambda p: (math.sqrt(p * (1 - p)),) * 2, asym=lambda p: (p * (1 - p), p * (1 - p) / 2),
+              power=lambda p: (p * (1 - p) ** 2,) * 2, maxrl=lambda p: (1 - p,) * 2, raw=lambda p: (p, 0.0))
+
+
+def masses(size=16):
+    """{advantage: theory and measured [(solve rate, m_S, m_F)]}, measured on groups of `size` with 0, 1, ... successes."""
+    rewards = [[1.0] * k + [0.0] * (size - k) for k in range(1, size)]
+    told = {}
+    for name, theory in MASSES.items():
+        method = row("dr_grpo", advantage=name)
+        found = [(sum(r) / size, *gradient_mass(group_advantages(method, torch.tensor([r]), dict(entropy=1.0)))) for r in rewards]
+        told[name] = dict(theory=[(i / 100, *theory(i / 100)) for i in range(1, 100)], measured=found)
+    return told
+
+
+def rounded(value):
+    """To 4 significant digits, in lists and dicts too."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else [rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def keep(runs, out):
+    """The runs' numbers in one file, a line for each run; no paths, and flags only where they say something."""
+    lines = []
     for run in runs:
-        flags = json.loads(Path(run, "config.json").read_text())["flags"]
-        groups.setdefault(json.dumps({k: v for k, v in flags.items() if k not in ("seed", "out")}), []).append((flags, read(run)))
-
-    def cell(values):
-        values = [v for v in values if v is not None]
-        if not values:
-            return "-"
-        middle = f"{statistics.mean(values):.3f}"
-        return middle if len(values) == 1 else f"{middle} ({min(values):.3f}-{max(values):.3f})"
-    lines = ["| method | steps | seeds | mean@n | pass@n | entropy | clipped | s/rollout |", "|---|---|---|---|---|---|---|---|"]
-    for members in groups.values():
-        rollouts = [[r for r in records if r["rollout"]] for _, records in members]
-        ends = [[next((r[name] for r in reversed(records) if r.get(name) is not None), None) for _, records in members]
-                for name in ("mean@n", "pass@n", "policy/entropy")]
-        over = [[f([r[name] for r in records if r.get(name) is not None] or [math.nan]) for records in rollouts]
-                for f, name in ((statistics.mean, "clip/frac"), (statistics.median, "time/rollout"))]
-        lines.append(f"| {members[0][0]['loss']} | {members[0][0]['steps_per_rollout']} | {len(members)} | " + " | ".join(map(cell, ends + over)) + " |")
+        records = [{k: v for k, v in r.items() if k.startswith(KEPT) and not k.endswith("@n")} for r in run["records"]]
+        flags = {k: v for k, v in run["flags"].items() if v not in (None, False, 0) and k not in ("out", "model", "data_dir", "data_checksum")}
+        lines.append(json.dumps(dict(run, flags=dict(flags, seed=run["seed"]), records=rounded(records), profile=rounded(run["profile"]))))
     Path(out).write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
 
 
-def replay(path, out, model=None, methods=None):
-    """The gradients of the methods on one rollout that --save_rollouts kept, all of it as one optimizer step: loss, gradient
-    norm, clip fraction of each (its flags at their defaults, the run's own method with the run's), and the cosine between
-    every two.
+def of_runs(args):
+    """Commands on runs."""
+    paths = [p for p in args.paths if Path(p, "metrics.jsonl").exists() or not Path(p).is_dir() or not any(Path(p).glob("*/metrics.jsonl"))]
+    paths = [p for p in paths if Path(p).suffix not in (".png", ".md", ".log")]  # runs/* has figures too
+    if missing := [p for p in paths if not (Path(p).is_file() or Path(p, "metrics.jsonl").exists() and Path(p, "config.json").exists())]:
+        sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl and config.json")
+    try:
+        runs = [run for path in paths for run in read(path)]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        sys.exit(f"analyze.py: a file of the runs cannot be read: {type(e).__name__}: {e}")
+    runs = [run for run in runs if not args.only or any(fnmatch.fnmatch(run["name"], pattern) for pattern in args.only.split(","))]
+    if not runs:
+        sys.exit(f"analyze.py: no run in {' '.join(args.paths)}" + (f" is named like {args.only}" if args.only else ""))
+    out, groups = args.out or dict(table="table.md", keep="runs.jsonl").get(args.what, f"{args.what}.png"), grouped(runs)
+    if args.what == "table":
+        Path(out).write_text(table(runs))
+        print(Path(out).read_text(), end="")
+    elif args.what == "keep":
+        keep(runs, out)
+    elif args.what == "passk":
+        results = pass_at_k(groups)
+        if not all(results.values()):
+            sys.exit("analyze.py: passk needs runs that were evaluated at their beginning and end (--eval_every)")
+        figures.passk(results, out, f"{figures.seeds_of(groups).split(',')[0]}, band: 95% bootstrap interval")
+    elif args.what == "fade":
+        figures.fade(groups, masses(), out)
+    else:
+        getattr(figures, args.what)(groups, out)
+    print(out)
 
-    model: a checkpoint before the rollout was learnt from gives ratios of 1, a later one spreads them. Default: the
-    model that the run began with."""
-    saved = torch.load(path, map_location=parallel.device(), weights_only=False)
-    flags, whole = saved["flags"], policy.Batch(**saved["batch"])
-    probe = whole.rows(torch.arange(4) % len(whole.ids))
-    chosen = policy.load(model or flags["model"], None, probe, budget=flags["tokens_per_micro_batch"], temperature=flags["temperature"],
-                         dtype=flags["dtype"])
-    gradients, table_rows = {}, {}
-    for name in methods or METHODS:
-        own = name == flags["loss"]
-        method = row(name, **{axis: flags[axis] for axis in AXES if own})
-        hp = saved["hp"] if own else method.flags
-        try:
-            advantages = group_advantages(method, saved["rewards"], dict(saved["state"]), **hp)
-        except ValueError as e:
-            print(f"{name} is left out: {e}")
-            continue
-        whole.advantages = advantages.view(-1, 1).expand(whole.mask.shape)
-        chosen.zero_grad()
-        told = [policy.backward(chosen, whole, method, hp, flags["max_tokens"], only) for only in method.passes]
-        gradients[name] = torch.cat([p.grad.flatten().cpu() for p in chosen.parameters()])
-        table_rows[name] = dict(loss=sum(t["loss"].item() for t in told), grad_norm=gradients[name].norm().item(),
-                          **{k: statistics.mean(t[k].item() for t in told) for k in ("clip_frac", "approx_kl", "ess")})
-    names = list(table_rows)
-    def dot(a, b):  # a float32 sum over all parameters is off by 1e-4 and more
-        return (gradients[a] * gradients[b]).sum(dtype=torch.float64)
-    cosine = [[(dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).item() for b in names] for a in names]
-    Path(out).with_suffix(".json").write_text(json.dumps(dict(rollout=saved["rollout"], model=str(model or flags["model"]), methods=table_rows, cosine=cosine), indent=1))
-    print("| method | loss | gradient norm | clipped | KL | ess |\n|---|---|---|---|---|---|")
-    for name, told in table_rows.items():
-        print(f"| {name} | {told['loss']:.4g} | {told['grad_norm']:.4g} | {told['clip_frac']:.4f} | {told['approx_kl']:.4g} | {told['ess']:.4f} |")
-    figure, axis = plt.subplots(figsize=(1.5 + 0.45 * len(names),) * 2, layout="constrained")
-    axis.imshow(cosine, vmin=-1, vmax=1, cmap="RdBu")
-    axis.set_xticks(range(len(names)), names, rotation=90)
-    axis.set_yticks(range(len(names)), names)
-    for i, line in enumerate(cosine):
-        for j, value in enumerate(line):
-            axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="white" if abs(value) > 0.6 else "black")
-    axis.set_title(f"cosine of the gradients, rollout {saved['rollout']}", fontsize=9)
-    figure.savefig(out, dpi=150)
-    plt.close(figure)
+
+def of_rollout(args):
+    """Commands on a kept rollout, and theory, which needs none."""
+    out = Path(args.out or f"{args.what}.png")
+    try:
+        told = anatomy.COMMANDS[args.what](args)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError, RuntimeError) as e:
+        sys.exit(f"analyze.py: {args.paths[0]} or the model cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
+    out.with_suffix(".json").write_text(json.dumps(told, indent=1))
+    getattr(figures, args.what)(told, out)
+    print(anatomy.text(args.what, told))
+    print(f"{out} and {out.with_suffix('.json')}")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("curves", "table", "passk", "fade", "p3o", "keep", *anatomy.COMMANDS))
+    parser.add_argument("paths", nargs="*", help="folders of runs, or files of keep; for the anatomy, one rollout's file")
+    parser.add_argument("--out", help="the file to write; a rollout's numbers go into a .json beside it")
+    parser.add_argument("--only", help="runs: names with commas between, * for anything")
+    parser.add_argument("--model", help="rollout: the model to begin with")
+    parser.add_argument("--methods", help="replay: names with commas between; default all")
+    parser.add_argument("--lr", type=float, help="steps, subsets, entropy: another learning rate than the run's")
+    parser.add_argument("--steps", type=int, help="steps: optimizer steps on the rollout; subsets: those before the gradients are taken (default half)")
+    parser.add_argument("--layers", type=int, help="subsets: transformer blocks looked at, evenly over the depth (8)")
+    parser.add_argument("--k", type=int, help="subsets: dimension of the subspaces; default 128, or an eighth of a smaller matrix")
+    args = parser.parse_args(argv)
+    own = dict(steps=("model", "lr", "steps"), subsets=("model", "lr", "steps", "layers", "k"), entropy=("model", "lr"),
+               replay=("model", "methods"), theory=()).get(args.what, ("only",))
+    given = {k: v for k, v in vars(args).items() if v is not None and k not in ("what", "paths", "out")}
+    if others := [f"--{k}" for k in given if k not in own]:
+        parser.error(f"{', '.join(others)}: not used by {args.what}")
+    if low := [f"--{k}" for k in ("lr", "layers", "k") if given.get(k, 1) <= 0]:
+        parser.error(f"{', '.join(low)} must be above 0")
+    of_one = args.what in anatomy.COMMANDS
+    if len(args.paths) != (0 if args.what == "theory" else 1 if of_one else max(1, len(args.paths))):
+        parser.error(f"{args.what} takes {'no path' if args.what == 'theory' else 'the file of one rollout' if of_one else 'runs'}")
+    if unknown := set((args.methods or "grpo").split(",")) - set(METHODS):
+        parser.error(f"--methods: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}")
+    (of_rollout if of_one else of_runs)(args)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("curves", "table", "replay"))
-    parser.add_argument("paths", nargs="+", help="folders of runs; for replay, one rollout's file")
-    parser.add_argument("--out", help="the file to write (curves.png, table.md, replay.png with replay.json)")
-    parser.add_argument("--model", help="replay: the model to take gradients at")
-    parser.add_argument("--methods", help="replay: names with commas between; default all")
-    args = parser.parse_args()
-    if args.what == "replay":
-        methods = args.methods.split(",") if args.methods else None
-        if unknown := set(methods or ()) - set(METHODS):
-            sys.exit(f"analyze.py: --methods: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}")
-        try:
-            replay(args.paths[0], args.out or "replay.png", args.model, methods)
-        except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError, RuntimeError) as e:
-            sys.exit(f"analyze.py: {args.paths[0]} or the model cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
-        sys.exit()
-    if args.model or args.methods:
-        sys.exit("analyze.py: --model and --methods are for replay")
-    runs = [run for run in args.paths if Path(run).is_dir() or not Path(run).exists()]  # runs/* has figures too
-    if missing := [run for run in runs if not (Path(run, "metrics.jsonl").exists() and Path(run, "config.json").exists())]:
-        sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl and config.json")
-    if args.what == "curves":
-        curves(runs, args.out or "curves.png")
-    else:
-        table(runs, args.out or "table.md")
+    main()

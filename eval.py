@@ -265,10 +265,10 @@ def report(args, sets, path, out):
         lines.append(f"| {name} | {r['problems']} | {r[f'mean@{n}']:.3f} (n={n}, se {r['standard_error']:.3f}) | {r['interval'][0]:.3f}-{r['interval'][1]:.3f} | "
                      + " | ".join(f"{r[f'pass@{k}']:.3f}" for k in args.k) + f" | {f'{maj:.3f}' if (maj := r.get(f'maj@{n}')) is not None else '-'} | {r['truncated_frac']:.3f} | {r['mean_length']:.0f} |")
     write(out / "eval.md", "\n".join(lines) + "\n")
-    from analyze import pass_at_k_curves
+    import figures
     from log import versions
     write(out / "eval.json", json.dumps(dict(settings=vars(args), versions=versions(), results=results), indent=1))
-    pass_at_k_curves({name: {k: r[f"pass@{k}"] for k in args.k} for name, r in results.items()}, out / "passk.png")
+    figures.passk({name: {k: r[f"pass@{k}"] for k in args.k} for name, r in results.items()}, out / "passk.png")
     print("\n".join(lines))
 
 

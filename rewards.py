@@ -2,8 +2,8 @@
 
     python rewards.py FILE.jsonl       the audit: counts and examples of what the verifiers make of a file's rows
 
-A verifier is a pure function (completion, answer) -> reward. To add one, write it and put it into REWARDS; a
-problem names the one it wants. `grade` runs them in processes of their own: an answer that makes its verifier
+A verifier is a pure function (completion, answer) -> reward. To add one, write it and put it into REWARDS, below the
+others; a problem names the one it wants. `grade` runs them in processes of their own: an answer that makes its verifier
 hang or crash costs its own time limit, is counted, and gets 0, and nobody else's reward is touched.
 """
 
@@ -217,7 +217,8 @@ def gold_code(_, gold):
     return float(bool(gold["tests"]) and all(isinstance(t["input"], str) and isinstance(t["output"], str) for t in gold["tests"]))
 
 
-VERIFIERS = {**{name: getattr(f, "__wrapped__", f) for name, f in REWARDS.items()},
+VERIFIERS = {**{f"gold_{name}": lambda _, gold: 1.0 for name in REWARDS},  # where nothing else is known of its golds
+             **{name: getattr(f, "__wrapped__", f) for name, f in REWARDS.items()},
              **{f.__name__: f for f in (lenient_math, gold_math, gold_table, gold_countdown, gold_code)}}  # what the workers run
 
 

@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# ./run_all.sh        set up, then train with each of METHODS, each of STEPS and SEEDS: one figure, one table; again: what
-#                     was interrupted goes on, what is done is skipped
-# ./run_all.sh test   set up, then every test
-# Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py" PYTHON=python3
+# ./run_all.sh           set up, then train with each of METHODS, STEPS and SEEDS: one figure, one table
+# ./run_all.sh grid      the runs behind RESULTS.md (results/grid.txt, five seeds, a run on each core), then RESULTS.md
+# ./run_all.sh results   RESULTS.md and its figures again, from the numbers in results/; trains nothing
+# ./run_all.sh full      the papers' settings on a real model: MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
+# ./run_all.sh test      set up, then every test
+# Any of them again: what was interrupted goes on, what is done is skipped.
+# Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs JOBS=1 EXTRA="more flags of train.py" PYTHON=python3; full also
+# takes ROLLOUTS=200 and BENCHMARKS="aime24,amc23" for eval.py on each end model
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -29,25 +33,112 @@ set_up() {
   touch "$stamp"
 }
 
-run_all() {
-  local runs=${RUNS:-runs} all=() out suffix
-  suffix=${EXTRA:+-$(echo "$EXTRA" | cksum | cut -d' ' -f1)} # other flags, other folders
-  mkdir -p "$runs"
-  command -v flock >/dev/null && { exec 9>"$runs/.lock"; flock -n 9 || { echo "run_all.sh: another one is at work in $runs" >&2; exit 1; }; }
-  for steps in ${STEPS:-16}; do for method in ${METHODS:-fade grpo}; do for seed in ${SEEDS:-0}; do
-    out=$runs/$method-$steps-$seed$suffix
-    all+=("$out")
-    [ -f "$out/curves.png" ] && { echo "$out is done"; continue; }
-    # shellcheck disable=SC2086
-    .venv/bin/python train.py --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" --resume ${EXTRA:-}
-  done; done; done
-  .venv/bin/python analyze.py curves "${all[@]}" --out "$runs/curves.png"
-  .venv/bin/python analyze.py table "${all[@]}" --out "$runs/table.md"
+# lines of "name  steps...  flags" -> lines of "name steps seed flags", a run each, the seeds one after the other
+runs_of() {
+  local seed name rest s
+  for seed in $SEEDS; do
+    grep -v '^#' "$1" | while read -r name rest; do
+      for s in ${rest%%--*}; do echo "$name $s $seed --${rest#*--}"; done
+    done
+  done
+}
+
+one_run() { # name steps seed flags
+  local out=$RUNS/$1-$2-$3 loss
+  [ -f "$out/done" ] && return
+  mkdir -p "$RUNS"
+  # shellcheck disable=SC2086
+  $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $COMMON "${@:4}" ${EXTRA:-} >"$out.log" 2>&1 || { echo "$out failed: $(tail -n 1 "$out.log")"; return 1; }
+  loss=$(ls -d "$out"/checkpoints/rollout_* | tail -n 1)
+  [ -z "${BENCHMARKS:-}" ] || .venv/bin/python eval.py --model "$loss" --benchmarks "$BENCHMARKS" --samples 8 --out "$out/eval" >>"$out.log" 2>&1 || {
+    echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"; return 1; }
+  touch "$out/done"
+  echo "$out is done"
+}
+
+# seconds of a short run of the first line -> how long all lines take
+how_long() { # file of runs
+  local began=$SECONDS left
+  left=$(while read -r name s seed _; do [ -f "$RUNS/$name-$s-$seed/done" ] || echo; done <"$1" | wc -l)
+  [ "$left" -gt 0 ] || return 0
+  rm -rf "$RUNS/timing"
+  # shellcheck disable=SC2046,SC2086
+  $TRAIN --steps_per_rollout $(awk 'NR == 1 {print $2; for (i = 4; i <= NF; i++) print $i}' "$1") $COMMON ${EXTRA:-} --rollouts 3 --eval_every 0 --save_every 0 --out "$RUNS/timing" >"$RUNS/timing.log" 2>&1 || {
+    echo "run_all.sh: the first run does not work:"; tail -n 3 "$RUNS/timing.log"; exit 1; }
+  .venv/bin/python - "$RUNS/timing" "$left" "$JOBS" "$ROLLOUTS" $((SECONDS - began)) <<'PY'
+import json, sys
+folder, left, jobs, rollouts, wall = sys.argv[1], *map(int, sys.argv[2:])
+flags = json.load(open(f"{folder}/config.json"))["flags"]
+records = [json.loads(line) for line in open(f"{folder}/metrics.jsonl")]
+rollout, start = records[-1]["time/rollout"], max(0, wall - sum(r["time/rollout"] for r in records))
+evaluation = records[-1]["time/sample"] * flags["eval_problems"] * flags["eval_samples"] / flags["problems_per_rollout"] / flags["group_size"]
+hours = left * (start + rollouts * rollout + 2 * evaluation) / jobs / 3600
+print(f"{left} runs of {rollouts} rollouts, {jobs} at a time: about {hours:.1f} hours ({rollout:.1f} s a rollout, {evaluation:.0f} s an evaluation)")
+PY
+}
+
+run_lines() { # file of runs
+  export RUNS TRAIN COMMON EXTRA BENCHMARKS
+  export -f one_run
+  if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi
+  xargs -a "$1" -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ || { echo "run_all.sh: not all runs were finished; the same command again continues" >&2; exit 1; }
+}
+
+lock() {
+  mkdir -p "$RUNS"
+  command -v flock >/dev/null || return 0
+  exec 9>"$RUNS/.lock"
+  flock -n 9 || { echo "run_all.sh: another one is at work in $RUNS" >&2; exit 1; }
 }
 
 set_up
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+TRAIN=".venv/bin/python train.py"
+if [ "$gpus" -gt 1 ]; then TRAIN=".venv/bin/torchrun --nproc_per_node $gpus train.py"; fi
+COMMON="" BENCHMARKS=${BENCHMARKS:-} EXTRA=${EXTRA:-}
+
 case "${1:-}" in
-  "") run_all ;;
+  "")
+    RUNS=${RUNS:-runs} all=() suffix=${EXTRA:+-$(echo "$EXTRA" | cksum | cut -d' ' -f1)} # other flags, other folders
+    lock
+    for steps in ${STEPS:-16}; do for method in ${METHODS:-fade grpo}; do for seed in ${SEEDS:-0}; do
+      out=$RUNS/$method-$steps-$seed$suffix
+      all+=("$out")
+      [ -f "$out/curves.png" ] && { echo "$out is done"; continue; }
+      # shellcheck disable=SC2086
+      $TRAIN --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" --resume $EXTRA
+    done; done; done
+    .venv/bin/python analyze.py curves "${all[@]}" --out "$RUNS/curves.png"
+    .venv/bin/python analyze.py table "${all[@]}" --out "$RUNS/table.md"
+    ;;
+  grid)
+    RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$(nproc)} ROLLOUTS=20
+    lock
+    COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $ROLLOUTS --save_every 0 --rank_every 5 --sampler transformers"
+    runs_of results/grid.txt >"$RUNS/list"
+    how_long "$RUNS/list"
+    run_lines "$RUNS/list"
+    .venv/bin/python analyze.py keep "$RUNS"/*-*-*/ --out results/runs.jsonl
+    .venv/bin/python bench/claims.py --measure
+    ;;
+  results)
+    .venv/bin/python bench/claims.py
+    ;;
+  full)
+    : "${MODEL:?give the model, as in MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full}" "${DATA:?give the problems: countdown34, or orz}"
+    RUNS=${RUNS:-runs/$(basename "$MODEL")-$DATA} SEEDS=${SEEDS:-0} JOBS=${JOBS:-1} ROLLOUTS=${ROLLOUTS:-200}
+    lock
+    COMMON="--model $MODEL --data $DATA --rollouts $ROLLOUTS --lr 1e-6 --group_size 10 --max_prompt_tokens 1024 --max_tokens 3072 --eval_samples 8"
+    if [ "$DATA" = orz ]; then
+      COMMON="$COMMON --eval_data math500" BENCHMARKS=${BENCHMARKS:-aime24,aime25,amc23,math500,minerva,olympiad}
+    fi
+    runs_of results/full.txt >"$RUNS/list"
+    how_long "$RUNS/list"
+    run_lines "$RUNS/list"
+    .venv/bin/python analyze.py table "$RUNS"/*-*-*/ --out "$RUNS/table.md"
+    .venv/bin/python analyze.py curves "$RUNS"/*-*-*/ --out "$RUNS/curves.png"
+    .venv/bin/python analyze.py passk "$RUNS"/*-*-*/ --out "$RUNS/passk.png"
+    ;;
   test) exec .venv/bin/python -m pytest -q "${@:2}" tests ;;
-  *) echo "run_all.sh: $1 is neither nothing nor test" >&2; exit 2 ;;
+  *) echo "run_all.sh: $1 is neither nothing nor grid, results, full or test" >&2; exit 2 ;;
 esac

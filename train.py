@@ -27,6 +27,7 @@ import analyze
 import check
 import checkpoint
 import data
+import figures
 import log
 import losses
 import parallel
@@ -317,7 +318,7 @@ def main(argv=None):
     for number, handler in handlers.items():
         signal.signal(number, handler)
     if first and not stopping:
-        analyze.curves([out], out / "curves.png")
+        figures.curves(analyze.grouped(analyze.read(out)), out / "curves.png")
     say(f"stopped by a signal; train.py --out {out} --resume continues" if stopping else
         f"done: {out / 'curves.png'}, {out / 'metrics.jsonl'}, {out / 'checkpoints'}")
     sampler.close()  # before the process group
