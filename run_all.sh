@@ -5,8 +5,8 @@
 # ./run_all.sh full      the papers' settings on a real model: MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh test      set up, then every test
 # Any of them again: what was interrupted goes on, what is done is skipped.
-# Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs JOBS=1 EXTRA="more flags of train.py" PYTHON=python3; full also
-# takes ROLLOUTS=200 and BENCHMARKS="aime24,amc23" for eval.py on each end model
+# Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py" PYTHON=python3; grid and full also take
+# GRID=file of runs, JOBS=runs at a time, ROLLOUTS, and BENCHMARKS="aime24,amc23" for eval.py on each end model
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -44,14 +44,13 @@ runs_of() {
 }
 
 one_run() { # name steps seed flags
-  local out=$RUNS/$1-$2-$3 loss
+  local out=$RUNS/$1-$2-$3
   [ -f "$out/done" ] && return
   mkdir -p "$RUNS"
   # shellcheck disable=SC2086
   $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $COMMON "${@:4}" ${EXTRA:-} >"$out.log" 2>&1 || { echo "$out failed: $(tail -n 1 "$out.log")"; return 1; }
-  loss=$(ls -d "$out"/checkpoints/rollout_* | tail -n 1)
-  [ -z "${BENCHMARKS:-}" ] || .venv/bin/python eval.py --model "$loss" --benchmarks "$BENCHMARKS" --samples 8 --out "$out/eval" >>"$out.log" 2>&1 || {
-    echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"; return 1; }
+  [ -z "$BENCHMARKS" ] || .venv/bin/python eval.py --model "$(ls -d "$out"/checkpoints/rollout_* | tail -n 1)" --benchmarks "$BENCHMARKS" \
+    --samples 8 --out "$out/eval" >>"$out.log" 2>&1 || { echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"; return 1; }
   touch "$out/done"
   echo "$out is done"
 }
@@ -77,11 +76,18 @@ print(f"{left} runs of {rollouts} rollouts, {jobs} at a time: about {hours:.1f} 
 PY
 }
 
-run_lines() { # file of runs
+run_grid() { # file of lines "name  steps...  flags"
+  local folders
+  lock
+  if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi # a core each
+  runs_of "$1" >"$RUNS/list"
+  how_long "$RUNS/list"
   export RUNS TRAIN COMMON EXTRA BENCHMARKS
   export -f one_run
-  if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi
-  xargs -a "$1" -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ || { echo "run_all.sh: not all runs were finished; the same command again continues" >&2; exit 1; }
+  xargs -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ <"$RUNS/list" || { echo "run_all.sh: not all runs were finished; the same command again continues" >&2; exit 1; }
+  folders=($(awk -v runs="$RUNS" '{print runs "/" $1 "-" $2 "-" $3}' "$RUNS/list"))
+  .venv/bin/python analyze.py keep "${folders[@]}" --out "$RUNS/runs.jsonl"
+  for what in table curves passk; do .venv/bin/python analyze.py $what "$RUNS/runs.jsonl" --out "$RUNS/$what.$([ $what = table ] && echo md || echo png)"; done
 }
 
 lock() {
@@ -112,14 +118,13 @@ case "${1:-}" in
     .venv/bin/python analyze.py table "${all[@]}" --out "$RUNS/table.md"
     ;;
   grid)
-    RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$(nproc)} ROLLOUTS=20
-    lock
+    RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$(nproc)} ROLLOUTS=${ROLLOUTS:-20}
     COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $ROLLOUTS --save_every 0 --rank_every 5 --sampler transformers"
-    runs_of results/grid.txt >"$RUNS/list"
-    how_long "$RUNS/list"
-    run_lines "$RUNS/list"
-    .venv/bin/python analyze.py keep "$RUNS"/*-*-*/ --out results/runs.jsonl
-    .venv/bin/python bench/claims.py --measure
+    run_grid "${GRID:-results/grid.txt}"
+    if [ -z "${GRID:-}" ]; then
+      cp "$RUNS/runs.jsonl" results/runs.jsonl
+      .venv/bin/python bench/claims.py --measure
+    fi
     ;;
   results)
     .venv/bin/python bench/claims.py
@@ -127,17 +132,11 @@ case "${1:-}" in
   full)
     : "${MODEL:?give the model, as in MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full}" "${DATA:?give the problems: countdown34, or orz}"
     RUNS=${RUNS:-runs/$(basename "$MODEL")-$DATA} SEEDS=${SEEDS:-0} JOBS=${JOBS:-1} ROLLOUTS=${ROLLOUTS:-200}
-    lock
     COMMON="--model $MODEL --data $DATA --rollouts $ROLLOUTS --lr 1e-6 --group_size 10 --max_prompt_tokens 1024 --max_tokens 3072 --eval_samples 8"
     if [ "$DATA" = orz ]; then
       COMMON="$COMMON --eval_data math500" BENCHMARKS=${BENCHMARKS:-aime24,aime25,amc23,math500,minerva,olympiad}
     fi
-    runs_of results/full.txt >"$RUNS/list"
-    how_long "$RUNS/list"
-    run_lines "$RUNS/list"
-    .venv/bin/python analyze.py table "$RUNS"/*-*-*/ --out "$RUNS/table.md"
-    .venv/bin/python analyze.py curves "$RUNS"/*-*-*/ --out "$RUNS/curves.png"
-    .venv/bin/python analyze.py passk "$RUNS"/*-*-*/ --out "$RUNS/passk.png"
+    run_grid "${GRID:-results/full.txt}"
     ;;
   test) exec .venv/bin/python -m pytest -q "${@:2}" tests ;;
   *) echo "run_all.sh: $1 is neither nothing nor grid, results, full or test" >&2; exit 2 ;;

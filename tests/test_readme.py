@@ -107,3 +107,32 @@ def test_run_all(base, tmp_path):
     assert (p3o / "curves.png").exists() and "from rollout 1" in done.stdout  # went on where it was
     done = run_all("tests")
     assert done.returncode == 2 and "tests" in done.stderr
+
+
+@pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")), reason="no .venv here: ./run_all.sh test makes it")
+def test_run_all_grid_and_full(base, tmp_path):
+    """A file of runs: how long is said first, two at a time, a failure is named and the rest goes on, what is done is skipped."""
+    grid, out = tmp_path / "grid.txt", tmp_path / "runs"
+    grid.write_text("# a comment\na  2 4  --loss grpo --eps_high 0.3\nb  2  --loss p3o\n")
+    env = dict(os.environ, GRID=str(grid), RUNS=str(out), SEEDS="0", JOBS="2", ROLLOUTS="1", EXTRA=(
+        "--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 --eval_samples 2 --eval_every 1 --max_tokens 16 --max_prompt_tokens 32"))
+
+    def run_all(*args, **more):
+        return subprocess.run(["./run_all.sh", *args], cwd=ROOT, env={**env, **more}, capture_output=True, text=True)
+    done = run_all("grid")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "3 runs of 1 rollouts, 2 at a time: about 0." in done.stdout and done.stdout.count(" is done") == 3
+    table = (out / "table.md").read_text()
+    assert all(f"| {name} | {loss} | {steps} | 1 | 1 |" in table for name, loss, steps in (("a-2", "grpo", 2), ("a-4", "grpo", 4), ("b-2", "p3o", 2)))
+    assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png", "runs.jsonl"))
+    assert json.loads((out / "a-4-0" / "config.json").read_text())["flags"]["eps_high"] == 0.3
+    (out / "b-2-0" / "done").unlink()
+    done = run_all("grid", EXTRA=env["EXTRA"] + " --lr 1")
+    assert done.returncode == 1 and "b-2-0 failed" in done.stdout and "a-2-0" not in done.stdout and "continues" in done.stderr  # other flags than the run's
+    grid.write_text("b  2  --loss p3o\n")
+    done = run_all("full", GRID=str(grid), MODEL=base, DATA="countdown", RUNS=str(tmp_path / "full"), SEEDS="0", JOBS="1")
+    assert done.returncode == 0 and "1 runs of 1 rollouts" in done.stdout and "| b-2 | p3o |" in (tmp_path / "full" / "table.md").read_text(), done.stdout + done.stderr
+    flags = json.loads((tmp_path / "full" / "b-2-0" / "config.json").read_text())["flags"]
+    assert (flags["lr"], flags["model"], flags["data"]) == (1e-6, base, "countdown")
+    done = run_all("full")
+    assert done.returncode and "MODEL=" in done.stderr
