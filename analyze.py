@@ -20,11 +20,9 @@ that should be the checkpoint before it. Runs whose flags differ in nothing but 
 
 import argparse
 import fnmatch
-import itertools
 import json
 import math
 import pickle
-import random
 import statistics
 import sys
 from pathlib import Path
@@ -33,6 +31,7 @@ import torch
 
 import anatomy
 import figures
+from eval import interval
 from losses import METHODS, gradient_mass, group_advantages, row
 
 # what `keep` keeps of a record, and of its optimizer steps
@@ -82,16 +81,9 @@ def grouped(runs):
     return groups
 
 
-def bootstrap(values, draws=10_000):
-    """-> mean, and the 95% percentile interval of the bootstrap over `values`, one for each seed: of all resamples where they are
-    few (5 seeds: 3,125), else of `draws`. One value has no interval: it stands for both ends."""
-    n = len(values)
-    if n ** n <= draws:
-        means = sorted(map(statistics.fmean, itertools.product(values, repeat=n)))
-    else:
-        rng = random.Random(0)
-        means = sorted(statistics.fmean(rng.choices(values, k=n)) for _ in range(draws))
-    return statistics.fmean(values), means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+def bootstrap(values):
+    """-> mean, low, high of one value per seed, by eval.interval."""
+    return statistics.fmean(values), *interval(values, draws=10_000)
 
 
 def last(run, name):

@@ -7,7 +7,9 @@ The same command again continues where it was cut off. train.py's --eval_every g
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import random
 import sys
@@ -58,10 +60,12 @@ def vote(completion):
 
 
 def interval(values, draws=2000):
-    """95% bootstrap interval of the mean, over problems: samples of one problem are not independent."""
-    rng = random.Random(0)
-    means = sorted(mean(rng.choices(values, k=len(values))) for _ in range(draws))
-    return means[int(0.025 * draws)], means[int(0.975 * draws) - 1]
+    """95% percentile interval of the bootstrap of the mean: over problems (samples of one are not independent), or over seeds. All
+    resamples where they are at most 10,000 (5 values: 3,125), else `draws` of them. One value stands for both ends."""
+    n, rng = len(values), random.Random(0)
+    resamples = itertools.product(values, repeat=n) if n**n <= 10_000 else (rng.choices(values, k=n) for _ in range(draws))
+    means = sorted(map(mean, resamples))
+    return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 
 
 def sample(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens, top_p=1.0, template=None):

@@ -1,0 +1,103 @@
+"""RESULTS.md, the grids behind it, and docs/lessons.md: what they say is what the files and the code give."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import losses
+import rewards
+import train
+from conftest import ROOT
+from losses import METHODS
+
+spec = importlib.util.spec_from_file_location("claims", ROOT / "bench" / "claims.py")
+claims = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(claims)
+
+LESSONS = (ROOT / "docs" / "lessons.md").read_text()
+SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
+
+
+def lesson_commands():
+    """Every train.py of the lessons, loops at their first value."""
+    for line in re.findall(r"^.*python train\.py.*$", LESSONS, re.M):
+        loop = re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line)
+        if loop:
+            line = loop[3].replace(f"${loop[1]}", loop[2])
+        yield line.replace("$SHORT", SHORT)
+
+
+def test_results_md_is_what_the_numbers_give():
+    assert claims.page(claims.Numbers()) == (ROOT / "RESULTS.md").read_text(), "./run_all.sh results writes it again"
+
+
+def test_every_verdict_has_a_figure_that_bears_it():
+    numbers = claims.Numbers()
+    assert all(len(runs) >= 5 for runs in numbers.runs.values()) and len(numbers.anatomy["seeds"]) >= 5
+    for *_, figure, verdict in claims.claims(numbers):
+        gap = re.search(r"([+-][\d.]+) \(([+-][\d.]+), ([+-][\d.]+)\)", figure)
+        if gap and float(gap[2]) < -0.0005 and float(gap[3]) > 0.0005:  # holds 0
+            assert verdict == "not at this scale" or "holds" in verdict or "_bf16" in figure or "_hot" in figure, (figure, verdict)
+
+
+def test_no_difference_is_claimed_of_few_noisy_seeds():
+    """Where the bootstrap's interval is above 0 and Student's is not, nothing is said."""
+    edge = claims.Found([0.0, 0.0, 0.1, 0.2, 0.3])
+    assert edge[1] > 0 and not edge.above() and claims.verdict(edge) == "not at this scale"
+    sure = claims.Found([0.2, 0.2, 0.1, 0.2, 0.3])
+    assert sure.above() and claims.verdict(sure) == "reproduced" and claims.verdict(sure, above=False) == "contradicted"
+    assert not sure.above(0.1) and sure.below(0.5)
+
+
+@pytest.mark.parametrize("file", ["grid.txt", "full.txt"])
+def test_the_grids_have_flags_that_exist(file):
+    names = set()
+    for line in (ROOT / "results" / file).read_text().splitlines():
+        if not line.startswith("#"):
+            name, rest = line.split(maxsplit=1)
+            steps, flags = rest.split("--", 1)
+            for s in steps.split():
+                args, _, _ = train.parse_args(shlex.split("--" + flags) + ["--steps_per_rollout", s])
+                assert args.loss in METHODS and (name, s) not in names
+                names.add((name, s))
+    if file == "grid.txt":
+        assert {f"{name}-{s}" for name, s in names} == set(claims.Numbers().runs)
+
+
+@pytest.mark.parametrize("command", list(lesson_commands()))
+def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path):
+    _, code = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
+    before = set(vars(losses))
+    exec(code, vars(losses))  # METHODS itself: settings.py has it too
+    near = tmp_path / "near.jsonl"
+    near.write_text('{"prompt": "1", "answer": {"nums": [1], "target": 1}, "reward": "countdown"}\n')
+    try:
+        train.parse_args(shlex.split(command.split("train.py")[1].replace("runs/lesson8/near.jsonl", str(near))))
+    finally:
+        del METHODS["smooth"]
+        for name in set(vars(losses)) - before:
+            delattr(losses, name)
+
+
+def test_the_lessons_have_their_figures():
+    for figure in re.findall(r"!\[.*?\]\((.*?)\)", LESSONS) + [f"../{f}" for f in re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "RESULTS.md").read_text())]:
+        assert (ROOT / "docs" / figure).stat().st_size > 5_000
+
+
+def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
+    """Pasted where the lesson says, in a copy: graded in workers too, and its golds are taken as they are."""
+    code, _ = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
+    for name in ("answers.py", "sandbox.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    text = (ROOT / "rewards.py").read_text()
+    row = re.search(r"^REWARDS = .*?\n\n", text, re.M | re.S)
+    (tmp_path / "rewards.py").write_text(text[:row.end()] + "\n" + code + "\n\n" + text[row.end():])
+    script = ("import rewards; a = dict(nums=[1, 2], target=7); "
+              "print(rewards.grade([dict(answer=a, reward=r) for r in ('near', 'gold_near')], [['<answer>9</answer>', '<answer>99</answer>']] * 2)[0])")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == "[[1.0, 0.0], [1.0, 1.0]]", done.stderr
+    assert rewards.REWARDS["countdown"]("<answer>9</answer>", dict(nums=[1, 2], target=7)) == 0
