@@ -167,9 +167,11 @@ def keep(runs, out):
 
 def of_runs(args):
     """Commands on runs."""
-    paths = [p for p in args.paths if Path(p, "metrics.jsonl").exists() or not Path(p).is_dir() or not any(Path(p).glob("*/metrics.jsonl"))]
-    paths = [p for p in paths if Path(p).suffix not in (".png", ".md", ".log")]  # runs/* has figures too
-    if missing := [p for p in paths if not (Path(p).is_file() or Path(p, "metrics.jsonl").exists() and Path(p, "config.json").exists())]:
+    paths = []
+    for path in map(Path, args.paths):  # a folder of runs stands for them; figures and logs lie beside runs
+        inside = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
+        paths += inside if inside and not (path / "metrics.jsonl").exists() else [path] if path.suffix not in (".png", ".md", ".log", ".json") else []
+    if missing := [p for p in paths if not (p.is_file() or (p / "metrics.jsonl").exists() and (p / "config.json").exists())]:
         sys.exit(f"analyze.py: {missing[0]} holds no run: it has no metrics.jsonl and config.json")
     try:
         runs = [run for path in paths for run in read(path)]

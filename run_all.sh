@@ -74,6 +74,7 @@ evaluation = records[-1]["time/sample"] * flags["eval_problems"] * flags["eval_s
 hours = left * (start + rollouts * rollout + 2 * evaluation) / jobs / 3600
 print(f"{left} runs of {rollouts} rollouts, {jobs} at a time: about {hours:.1f} hours ({rollout:.1f} s a rollout, {evaluation:.0f} s an evaluation)")
 PY
+  rm -rf "$RUNS/timing"
 }
 
 run_grid() { # file of lines "name  steps...  flags"

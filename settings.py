@@ -228,6 +228,8 @@ def validate(args, method, hp):
                if args.sampler == "vllm" else f"--tp {args.tp} is vLLM's: not for --sampler {args.sampler}")
     if (engines := parallel.world() // args.tp) > min(args.problems_per_rollout, args.eval_problems):
         refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems {args.eval_problems} must be at least the number of engines, {engines}")
+    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.countdown.FORMS):
+        refuse(f"--data_dir: {args.data} is made, not read")
     if (args.force and not args.resume) or (args.check and args.resume):
         refuse("--force goes with --resume, and --check does not")
     if sequences % args.steps_per_rollout:

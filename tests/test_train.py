@@ -47,7 +47,7 @@ def run(model, out, *flags):
     ("--loss passk --overlong_penalty 4", "passk"), ("--overlong_penalty 99", "--overlong_penalty"),
     ("--sampler other", "other"), ("--schedule linear", "linear"), ("--dtype float16", "float16"),
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
-    ("--data nope", "nope"), ("--eval_problems 100000", "--eval_problems"),
+    ("--data nope", "nope"), ("--data_dir {root}", "countdown is made"), ("--eval_problems 100000", "--eval_problems"),
     ("--out {root}/tests/run", "already"),
     ("--entropy_coef nan", "--entropy_coef"), ("--eps_low -5", "--eps_low"), ("--eps_low nan", "--eps_low"), ("--eps_high inf", "--eps_high"),
     ("--loss fade --entropy_target nan", "--entropy_target"), ("--loss ar_lopti --prob_split 7", "--prob_split"),
