@@ -35,8 +35,8 @@ def gap(policy, batch):
 def wrong_answer(problem):
     """A completion that does not solve the problem."""
     gold = problem["answer"]
-    return {"math": f"\\boxed{{{gold}7}}", "table": f"<answer>{json.dumps([*gold, 7] if problem['reward'] == 'table' else 0)}</answer>",
-            "countdown": "<answer>7</answer>", "code": "```python\n7\n```"}[problem["reward"]]
+    return {"math": f"\\boxed{{{gold}7}}", "table": f"<answer>{json.dumps([*gold, 7] if isinstance(gold, list) else 0)}</answer>",
+            "countdown": "<answer>7</answer>", "code": "```python\n7\n```"}.get(problem["reward"], "")  # nothing solves no problem
 
 
 def right_answer(problem):
