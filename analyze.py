@@ -132,18 +132,26 @@ def pass_at_k(groups):
     return {"base": curve(first), **{label: curve([records[-1] for records in runs if records]) for label, runs in evaluated.items()}}
 
 
-# FADE's gradient masses of a group with solve rate p of binary rewards, for infinitely large groups: p -> m_S, m_F
-MASSES = dict(centred=lambda p: (p * (1 - p),) * 2, zscore=lambda p: (math.sqrt(p * (1 - p)),) * 2, asym=lambda p: (p * (1 - p), p * (1 - p) / 2),
-              power=lambda p: (p * (1 - p) ** 2,) * 2, maxrl=lambda p: (1 - p,) * 2, raw=lambda p: (p, 0.0))
+def balanced(mass):
+    return lambda p: (mass(p, 1 - p),) * 2
+
+
+# FADE's gradient masses of a group with solve rate p of binary rewards, for infinitely large groups: p -> m_S, m_F. fade as it
+# begins, at a solve rate of 1/2: alpha = 3/2, delta = 1
+MASSES = dict(raw=lambda p: (p, 0.0), centred=balanced(lambda p, q: p * q), leave_one_out=balanced(lambda p, q: p * q),
+              zscore=balanced(lambda p, q: math.sqrt(p * q)), asym=lambda p: (p * (1 - p), p * (1 - p) / 2),
+              power=balanced(lambda p, q: p * q**2), fade=balanced(lambda p, q: p * q**1.5), maxrl=balanced(lambda p, q: q),
+              passk=balanced(lambda p, q: p * q**2 / math.sqrt(1 - q**4)))
 
 
 def masses(size=16):
-    """{advantage: theory and measured [(solve rate, m_S, m_F)]}, measured on groups of `size` with 0, 1, ... successes."""
-    rewards = [[1.0] * k + [0.0] * (size - k) for k in range(1, size)]
+    """{advantage: theory and measured [(solve rate, m_S, m_F)]}, measured on groups of `size` with 1, 2, ... successes."""
+    groups = [torch.tensor([[1.0] * k + [0.0] * (size - k)]) for k in range(1, size)]
     told = {}
     for name, theory in MASSES.items():
         method = row("dr_grpo", advantage=name)
-        found = [(sum(r) / size, *gradient_mass(group_advantages(method, torch.tensor([r]), dict(entropy=1.0)))) for r in rewards]
+        still = dict(fade_ema=0.0) if "fade_ema" in method.flags else {}
+        found = [(r.mean().item(), *gradient_mass(group_advantages(method, r, dict(entropy=1.0), **still))) for r in groups]
         told[name] = dict(theory=[(i / 100, *theory(i / 100)) for i in range(1, 100)], measured=found)
     return told
 
