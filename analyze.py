@@ -31,13 +31,14 @@ import torch
 
 import anatomy
 import figures
+import log
 from eval import interval
 from losses import METHODS, gradient_mass, group_advantages, row
 
 # what `keep` keeps of a record, and of its optimizer steps
 KEPT = ("rollout", "step", "tokens", "eval/", "reward/mean", "groups/", "policy/entropy", "policy/kl_old", "policy/ess", "clip/", "adv/mass",
         "adv/fade", "optim/grad_norm", "optim/head_rank1_share", "sampler/logp_absdiff_mean", "len/mean", "time/rollout")
-PROFILE = ("policy/ess", "policy/kl_old", "policy/ratio_std/", "clip/")
+PROFILE = ("policy/ess", "policy/kl_old", "policy/ratio_std/", "policy/bin_frac/", "clip/")
 
 
 def read(path):
@@ -87,8 +88,8 @@ def bootstrap(values):
 
 
 def last(run, name):
-    """The run's last value of a metric, None where there is none."""
-    return next((r[name] for r in reversed(run["records"]) if r.get(name) is not None), None)
+    """The run's last value of a metric, None where there is none. What the base scored before training is no result of the run."""
+    return next((r[name] for r in reversed(run["records"]) if r["rollout"] and r.get(name) is not None), None)
 
 
 def average(run, name, f=statistics.fmean):
@@ -123,13 +124,19 @@ def table(runs):
 
 
 def pass_at_k(groups):
-    """{label: {k: (pass@k, low, high)}} at the end of the runs, and as "base" at their beginning."""
+    """{label: {k: (pass@k, low, high)}} at the end of the runs, and as "base" (of each model and held-out set) at their beginning."""
     def curve(records):
         found = [{int(k.split("@")[1]): v for k, v in record.items() if "/pass@" in k} for record in records]
-        return {k: bootstrap([f[k] for f in found]) for k in found[0]} if found else {}
-    evaluated = {label: [[r for r in run["records"] if any("/pass@" in k for k in r)] for run in runs] for label, runs in groups.items()}
-    first = [records[0] for runs in evaluated.values() for records in runs if records and records[0]["rollout"] == 0]
-    return {"base": curve(first), **{label: curve([records[-1] for records in runs if records]) for label, runs in evaluated.items()}}
+        return {k: bootstrap([f[k] for f in found]) for k in found[0] if all(k in f for f in found)} if found else {}
+    first, ends = {}, {}
+    for label, runs in groups.items():
+        evaluated = [[r for r in run["records"] if any("/pass@" in k for k in r)] for run in runs]
+        ends[label] = curve([records[-1] for records in evaluated if records and records[-1]["rollout"]])
+        for run, records in zip(runs, evaluated):
+            if records and records[0]["rollout"] == 0:
+                of = " ".join(Path(str(run["flags"].get(k))).name for k in ("model", "data", "eval_data") if run["flags"].get(k))
+                first.setdefault(of, []).append(records[0])
+    return {**{"base" if len(first) == 1 else f"base {of}": curve(records) for of, records in first.items()}, **ends}
 
 
 def balanced(mass):
@@ -164,12 +171,13 @@ def rounded(value):
 
 
 def keep(runs, out):
-    """The runs' numbers in one file, a line for each run; no paths, and flags only where they say something."""
+    """The runs' numbers in one file, a line for each run; of paths only the last part."""
     lines = []
     for run in runs:
         records = [{k: v for k, v in r.items() if k.startswith(KEPT) and not k.endswith("@n")} for r in run["records"]]
-        flags = {k: v for k, v in run["flags"].items() if v not in (None, False, 0) and k not in ("out", "model", "data_dir", "data_checksum")}
-        lines.append(json.dumps(dict(run, flags=dict(flags, seed=run["seed"]), records=rounded(records), profile=rounded(run["profile"]))))
+        flags = {k: v for k, v in run["flags"].items() if v is not None and v is not False and k not in ("out", "data_dir")}
+        flags["model"] = Path(flags.get("model", "")).name
+        lines.append(json.dumps(dict(run, flags=flags, records=rounded(records), profile=rounded(run["profile"]))))
     Path(out).write_text("\n".join(lines) + "\n")
 
 
@@ -196,8 +204,8 @@ def of_runs(args):
         keep(runs, out)
     elif args.what == "passk":
         results = pass_at_k(groups)
-        if not all(results.values()):
-            sys.exit("analyze.py: passk needs runs that were evaluated at their beginning and end (--eval_every)")
+        if not all(results.values()) or len(results) == len(groups):
+            sys.exit("analyze.py: passk needs runs that were evaluated at their beginning and end (--eval_every), with some k in common")
         figures.passk(results, out, f"{figures.seeds_of(groups).split(',')[0]}, band: 95% bootstrap interval")
     elif args.what == "fade":
         figures.fade(groups, masses(), out)
@@ -211,9 +219,9 @@ def of_rollout(args):
     out = Path(args.out or f"{args.what}.png")
     try:
         told = anatomy.COMMANDS[args.what](args)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError, RuntimeError) as e:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, pickle.UnpicklingError, RuntimeError) as e:
         sys.exit(f"analyze.py: {args.paths[0]} or the model cannot be used: {(str(e) or type(e).__name__).splitlines()[0]}")
-    out.with_suffix(".json").write_text(json.dumps(told, indent=1))
+    out.with_suffix(".json").write_text(json.dumps(log.numbers(told), indent=1))
     getattr(figures, args.what)(told, out)
     print(anatomy.text(args.what, told))
     print(f"{out} and {out.with_suffix('.json')}")
@@ -237,7 +245,7 @@ def main(argv=None):
     given = {k: v for k, v in vars(args).items() if v is not None and k not in ("what", "paths", "out")}
     if others := [f"--{k}" for k in given if k not in own]:
         parser.error(f"{', '.join(others)}: not used by {args.what}")
-    if low := [f"--{k}" for k in ("lr", "layers", "k") if given.get(k, 1) <= 0]:
+    if low := [f"--{k}" for k in ("lr", "layers", "k", "steps") if given.get(k, 1) <= 0 and (k, args.what) != ("steps", "subsets")]:
         parser.error(f"{', '.join(low)} must be above 0")
     of_one = args.what in anatomy.COMMANDS
     if len(args.paths) != (0 if args.what == "theory" else 1 if of_one else max(1, len(args.paths))):

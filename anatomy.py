@@ -13,7 +13,7 @@ import torch
 import losses
 import parallel
 import policy
-from losses import AXES, METHODS, Method, cells, every_token, gradient_mass, group_advantages, objective_of, ppo_clip, resolve, row
+from losses import AXES, METHODS, Method, call, cells, every_token, gradient_mass, group_advantages, objective_of, ppo_clip, resolve, row
 from sampler import seed_of
 
 LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
@@ -31,6 +31,7 @@ class Kept:
     hp: dict
     policy: policy.Policy
     number: int
+    coefficients: dict  # of losses.policy_loss and the entropy bonus, as the run had them
 
     def use(self, method, hp):
         """Another method from here on: its advantages on the same completions."""
@@ -46,31 +47,42 @@ class Kept:
 
 
 def open_rollout(path, model=None):
-    """Raises OSError, ValueError, KeyError and pickle's errors for a file that is no rollout or a model that cannot be loaded."""
+    """Raises OSError, ValueError, KeyError and pickle's errors for a file that is no rollout, or that teaches nothing, or a model
+    that cannot be loaded."""
     saved = torch.load(path, map_location=parallel.device(), weights_only=False)
     flags, batch = saved["flags"], policy.Batch(**saved["batch"])
+    if flags["lora_rank"]:
+        raise ValueError("its run trained adapters (--lora_rank), which are not kept with a rollout")
     chosen = policy.load(model or flags["model"], None, batch.rows(torch.arange(4) % len(batch.ids)), temperature=flags["temperature"],
                          budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"])
-    kept = Kept(batch, saved["rewards"], saved["state"], flags, None, None, chosen, saved["rollout"])
-    kept.use(row(flags["loss"], **{axis: flags[axis] for axis in AXES}), saved["hp"])
+    kept = Kept(batch, saved["rewards"], saved["state"], flags, None, None, chosen, saved["rollout"],
+                {name: flags[name] for name in ("entropy_coef", "tis_cap", "kl_coef")})
+    if not kept.use(row(flags["loss"], **{axis: flags[axis] for axis in AXES}), saved["hp"]).any():
+        raise ValueError("no completion of this rollout has an advantage: each group is solved as a whole, or not at all")
     return kept
 
 
 def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
-    """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0: yields (steps taken, rows of the next step),
-    the rows None after the last."""
-    optimizer = optimizer(kept.policy.parameters(), lr=lr or kept.flags["lr"], weight_decay=kept.flags["weight_decay"], fused=True)
-    coefficients = {name: kept.flags[name] for name in ("entropy_coef", "tis_cap", "kl_coef")}
-    shuffle = torch.Generator().manual_seed(seed_of("shuffle", kept.flags["seed"], kept.number))
-    shares = torch.randperm(len(kept.batch.ids), generator=shuffle).to(parallel.device()).chunk(steps or kept.flags["steps_per_rollout"])
-    plan = [(only, share) for only in kept.method.passes for share in shares]
+    """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0: yields (steps taken, rows of the next step, its
+    pass), the rows None after the last. Raises ValueError for a number of steps that does not divide the completions."""
+    flags, count, passes = kept.flags, steps or kept.flags["steps_per_rollout"], kept.method.passes
+    if len(kept.batch.ids) % count:
+        raise ValueError(f"its {len(kept.batch.ids)} completions do not divide into {count} steps")
+    optimizer = optimizer(kept.policy.parameters(), lr=lr or flags["lr"], weight_decay=flags["weight_decay"], fused=True)
+    per_rollout = flags["steps_per_rollout"] * len(passes)
+    factor, began = policy.lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout), (kept.number - 1) * per_rollout
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(began + step))
+    shuffle = torch.Generator().manual_seed(seed_of("shuffle", flags["seed"], kept.number))
+    shares = torch.randperm(len(kept.batch.ids), generator=shuffle).to(parallel.device()).chunk(count)
+    plan = [(only, share) for only in passes for share in shares if kept.batch.mask[share].any()]
     for taken, (only, share) in enumerate(plan):
-        yield taken, share
+        yield taken, share, only
         optimizer.zero_grad()
-        policy.backward(kept.policy, kept.batch.rows(share), kept.method, kept.hp, kept.flags["max_tokens"], only, **coefficients)
-        torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), kept.flags["max_grad_norm"])
+        policy.backward(kept.policy, kept.batch.rows(share), kept.method, kept.hp, flags["max_tokens"], only, **kept.coefficients)
+        torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), flags["max_grad_norm"])
         optimizer.step()
-    yield len(plan), None
+        schedule.step()
+    yield len(plan), None, every_token
 
 
 # ---------------------------------------------------------------------------- step by step
@@ -99,20 +111,24 @@ def pull(tokens, method, hp):
     return torch.autograd.grad(objective_of(method, hp, leaf)[0].sum(), leaf.logprobs)[0].abs() * tokens.mask
 
 
+def gradient_size(tokens, method, hp, only=every_token):
+    """|G| = (1 - pi) |d loss / d log pi| (ACPO, sec. 2.3), times what the method selects, [B, T]."""
+    return (1 - tokens.probs) * pull(tokens, method, hp) * call(method.select, hp, tokens) * call(only, hp, tokens)
+
+
 def dominance(tokens, method, hp):
-    """Mean and share of |G| = (1 - pi) |d loss / d log pi| (ACPO, sec. 2.3) of low- and high-probability tokens."""
-    size = ((1 - tokens.probs) * pull(tokens, method, hp))[tokens.mask]
-    probs = tokens.probs[tokens.mask]
+    """Mean and share of |G| of low- and high-probability tokens."""
+    size, probs = gradient_size(tokens, method, hp)[tokens.mask], tokens.probs[tokens.mask]
     sides = dict(low=probs <= LOW, high=probs > HIGH)
     return {name: dict(mean=size[side].mean().item(), share=(size[side].sum() / size.sum()).item()) for name, side in sides.items()}
 
 
-def token_table(tokens, method, hp, bins=5):
-    """For probability bin x sign of the advantage: tokens, clipped share, mean weight on log pi over |A|, share of |G|."""
-    weight, advantage = pull(tokens, method, hp)[tokens.mask], tokens.advantages[tokens.mask]
-    probs = tokens.probs[tokens.mask]
-    size, bin_of = (1 - probs) * weight, (probs * bins).long().clamp(max=bins - 1)
-    table = []
+def token_table(tokens, method, hp, only=every_token, bins=5):
+    """For probability bin x sign of the advantage: tokens, the share that the objective clips, its mean weight on log pi over |A|,
+    and the share of |G|."""
+    weight, size = pull(tokens, method, hp)[tokens.mask], gradient_size(tokens, method, hp, only)[tokens.mask]
+    advantage, probs = tokens.advantages[tokens.mask], tokens.probs[tokens.mask]
+    bin_of, table = (probs * bins).long().clamp(max=bins - 1), []
     for sign in (-1, 1):
         for i in range(bins):
             here = (bin_of == i) & (advantage.sign() == sign)
@@ -126,10 +142,10 @@ def token_table(tokens, method, hp, bins=5):
 def steps(kept, count=None, lr=None, optimizer=torch.optim.AdamW, at=(1, 2, 4, 8, 16, 32, 64)):
     """Ratios, gradient sizes and clipping along the optimizer steps on one rollout."""
     told = dict(spread={}, slope={}, dominance={}, tables=[], ratios={})
-    for taken, rows in walk(kept, count, lr, optimizer):
+    for taken, rows, only in walk(kept, count, lr, optimizer):
         if rows is not None:
-            told["tables"].append(token_table(kept.tokens(rows), kept.method, kept.hp))
-        if taken in at or taken == 0:
+            told["tables"].append(token_table(kept.tokens(rows), kept.method, kept.hp, only))
+        if taken in at or taken == 0 or rows is None:
             tokens = kept.tokens()
             told["dominance"][taken] = dominance(tokens, kept.method, kept.hp)
             if taken:
@@ -169,7 +185,7 @@ def subsets(kept):
         "A < 0": tokens_with(lambda t: t.advantages < 0),
         "clip-higher": objective(ppo_clip, eps_low=0.2, eps_high=0.3, dual_clip=None),
         "no clip": objective(ppo_clip, eps_low=math.inf, eps_high=math.inf, dual_clip=None),
-        "cispo": objective(losses.cispo),
+        "cispo": objective(losses.cispo, ratio_max=5.0),
         "on-policy": (method, hp, every_token, True)}
 
 
@@ -195,8 +211,11 @@ def gradients(kept, layers=8, k=None, after=None, lr=None):
     """After `after` steps of the run (default half of them): each subset's gradient norm over the full one's, and the mean
     principal angle to it, per weight matrix and overall. sum_error: how far the three probability subsets are from adding up to
     the full gradient, relative to it, largest over the matrices."""
-    after = len(kept.method.passes) * kept.flags["steps_per_rollout"] // 2 if after is None else after
-    next(taken for taken, _ in walk(kept, lr=lr) if taken == after)
+    total = len(kept.method.passes) * kept.flags["steps_per_rollout"]
+    after = total // 2 if after is None else after
+    if not 0 <= after <= total:
+        raise ValueError(f"--steps {after}: its run took {total}")
+    next(taken for taken, *_ in walk(kept, lr=lr) if taken == after)
     matrices = sampled_matrices(kept.policy.model, layers)
     for p in kept.policy.parameters():
         p.requires_grad_(False)
@@ -207,7 +226,7 @@ def gradients(kept, layers=8, k=None, after=None, lr=None):
     for name, (method, hp, only, on_policy) in subsets(kept).items():
         kept.policy.zero_grad()
         kept.batch.old_logprobs = here if on_policy else behind
-        policy.backward(kept.policy, kept.batch, method, hp, kept.flags["max_tokens"], only)
+        policy.backward(kept.policy, kept.batch, method, hp, kept.flags["max_tokens"], only, **kept.coefficients)
         found = {n: p.grad.detach().clone() for n, p in matrices.items()}
         if full is None:
             full, rest = found, {n: g.clone() for n, g in found.items()}
@@ -215,7 +234,8 @@ def gradients(kept, layers=8, k=None, after=None, lr=None):
             size = {n: g.norm(dtype=torch.float64) for n, g in full.items()}
         if " pi " in f" {name} ":  # the three parts of all tokens
             rest = {n: g - found[n] for n, g in rest.items()}
-        per = {n: dict(norm=(g.norm(dtype=torch.float64) / size[n]).item(), angle=angle(right_subspace(g, k), space[n])) for n, g in found.items()}
+        per = {n: dict(norm=(g.norm(dtype=torch.float64) / size[n]).item(), angle=angle(right_subspace(g, k), space[n]) if g.any() else math.nan)
+               for n, g in found.items()}
         norm = math.sqrt(sum(g.norm(dtype=torch.float64).item() ** 2 for g in found.values()) / sum(s.item() ** 2 for s in size.values()))
         told[name] = dict(norm=norm, angle=sum(v["angle"] for v in per.values()) / len(per), matrices=per)
     kept.batch.old_logprobs = behind
@@ -231,8 +251,7 @@ def entropy_changes(kept, lr=None):
 
     predicted: (m_S - m_F) H - Cov(A, log pi) over the completion tokens (FADE); covariance: -Cov(A, log pi) alone (arXiv 2505.22617);
     reversed: with the other sign of the first term, by which mass on successes costs entropy; measured: nats, over the same prefixes, after the steps of `constant | ppo_clip` on each advantage."""
-    start = [p.detach().clone() for p in kept.policy.parameters()]
-    told = {}
+    start, told, kept.coefficients = [p.detach().clone() for p in kept.policy.parameters()], {}, {}
     tried = {name: (f, {}) for name, f in cells("advantage").items()}
     tried.update({f"asym, delta {d:g}": (losses.asym, dict(delta=d)) for d in (0.25, 0.5, 4)})
     for name, (f, given) in tried.items():
@@ -287,8 +306,9 @@ def monte_carlo(s, low, high, n=10**6, seed=0):
 
 
 def tabular_slope(n=4000, vocabulary=50, lr=1e-3, seed=0):
-    """Lemma 1 by its own assumptions: each token has logits of its own and takes one policy-gradient step on its own advantage,
-    A ~ N(0, 1), 100 of them each. The slope of log std(rho) on log(1 - pi)."""
+    """Lemma 1 where each token has logits of its own and takes one policy-gradient step on its own advantage, A ~ N(0, 1), 100 of
+    them each: the slope of log std(rho) on log(1 - pi). The change of log pi is |e - pi|^2 = (1 - pi)^2 + the other pi_j^2; the
+    lemma has the first term alone."""
     g = torch.Generator().manual_seed(seed)
     logits = 4 * torch.rand(n, 1, generator=g, dtype=torch.float64) * torch.randn(n, vocabulary, generator=g, dtype=torch.float64)
     logp = logits.log_softmax(-1)
@@ -324,7 +344,8 @@ def replay(kept, names):
             print(f"{name} is left out: {e}")
             continue
         kept.policy.zero_grad()
-        passes = [policy.backward(kept.policy, kept.batch, method, hp, kept.flags["max_tokens"], only) for only in method.passes]
+        passes = [policy.backward(kept.policy, kept.batch, method, hp, kept.flags["max_tokens"], only, **(kept.coefficients if name == own[0] else {}))
+                  for only in method.passes]
         gradient[name] = torch.cat([p.grad.flatten().cpu() for p in kept.policy.parameters()])
         told[name] = dict(loss=sum(t["loss"].item() for t in passes), grad_norm=gradient[name].norm().item(),
                           **{k: statistics.mean(t[k].item() for t in passes) for k in ("clip_frac", "approx_kl", "ess")})

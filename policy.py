@@ -270,6 +270,11 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload):
     return budget
 
 
+def lr_factor(warmup, schedule, steps):
+    """-> what the learning rate is multiplied with at each optimizer step: linear warm-up, and a cosine to 0 after `steps` of them."""
+    return lambda step: min(1, (step + 1) / (warmup + 1)) * (0.5 + 0.5 * math.cos(math.pi * min(1, step / steps)) if schedule == "cosine" else 1)
+
+
 # ---------------------------------------------------------------------------- a step, in micro-batches, over the ranks
 
 def micro_batches(batch, budget, packed=False, ranks=1):

@@ -5,8 +5,8 @@
 # ./run_all.sh full      the papers' settings on a real model: MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh test      set up, then every test
 # Any of them again: what was interrupted goes on, what is done is skipped.
-# Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py" PYTHON=python3; grid and full also take
-# GRID=file of runs, JOBS=runs at a time, ROLLOUTS, and BENCHMARKS="aime24,amc23" for eval.py on each end model
+# Environment: SEEDS=0 RUNS=runs EXTRA="more flags of train.py" PYTHON=python3; without a word METHODS="fade grpo" STEPS=16; for grid and
+# full GRID=file of runs (as results/grid.txt), JOBS=runs at a time, ROLLOUTS; for full BENCHMARKS="aime24,amc23", of each end model
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -37,58 +37,67 @@ set_up() {
 runs_of() {
   local seed name rest s
   for seed in $SEEDS; do
-    grep -v '^#' "$1" | while read -r name rest; do
+    grep -v -e '^#' -e '^ *$' "$1" | while read -r name rest; do
       for s in ${rest%%--*}; do echo "$name $s $seed --${rest#*--}"; done
     done
   done
 }
 
 one_run() { # name steps seed flags
-  local out=$RUNS/$1-$2-$3
-  [ -f "$out/done" ] && return
-  mkdir -p "$RUNS"
+  local out=$RUNS/$1-$2-$3 flags="$COMMON ${*:4} $EXTRA"
+  [ "$(cat "$out/done" 2>/dev/null)" = "$flags" ] && return
   # shellcheck disable=SC2086
-  $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $COMMON "${@:4}" ${EXTRA:-} >"$out.log" 2>&1 || { echo "$out failed: $(tail -n 1 "$out.log")"; return 1; }
+  $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $flags >"$out.log" 2>&1 || { echo "$out failed: $(tail -n 1 "$out.log")"; return 1; }
   [ -z "$BENCHMARKS" ] || .venv/bin/python eval.py --model "$(ls -d "$out"/checkpoints/rollout_* | tail -n 1)" --benchmarks "$BENCHMARKS" \
-    --samples 8 --out "$out/eval" >>"$out.log" 2>&1 || { echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"; return 1; }
-  touch "$out/done"
+    --samples 8 --max_prompt_tokens 1024 --max_tokens 3072 --out "$out/eval" >>"$out.log" 2>&1 || { echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"; return 1; }
+  echo "$flags" >"$out/done"
   echo "$out is done"
 }
 
-# seconds of a short run of the first line -> how long all lines take
+# a few rollouts of the first two lines -> how long all that is left takes
 how_long() { # file of runs
-  local began=$SECONDS left
-  left=$(while read -r name s seed _; do [ -f "$RUNS/$name-$s-$seed/done" ] || echo; done <"$1" | wc -l)
+  local left name steps seed flags
+  left=$(while read -r name steps seed flags; do [ -f "$RUNS/$name-$steps-$seed/done" ] || echo; done <"$1" | wc -l)
   [ "$left" -gt 0 ] || return 0
-  rm -rf "$RUNS/timing"
-  # shellcheck disable=SC2046,SC2086
-  $TRAIN --steps_per_rollout $(awk 'NR == 1 {print $2; for (i = 4; i <= NF; i++) print $i}' "$1") $COMMON ${EXTRA:-} --rollouts 3 --eval_every 0 --save_every 0 --out "$RUNS/timing" >"$RUNS/timing.log" 2>&1 || {
-    echo "run_all.sh: the first run does not work:"; tail -n 3 "$RUNS/timing.log"; exit 1; }
-  .venv/bin/python - "$RUNS/timing" "$left" "$JOBS" "$ROLLOUTS" $((SECONDS - began)) <<'PY'
-import json, sys
-folder, left, jobs, rollouts, wall = sys.argv[1], *map(int, sys.argv[2:])
-flags = json.load(open(f"{folder}/config.json"))["flags"]
-records = [json.loads(line) for line in open(f"{folder}/metrics.jsonl")]
-rollout, start = records[-1]["time/rollout"], max(0, wall - sum(r["time/rollout"] for r in records))
-evaluation = records[-1]["time/sample"] * flags["eval_problems"] * flags["eval_samples"] / flags["problems_per_rollout"] / flags["group_size"]
-hours = left * (start + rollouts * rollout + 2 * evaluation) / jobs / 3600
-print(f"{left} runs of {rollouts} rollouts, {jobs} at a time: about {hours:.1f} hours ({rollout:.1f} s a rollout, {evaluation:.0f} s an evaluation)")
+  [[ $COMMON == *--model* ]] || .venv/bin/python -m data.tiny >/dev/null # built once, not by every run
+  head -n 2 "$1" | while read -r name steps seed flags; do
+    rm -rf "$RUNS/timing-$name-$steps"
+    # shellcheck disable=SC2086
+    $TRAIN --steps_per_rollout "$steps" $COMMON $flags $EXTRA --rollouts 3 --eval_every 0 --save_every 0 --out "$RUNS/timing-$name-$steps" >"$RUNS/timing.log" 2>&1 </dev/null || {
+      echo "run_all.sh: the first run does not work:"; tail -n 3 "$RUNS/timing.log"; exit 1; }
+  done || exit 1
+  .venv/bin/python - "$left" "$JOBS" "$ROLLOUTS" "$RUNS"/timing-* <<'PY'
+import json, os, statistics, sys
+left, jobs, rollouts = map(int, sys.argv[1:4])
+found = []
+for folder in sys.argv[4:]:
+    flags = json.load(open(f"{folder}/config.json"))["flags"]
+    records = [json.loads(line) for line in open(f"{folder}/metrics.jsonl")]
+    sampled = max(r.get("time/sample", 0) for r in records[1:])
+    evaluation = sampled * flags["eval_problems"] * flags["eval_samples"] / flags["problems_per_rollout"] / flags["group_size"]
+    wall = os.path.getmtime(f"{folder}/curves.png") - os.path.getctime(f"{folder}/config.json") - sum(r["time/rollout"] for r in records)
+    found.append((records[-1]["time/rollout"], evaluation, wall + 10))  # 10 s of imports before config.json is there
+rollout, evaluation, start = (statistics.mean(column) for column in zip(*found))
+evaluations = 1 + rollouts // int(os.environ["EVAL_EVERY"])
+hours = left * (start + rollouts * rollout + evaluations * evaluation) / jobs / 3600
+print(f"{left} runs of {rollouts} rollouts, {jobs} at a time: about {hours:.1f} hours ({rollout:.1f} s a rollout, {evaluation:.0f} s an evaluation; benchmarks not counted)")
 PY
-  rm -rf "$RUNS/timing"
+  rm -rf "$RUNS"/timing-*
 }
 
 run_grid() { # file of lines "name  steps...  flags"
   local folders
   lock
   if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi # a core each
-  runs_of "$1" >"$RUNS/list"
-  how_long "$RUNS/list"
-  export RUNS TRAIN COMMON EXTRA BENCHMARKS
+  runs_of "$1" >"$RUNS/.list" || true
+  [ -s "$RUNS/.list" ] || { echo "run_all.sh: there is no run in $1" >&2; exit 2; }
+  export RUNS TRAIN COMMON EXTRA BENCHMARKS EVAL_EVERY
+  how_long "$RUNS/.list"
   export -f one_run
-  xargs -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ <"$RUNS/list" || { echo "run_all.sh: not all runs were finished; the same command again continues" >&2; exit 1; }
-  folders=($(awk -v runs="$RUNS" '{print runs "/" $1 "-" $2 "-" $3}' "$RUNS/list"))
+  xargs -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ <"$RUNS/.list" || { echo "run_all.sh: not all runs were finished; the same command again continues" >&2; exit 1; }
+  folders=($(awk -v runs="$RUNS" '{print runs "/" $1 "-" $2 "-" $3}' "$RUNS/.list"))
   .venv/bin/python analyze.py keep "${folders[@]}" --out "$RUNS/runs.jsonl"
-  for what in table curves passk; do .venv/bin/python analyze.py $what "$RUNS/runs.jsonl" --out "$RUNS/$what.$([ $what = table ] && echo md || echo png)"; done
+  for what in table curves passk; do .venv/bin/python analyze.py $what "$RUNS/runs.jsonl" --out "$RUNS/$what.$([ $what = table ] && echo md || echo png)" || [ $what = passk ]; done
 }
 
 lock() {
@@ -101,8 +110,9 @@ lock() {
 set_up
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 TRAIN=".venv/bin/python train.py"
-if [ "$gpus" -gt 1 ]; then TRAIN=".venv/bin/torchrun --nproc_per_node $gpus train.py"; fi
-COMMON="" BENCHMARKS=${BENCHMARKS:-} EXTRA=${EXTRA:-}
+if [ "$gpus" -gt 1 ]; then TRAIN=".venv/bin/torchrun --standalone --nproc_per_node $gpus train.py"; fi
+cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+BENCHMARKS=${BENCHMARKS:-} EXTRA=${EXTRA:-}
 
 case "${1:-}" in
   "")
@@ -119,12 +129,17 @@ case "${1:-}" in
     .venv/bin/python analyze.py table "${all[@]}" --out "$RUNS/table.md"
     ;;
   grid)
-    RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$(nproc)} ROLLOUTS=${ROLLOUTS:-20}
-    COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $ROLLOUTS --save_every 0 --rank_every 5 --sampler transformers"
+    standard=${GRID:-}${SEEDS:-}${ROLLOUTS:-}${EXTRA:-}
+    RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$cores} ROLLOUTS=${ROLLOUTS:-20} EVAL_EVERY=${ROLLOUTS:-20}
+    TRAIN=".venv/bin/python train.py" CUDA_VISIBLE_DEVICES="" # a grid of the embedded base: for CPU cores, one each
+    export CUDA_VISIBLE_DEVICES
+    COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $EVAL_EVERY --save_every 0 --rank_every 5 --sampler transformers"
     run_grid "${GRID:-results/grid.txt}"
-    if [ -z "${GRID:-}" ]; then
+    if [ -z "$standard" ]; then
       cp "$RUNS/runs.jsonl" results/runs.jsonl
       .venv/bin/python bench/claims.py --measure
+    else
+      echo "RESULTS.md stays as it is: it is of results/grid.txt with five seeds and no other flags"
     fi
     ;;
   results)
@@ -132,8 +147,9 @@ case "${1:-}" in
     ;;
   full)
     : "${MODEL:?give the model, as in MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full}" "${DATA:?give the problems: countdown34, or orz}"
-    RUNS=${RUNS:-runs/$(basename "$MODEL")-$DATA} SEEDS=${SEEDS:-0} JOBS=${JOBS:-1} ROLLOUTS=${ROLLOUTS:-200}
-    COMMON="--model $MODEL --data $DATA --rollouts $ROLLOUTS --lr 1e-6 --group_size 10 --max_prompt_tokens 1024 --max_tokens 3072 --eval_samples 8"
+    RUNS=${RUNS:-runs/$(basename "$MODEL")-$DATA} SEEDS=${SEEDS:-0} JOBS=${JOBS:-1} ROLLOUTS=${ROLLOUTS:-200} EVAL_EVERY=10
+    if [ "$gpus" -gt 1 ]; then JOBS=1; fi # each run takes them all
+    COMMON="--model $MODEL --data $DATA --rollouts $ROLLOUTS --lr 1e-6 --group_size 10 --max_prompt_tokens 1024 --max_tokens 3072 --eval_every $EVAL_EVERY --eval_samples 8"
     if [ "$DATA" = orz ]; then
       COMMON="$COMMON --eval_data math500" BENCHMARKS=${BENCHMARKS:-aime24,aime25,amc23,math500,minerva,olympiad}
     fi

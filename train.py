@@ -9,7 +9,6 @@ lists them. The loop is `main`, at the end; what one optimizer step does is `upd
 """
 
 import json
-import math
 import os
 import signal
 import sys
@@ -35,7 +34,7 @@ from checkpoint import RunFailed
 from data import tiny
 from eval import powers_of_two, sample, summarise
 from losses import every_token, group_advantages
-from policy import Batch, backward, head_of, load, make_batch, score
+from policy import Batch, backward, head_of, load, lr_factor, make_batch, score
 from rewards import grade
 from sampler import Completion, make_sampler, seed_of
 from settings import default_out, flags_of, load_data, load_tokenizer, parse_args, refuse, say
@@ -177,8 +176,7 @@ def main(argv=None):
         refuse(f"--model {args.model} {e}")
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=args.lr, weight_decay=args.weight_decay, fused=True)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / (args.warmup + 1)) * (
-        0.5 + 0.5 * math.cos(math.pi * min(1, step / steps)) if args.schedule == "cosine" else 1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(args.warmup, args.schedule, steps))
 
     # what a run is besides its weights; checkpoints hold all of it
     run = dict(rollout=0, sampled=0, best=None, pending=[], state={}, totals={}, optimizer_steps=0)

@@ -126,9 +126,11 @@ def test_run_all_grid_and_full(base, tmp_path):
     assert all(f"| {name} | {loss} | {steps} | 1 | 1 |" in table for name, loss, steps in (("a-2", "grpo", 2), ("a-4", "grpo", 4), ("b-2", "p3o", 2)))
     assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png", "runs.jsonl"))
     assert json.loads((out / "a-4-0" / "config.json").read_text())["flags"]["eps_high"] == 0.3
-    (out / "b-2-0" / "done").unlink()
     done = run_all("grid", EXTRA=env["EXTRA"] + " --lr 1")
-    assert done.returncode == 1 and "b-2-0 failed" in done.stdout and "a-2-0" not in done.stdout and "continues" in done.stderr  # other flags than the run's
+    assert done.returncode == 1 and done.stdout.count("failed") == 3 and "--lr was" in done.stdout and "continues" in done.stderr  # other flags than the runs'
+    done = run_all("grid")
+    assert done.returncode == 0 and "done" not in done.stdout and "failed" not in done.stdout and "stays as it is" in done.stdout
+    assert "no run" in run_all("grid", GRID="/dev/null").stderr
     grid.write_text("b  2  --loss p3o\n")
     done = run_all("full", GRID=str(grid), MODEL=base, DATA="countdown", RUNS=str(tmp_path / "full"), SEEDS="0", JOBS="1")
     assert done.returncode == 0 and "1 runs of 1 rollouts" in done.stdout and "| b-2 | p3o |" in (tmp_path / "full" / "table.md").read_text(), done.stdout + done.stderr
