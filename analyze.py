@@ -36,9 +36,9 @@ from eval import interval
 from losses import METHODS, gradient_mass, group_advantages, row
 
 # what `keep` keeps of a record, and of its optimizer steps
-KEPT = ("rollout", "step", "tokens", "eval/", "reward/mean", "groups/", "policy/entropy", "policy/kl_old", "policy/ess", "clip/", "adv/mass",
-        "adv/fade", "optim/grad_norm", "optim/head_rank1_share", "sampler/logp_absdiff_mean", "len/mean", "time/rollout")
-PROFILE = ("policy/ess", "policy/kl_old", "policy/ratio_std/", "policy/bin_frac/", "clip/")
+KEPT = ("eval/", "reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac", "clip/capped_frac", "adv/mass", "adv/fade",
+        "optim/head_rank1_share", "sampler/logp_absdiff_mean", "time/rollout")
+PROFILE = ("policy/ess", "policy/kl_old", "policy/bin_frac/", "clip/frac", "clip/capped_frac", "clip/range/")
 
 
 def read(path):
@@ -174,7 +174,7 @@ def keep(runs, out):
     """The runs' numbers in one file, a line for each run; of paths only the last part."""
     lines = []
     for run in runs:
-        records = [{k: v for k, v in r.items() if k.startswith(KEPT) and not k.endswith("@n")} for r in run["records"]]
+        records = [{k: v for k, v in r.items() if (k == "rollout" or k.startswith(KEPT)) and not k.endswith("@n")} for r in run["records"]]
         flags = {k: v for k, v in run["flags"].items() if v is not None and v is not False and k not in ("out", "data_dir")}
         flags["model"] = Path(flags.get("model", "")).name
         lines.append(json.dumps(dict(run, flags=flags, records=rounded(records), profile=rounded(run["profile"]))))

@@ -45,7 +45,7 @@ def curves(groups, out):
     for axis, (name, label) in zip(axes.flat, PANELS):
         over(axis, groups, name)
         axis.set(xlabel="rollout", ylabel=label)
-    axes.flat[2].legend()
+    figure.legend(*axes.flat[2].get_legend_handles_labels(), loc="outside upper center", ncols=7)
     save(figure, out, seeds_of(groups))
 
 

@@ -197,10 +197,11 @@ def markdown(head, rows):
 
 
 def main_table(n):
-    columns = (("mean@16", "mean@n"), ("pass@16", "pass@n"), ("entropy", "policy/entropy"), ("clipped", "clip/frac"), ("seconds a rollout", "time/rollout"))
+    columns = (("mean@16", "mean@n"), ("pass@16", "pass@n"), ("entropy", "policy/entropy"), ("clipped", "clip/frac"))
     names = [f"{m}-{s}" for s in (2, 16) for m in METHODS] + sorted(name for name in n.runs if name.rsplit("-", 1)[0] not in METHODS)
-    rows = [(name.rsplit("-", 1)[0], name.rsplit("-", 1)[1], len(n.runs[name]), *(plain(n.mean(name, metric)) for _, metric in columns)) for name in names]
-    return markdown(("run", "steps", "seeds", *(c for c, _ in columns)), rows)
+    rows = [(name.rsplit("-", 1)[0], name.rsplit("-", 1)[1], len(n.runs[name]), *(plain(n.mean(name, metric)) for _, metric in columns),
+             f"{statistics.median(n.values(name, 'time/rollout').values()):.1f}") for name in names]
+    return markdown(("run", "steps", "seeds", *(c for c, _ in columns), "seconds"), rows)
 
 
 def draw(n):
