@@ -241,8 +241,11 @@ def tried(n):
         far=plain(far, 1), far_low=plain(share[0], 2), far_high=plain(share[1], 2), least=f"{least:.2f}",
         own=f"{0.8 * least / (0.2 * max(line['size'] for line in n.anatomy['theory'])):.1f}",
         cov=mean(lambda s: s["entropy"]["correlation_covariance"]),
-        **{f"{m}_{k}": plain(n.mean(f"{m}_{k}-16", "mean@n")) for m in ("grpo", "p3o") for k in ("hot", "hot_slow", "slow")},
-        **{f"{m}": plain(n.mean(f"{m}-16", "mean@n")) for m in ("grpo", "p3o")},
+        **{name: plain(n.mean(f"{name}-16", "mean@n")) for name in (
+            "grpo", "p3o", "grpo_hot", "p3o_hot", "p3o_hot_slow", "p3o_slow", "acpo", "dapo", "acpo_slow", "dapo_slow")},
+        slow_gap=shown(n.gap("acpo_slow-16", "dapo_slow-16", "mean@n")),
+        **{f"{name}_clipped": plain(n.mean(f"{name}-16", "clip/frac")) for name in ("acpo", "dapo")},
+        **{f"{name}_kl": plain(analyze.bootstrap([analyze.average(run, "policy/kl_old") for run in n.runs[f"{name}-16"].values()])) for name in ("acpo", "dapo")},
         hot_entropy=plain(n.mean("p3o_hot-16", "policy/entropy"), 2), hot_slow_entropy=plain(n.mean("p3o_hot_slow-16", "policy/entropy"), 2),
         acpo_range=plain(analyze.bootstrap([statistics.fmean(sum(step[f"clip/range/bin{i}"] * step[f"policy/bin_frac/bin{i}"] for i in range(5))
                                                             for step in run["profile"]) for run in n.runs["acpo-16"].values()]), 2))
