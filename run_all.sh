@@ -87,6 +87,7 @@ PY
 
 run_grid() { # file of lines "name  steps...  flags"
   local folders
+  [ -z "${METHODS:-}${STEPS:-}" ] || { echo "run_all.sh: METHODS and STEPS are not for grid and full: GRID=file names other runs than $1" >&2; exit 2; }
   lock
   if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi # a core each
   runs_of "$1" >"$RUNS/.list" || true

@@ -191,6 +191,8 @@ def claims(n):
             compare("FADE", f"more {dict(zip(('mean@n', 'pass@n'), ('accuracy', 'diversity')))[metric]} than {base}, 16 steps", "main table", "fade-16", f"{base}-16", metric)
     compare("FADE", "without delta there is less entropy (the paper: it collapses)", "ablation", "fade_no_delta-16", "fade-16", "policy/entropy", above=False)
     compare("FADE", "without alpha pass@k falls", "ablation", "fade_no_alpha-16", "fade-16", "pass@n", above=False)
+    for part in ("delta", "alpha"):
+        compare("ours", f"what FADE loses of accuracy without {part}", "ablation", f"fade_no_{part}-16", "fade-16", judge=lambda x: "-")
     return rows
 
 

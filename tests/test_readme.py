@@ -131,6 +131,8 @@ def test_run_all_grid_and_full(base, tmp_path):
     done = run_all("grid")
     assert done.returncode == 0 and "done" not in done.stdout and "failed" not in done.stdout and "stays as it is" in done.stdout
     assert "no run" in run_all("grid", GRID="/dev/null").stderr
+    done = run_all("grid", METHODS="acpo")
+    assert done.returncode == 2 and "METHODS" in done.stderr
     grid.write_text("b  2  --loss p3o\n")
     done = run_all("full", GRID=str(grid), MODEL=base, DATA="countdown", RUNS=str(tmp_path / "full"), SEEDS="0", JOBS="1")
     assert done.returncode == 0 and "1 runs of 1 rollouts" in done.stdout and "| b-2 | p3o |" in (tmp_path / "full" / "table.md").read_text(), done.stdout + done.stderr
