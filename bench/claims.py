@@ -119,12 +119,18 @@ def holds(x):
     return "reproduced" if x.above(-MARGIN) else "contradicted" if x.below() else "not at this scale"
 
 
+def withdrawn(claim, where):
+    """Is the figure not the paper's quantity, or a ranking of methods at one learning rate? RESULTS.md says why, at its top."""
+    return where.startswith("Remark 1") or claim.startswith(("norm of the gradient", "the entropy changes as", "solves more than", "without a clip to tune")) or (
+        "T = 1.2" in claim) or where == "main table"
+
+
 def claims(n):
     """[(paper, claim, where, command, figure, verdict)]"""
     rows = []
 
-    def add(*cells):
-        rows.append(cells)
+    def add(paper, claim, where, command, figure, verdict):
+        rows.append((paper, claim, where, command, figure, "withdrawn" if withdrawn(claim, where) else verdict))
 
     def compare(paper, claim, where, a, b, metric="mean@n", above=True, judge=verdict):
         x = n.gap(a, b, metric)
@@ -258,7 +264,7 @@ def tried(n):
 def page(n):
     """RESULTS.md: results/RESULTS.in.md with its numbers filled in."""
     rows = claims(n)
-    counts = {v: sum(row[-1] == v for row in rows) for v in ("reproduced", "not at this scale", "contradicted")}
+    counts = {v: sum(row[-1] == v for row in rows) for v in ("reproduced", "not at this scale", "contradicted", "withdrawn")}
     base = [run["records"][0] for runs in n.runs.values() for run in runs.values() if run["records"][0]["rollout"] == 0]
     text = (RESULTS / "RESULTS.in.md").read_text()
     values = dict(tried(n), runs=sum(map(len, n.runs.values())), counts=", ".join(f"{c} {v}" for v, c in counts.items()),
