@@ -1,38 +1,25 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       the audit: counts and examples of what the verifiers make of a file's rows
+    python rewards.py FILE.jsonl       counts and examples of what the verifiers make of its rows
 
-A verifier is a pure function (completion, answer) -> reward. To add one, write it and put it into REWARDS, below the
-others; a problem names the one it wants. `grade` runs them in processes of their own: an answer that makes its verifier
-hang or crash costs its own time limit, is counted, and gets 0, and nobody else's reward is touched.
+A verifier is a pure function (completion, answer) -> reward. To add one, write it below REWARDS and
+put it there; a problem names the one it wants. A completion that makes its verifier hang or crash
+costs its own time limit, is counted, and gets 0. No other reward is touched.
 """
 
-import contextlib
 import functools
+import inspect
 import json
-import os
-import queue
+import operator
 import re
-import selectors
-import subprocess
 import sys
-import threading
-import time
 from fractions import Fraction
 
-import sandbox
+from graders import Unparsed, UnparsedGold, audit, worker
+from graders.sandbox import run_tests
 
-TIMEOUT = 4.0  # seconds for one completion
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # Slurm gives fewer than there are
-WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # more than cores on a small machine, so that some can hang while others work
-
-
-class UnparsedGold(ValueError):
-    """The gold answer cannot be graded: reward 0, counted."""
-
-
-class Unparsed(ValueError):
-    """There is no answer to be graded in the completion: reward 0, counted apart from wrong answers."""
+MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def verifier(f):
@@ -46,7 +33,7 @@ def verifier(f):
     return graded
 
 
-# ---------------------------------------------------------------------------- Countdown
+# ------------------------------------------------------------------ Countdown
 
 def the_answer(completion):
     """What stands between the only <answer> and </answer> of a completion. Raises Unparsed."""
@@ -57,128 +44,140 @@ def the_answer(completion):
 
 
 def arithmetic(text, longest=200):
-    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises Unparsed.
+    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers.
 
-    No eval: "9**9**99" and "__import__" are not in the grammar, so they cost nothing. The bounds on length and
-    brackets are bounds on the recursion and the size of every number; only ASCII digits are digits (int() takes any of Unicode's)."""
+    Raises Unparsed. Without eval, "9**9**99" and "__import__" cost nothing; the limits bound the
+    recursion and the numbers. Only ASCII's digits are digits, while int() takes Unicode's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
-    tokens = re.findall(r"[0-9]+|\S", text)
-    used = []
+    tokens = [*re.findall(r"[0-9]+|\S", text), ""]  # "" marks the end
+    numbers = []
 
-    def peek():
-        return tokens[0] if tokens else None
-
-    def chain(operators, operand):  # operand {operator operand}, from the left
+    def chain(symbols, operand):
+        """The value of operand {symbol operand}, from the left."""
         value = operand()
-        while peek() and peek() in operators:
-            op, other = tokens.pop(0), operand()
-            if op == "/" and other == 0:
+        while tokens[0] in symbols:
+            symbol, right = tokens.pop(0), operand()
+            if symbol == "/" and right == 0:
                 raise Unparsed("division by zero")
-            value = value + other if op == "+" else value - other if op == "-" else value * other if op == "*" else value / other
+            value = OPERATORS[symbol](value, right)
         return value
 
-    def sums():
-        return chain("+-", lambda: chain("*/", atom))
+    def product():
+        return chain(["*", "/"], atom)
 
     def atom():
-        token = tokens.pop(0) if tokens else ""
+        token = tokens.pop(0)
         if token == "-":
             return -atom()
         if token == "(":
-            value = sums()
-            if not tokens or tokens.pop(0) != ")":
+            value = chain(["+", "-"], product)
+            if tokens.pop(0) != ")":
                 raise Unparsed("a bracket is not closed")
             return value
         if not re.fullmatch("[0-9]+", token):
             raise Unparsed(f"unexpected {token!r}")
-        used.append(int(token))
-        return Fraction(used[-1])
+        numbers.append(int(token))
+        return Fraction(numbers[-1])
 
-    value = sums()
-    if tokens:
+    value = chain(["+", "-"], product)
+    if tokens[0]:
         raise Unparsed(f"unexpected {tokens[0]!r}")
-    return value, used
+    return value, numbers
 
 
 @verifier
 def countdown(completion, answer):
-    """1 for the only <answer> of the completion being an expression over exactly answer["nums"], each as often as
-    given, of the exact value answer["target"]; else 0."""
-    value, used = arithmetic(the_answer(completion))
-    return float(value == answer["target"] and sorted(used) == sorted(answer["nums"]))
+    """1 if the only <answer> is an expression of the exact value answer["target"], over exactly the
+    numbers answer["nums"], each as often as it is given; else 0."""
+    value, numbers = arithmetic(the_answer(completion))
+    return float(value == answer["target"] and sorted(numbers) == sorted(answer["nums"]))
 
 
-# ---------------------------------------------------------------------------- mathematics
+# ------------------------------------------------------------------ mathematics
+# math_equal is imported where it is used: sympy, which comes with it, takes a second to load.
 
 def final_answer(completion):
-    """What a completion says at last: after </think>, the last box, else the last <answer>. Raises Unparsed."""
-    from answers import last_boxed  # sympy, which comes with it, takes a second to load, and countdown needs none of it
-    said = completion.split("</think>")[-1]
-    answer = None if "<think>" in said else last_boxed(said)  # cut off while it was thinking
-    begin = said.rfind("<answer>", 0, end) if (end := said.rfind("</answer>")) >= 0 else -1
-    if answer is None and "<think>" not in said and begin >= 0:
-        answer = said[begin + 8:end]
-    if answer is None or not answer.strip():
+    """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
+    from graders.math_equal import last_boxed
+    text = completion.split("</think>")[-1]
+    text = "" if "<think>" in text else text  # It was cut off while it was thinking.
+    answer = last_boxed(text)
+    if answer is None:
+        _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
+        answer = inside if opening else ""
+    if not answer.strip():
         raise Unparsed("no closed box and no answer")
     return answer.strip()
 
 
 def equal(pred, gold):
-    """Are two bare mathematical answers the same? See answers.py."""
-    import answers
-    return answers.equal(pred, gold)
+    """Are two bare mathematical answers the same? Never raises. See graders/math_equal.py."""
+    from graders import math_equal
+    return math_equal.equal(pred, gold)
 
 
 @verifier
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
-    import answers
-    answer = final_answer(completion)
-    if answers.equal(answer, gold):
+    from graders import math_equal
+    if equal(final_answer(completion), gold):
         return 1.0
-    if not answers.parses(gold):
+    if not math_equal.parses(gold):
         raise UnparsedGold(gold)
     return 0.0
 
 
-# ---------------------------------------------------------------------------- tables
+def lenient_math(completion, gold):
+    """For eval.py --lenient alone: math, or the gold answer found anywhere near the end. As a
+    reward it would teach a model to leave the box out, or to be cut off at the right moment."""
+    from graders.math_equal import found_in
+    return float(math(completion, gold) or found_in(completion.split("</think>")[-1], gold))
+
+
+# ------------------------------------------------------------------ tables
 
 def cell(value):
-    """A table's entry as it is compared: a number without commas, dollar and percent signs, or a text in small letters."""
+    """A table's entry as it is compared: a float (, $ and % are left out) or a lower-case text."""
     text = str(value).strip().strip("\"'").lower()
     plain = text.replace(",", "").strip("$% ")
-    return float(plain) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", plain) else text
+    is_number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", plain)
+    return float(plain) if is_number else text
+
+
+def same_cell(pred, gold):
+    pred, gold = cell(pred), cell(gold)
+    if isinstance(pred, float) and isinstance(gold, float):
+        return abs(pred - gold) <= 1e-5 * abs(gold)
+    return pred == gold
+
+
+def entries(text, count):
+    """The entries of an answer: a JSON list, or split at | or commas if that gives `count`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        text = re.sub(r"^\[(.*)\]$", r"\1", text, flags=re.S)
+        splits = [text], text.split("|"), re.split(r",\s+", text)
+        return next((split for split in splits if len(split) == count), [text])
+    value = value.get("answer") if isinstance(value, dict) else value
+    return value if isinstance(value, list) else [value]
 
 
 @verifier
 def table(completion, answer):
-    """1 for a final answer (a JSON list, or entries with | or commas between) with the same entries in the same order:
-    numbers to 1e-5 of their size, texts up to case (HiTab's lists, arXiv 2108.06712)."""
-    said = final_answer(completion)
-    try:
-        pred = json.loads(said)
-        pred = pred.get("answer") if isinstance(pred, dict) else pred
-        pred = pred if isinstance(pred, list) else [pred]
-    except (ValueError, RecursionError):
-        whole = re.sub(r"^\[(.*)\]$", r"\1", said, flags=re.S)
-        pred = next((p for p in ([whole], whole.split("|"), re.split(r",\s+", whole)) if len(p) == len(answer)), [whole])
-    pairs = [(cell(p), cell(a)) for p, a in zip(pred, answer)]
-    return float(len(pred) == len(answer) and all(
-        abs(p - a) <= 1e-5 * abs(a) if isinstance(p, float) and isinstance(a, float) else p == a for p, a in pairs))
+    """1 for a final answer with the entries of the list `answer` in the same order: numbers to 1e-5
+    of their size, texts up to case (HiTab's lists, arXiv 2108.06712); else 0."""
+    preds = entries(final_answer(completion), len(answer))
+    return float(len(preds) == len(answer) and all(map(same_cell, preds, answer)))
 
 
-# ---------------------------------------------------------------------------- programs
-
-def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=512):
-    """Does a program pass every test? See sandbox.py."""
-    return sandbox.run_tests(code, tests, fn_name, timeout, memory_mb,
-                             allow_unsafe=os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") == "1")
-
+# ------------------------------------------------------------------ programs
 
 @verifier
 def code(completion, answer):
-    """1 for a program, the last fenced block, that passes all of answer["tests"]; answer["fn_name"] is what they call."""
+    """1 for a program, the last fenced block, that passes all of answer["tests"], else 0. They call
+    the function answer["fn_name"]; without it they use stdin and stdout."""
     fences = [m.start() for m in re.finditer(r"^.*```.*$", completion, re.M)]
     if len(fences) < 2:
         raise Unparsed("no fenced block")
@@ -189,209 +188,58 @@ def code(completion, answer):
 
 
 REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
+TIMEOUT = 4.0  # seconds for one completion
 SECONDS = {"code": 600.0}  # instead of TIMEOUT: a program has a limit for each of its tests
 
 
-def lenient_math(completion, gold):
-    """For evaluation alone, eval.py --lenient: math, or the gold answer found anywhere near the end of the text. Reward
-    for this would teach a model to leave the box out, or to be cut off at the right moment."""
-    import answers
-    return float(math(completion, gold) or answers.found_in(completion.split("</think>")[-1], gold))
+# ------------------------------------------------------------------ which golds data.load takes
 
-
-# what data.load asks of every gold answer
 def gold_math(_, gold):
-    import answers
-    return float(answers.readable(gold))
-
-
-def gold_table(_, gold):
-    return float(isinstance(gold, list) and len(gold) > 0 and table(f"<answer>{json.dumps(gold)}</answer>", gold))
+    from graders.math_equal import readable
+    return readable(gold)
 
 
 def gold_countdown(_, gold):
-    return float(bool(gold["nums"]) and isinstance(gold["target"], int))
+    return bool(gold["nums"]) and isinstance(gold["target"], int)
+
+
+def gold_table(_, gold):
+    return bool(isinstance(gold, list) and gold
+                and table(f"<answer>{json.dumps(gold)}</answer>", gold))
 
 
 def gold_code(_, gold):
-    return float(bool(gold["tests"]) and all(isinstance(t["input"], str) and isinstance(t["output"], str) for t in gold["tests"]))
+    return bool(gold["tests"]) and all(
+        isinstance(t["input"], str) and isinstance(t["output"], str) for t in gold["tests"])
 
 
-VERIFIERS = {**{f"gold_{name}": lambda _, gold: 1.0 for name in REWARDS},  # where nothing else is known of its golds
-             **{name: getattr(f, "__wrapped__", f) for name, f in REWARDS.items()},
-             **{f.__name__: f for f in (lenient_math, gold_math, gold_table, gold_countdown, gold_code)}}  # what the workers run
+GOLDS = {"math": gold_math, "countdown": gold_countdown, "table": gold_table, "code": gold_code}
+VERIFIERS = {  # what the workers run; a gold answer of which nothing else is known is taken
+    **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
+    **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
 
 
-# ---------------------------------------------------------------------------- workers that can be killed
-
-def work(stream_in, stream_out):
-    """A worker: jobs as JSON lines in, [reward, what went wrong] as a JSON line out for each; "ready" before them."""
-    stream_out.write('"ready"\n')
-    stream_out.flush()
-    for line in stream_in:
-        for name, completion, answer in json.loads(line):
-            try:
-                result = [float(VERIFIERS[name](completion, answer)), None]
-            except Unparsed:
-                result = [0.0, "unparsed_answer"]
-            except UnparsedGold:
-                result = [0.0, "unparsed_gold"]
-            except Exception as e:  # a verifier's bug must not look like a wrong answer: counted, shown, not raised
-                result = [0.0, f"error: {type(e).__name__}: {e}"[:500]]
-            stream_out.write(json.dumps(result) + "\n")
-            stream_out.flush()
-
-
-# what a worker process runs, with a private copy of stdout for its results: what a verifier prints goes nowhere
-WORKER = """
-import os, sys
-import rewards
-out = os.fdopen(os.dup(1), "w")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-rewards.work(sys.stdin, out)
-"""
-
-
-class Worker:
-    """One worker process, started when first needed and again after it was killed."""
-
-    def __init__(self):
-        self.process = None
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            cwd=os.path.dirname(os.path.abspath(__file__)), start_new_session=True)
-        self.selector, self.buffer = selectors.DefaultSelector(), b""
-        self.selector.register(self.process.stdout, selectors.EVENT_READ)
-
-    def stop(self):
-        process, self.process = self.process, None
-        if process:
-            process.kill()
-            process.wait()
-            sandbox.sweep(process.pid)
-            self.selector.close()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):  # what it did not take is still in the buffer
-                process.stdin.close()
-
-    def read_line(self, timeout):
-        """The next result, None when the process died. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout
-        while b"\n" not in self.buffer:
-            if not self.selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
-            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                return None
-            self.buffer += chunk
-        line, self.buffer = self.buffer.split(b"\n", 1)
-        return json.loads(line)
-
-    def run(self, jobs, timeout):
-        """-> [reward, what went wrong, seconds] of each job, in order. Never raises on a job's account."""
-        results = []
-        if self.process and self.process.poll() is not None:
-            self.stop()  # it died between two rollouts: nobody's fault here
-        while len(results) < len(jobs):
-            fresh = self.process is None
-            if fresh:
-                self.start()
-            limit = 60.0  # for the imports of a new process
-            try:
-                if fresh and self.read_line(limit) != "ready":
-                    raise BrokenPipeError
-                self.process.stdin.write(json.dumps(jobs[len(results):]).encode() + b"\n")
-                self.process.stdin.flush()
-                while len(results) < len(jobs):
-                    began = time.monotonic()
-                    limit = timeout or SECONDS.get(jobs[len(results)][0], TIMEOUT)
-                    got = self.read_line(limit)
-                    results.append([*(got or [0.0, "error: the worker process died"]), time.monotonic() - began])
-                    if got is None:
-                        self.stop()
-                        break
-            except TimeoutError:
-                self.stop()
-                results.append([0.0, "timeout", limit])
-            except BrokenPipeError:  # died before it took the jobs
-                self.stop()
-                results.append([0.0, "error: the worker process died", 0.0])
-        return results
-
-
-@functools.cache
-def pool(size):
-    return [Worker() for _ in range(size)]
-
-
-def grade(problems, completions, timeout=None, workers=WORKERS, details=None):
+def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
     """The rewards of a rollout.
 
-    problems: P dicts with "reward" (a name in REWARDS) and "answer". completions: for each, a list of texts.
-    Returns a list of P lists of floats, and the counters unparsed_answer, unparsed_gold, timeout, error and seconds_max.
-    `timeout` is in seconds and one completion's, instead of TIMEOUT and SECONDS; whatever a verifier does, grade does
-    not raise. details: a list to which [reward, what went wrong, seconds] of each completion are added."""
-    jobs = [(p["reward"], text, p["answer"]) for p, texts in zip(problems, completions) for text in texts]
-    size = max(1, min(64, -(-len(jobs) // (4 * workers))))  # short shares, so that a slow one holds up little
-    shares, results = queue.SimpleQueue(), [None] * len(jobs)
-    for start in range(0, len(jobs), size):
-        shares.put(start)
-
-    def serve(worker):
-        while True:
-            try:
-                start = shares.get_nowait()
-            except queue.Empty:
-                return
-            results[start:start + size] = worker.run(jobs[start:start + size], timeout)
-
-    threads = [threading.Thread(target=serve, args=(worker,)) for worker in pool(workers)[:-(-len(jobs) // size)]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
+    problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
+    list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
+    list to which [reward, what went wrong or None, seconds] of each completion are added.
+    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error and
+    seconds_max. Whatever a verifier does, grade does not raise."""
+    jobs = [(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
+            for p, texts in zip(problems, completions, strict=True) for text in texts]
+    results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)
     faults = [fault for _, fault, _ in results if fault]
-    for example in {f for f in faults if f.startswith("error")}:
+    for example in {fault for fault in faults if fault.startswith("error")}:
         print(f"rewards: {example}", file=sys.stderr)
-    counters = {kind: sum(f.startswith(kind) for f in faults) for kind in ("unparsed_answer", "unparsed_gold", "timeout", "error")}
+    counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
     counters["seconds_max"] = max((seconds for _, _, seconds in results), default=0.0)
     rewards = iter(reward for reward, _, _ in results)
     return [[next(rewards) for _ in texts] for texts in completions], counters
 
 
-# ---------------------------------------------------------------------------- the audit
-
-def audit(path):
-    """What the verifiers make of a file: rows {completion, answer, reward}, as in a run's samples.jsonl."""
-    rows = []
-    for number, line in enumerate(open(path, encoding="utf-8"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.append(({"reward": row["reward"], "answer": row["answer"]}, row["completion"] + ""))
-            REWARDS[row["reward"]]
-        except (ValueError, KeyError, TypeError) as e:
-            sys.exit(f"rewards.py: {path}, line {number}: a row is {{completion, answer, reward}}, reward one of {', '.join(REWARDS)}; {type(e).__name__}: {e}")
-    details = []
-    _, counters = grade([problem for problem, _ in rows], [[text] for _, text in rows], details=details)
-    kinds = {"right": lambda r, fault: r == 1, "wrong": lambda r, fault: r != 1 and not fault}
-    kinds.update({kind: lambda r, fault, kind=kind: (fault or "").startswith(kind) for kind in ("unparsed_answer", "unparsed_gold", "timeout", "error")})
-    print(f"{len(rows)} completions, slowest {counters['seconds_max']:.2f} s")
-    for kind, holds in kinds.items():
-        members = [(problem, text, d) for (problem, text), d in zip(rows, details) if holds(*d[:2])]
-        print(f"\n{kind}: {len(members)}")
-        for problem, text, (_, fault, seconds) in members[:3]:
-            print(f"  {problem['reward']}, gold {str(problem['answer'])[:80]!r}, {seconds:.2f} s{', ' + fault if fault else ''}: ...{text[-160:]!r}")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not os.path.isfile(sys.argv[1]):
-        sys.exit("rewards.py: give one file that exists: python rewards.py FILE.jsonl")
-    import rewards  # so that the workers' verifiers and these are the same module
-    rewards.audit(sys.argv[1])
+    audit.main(sys.argv[1:], REWARDS, grade)

@@ -1,0 +1,12 @@
+"""What the verifiers stand on: killable processes, equality of mathematical answers, a sandbox.
+
+Nothing here imports the rest of the project.
+"""
+
+
+class Unparsed(ValueError):
+    """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
+
+
+class UnparsedGold(ValueError):
+    """The gold answer cannot be graded: reward 0, counted."""

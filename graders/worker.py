@@ -1,0 +1,146 @@
+"""Worker processes that can be killed: one job goes out, one line comes back, or the worker dies.
+
+    python -m graders.worker rewards       what a worker runs: jobs on stdin, results on stdout
+
+The module that is named on the command line has the verifiers, in its VERIFIERS. A job is the JSON
+line [name, completion, answer], its result the JSON line [reward, fault].
+"""
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from graders import Unparsed, UnparsedGold, sandbox
+from graders.lines import LineReader
+
+FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # what a fault begins with
+START_SECONDS = 60.0  # A new process may take so long to import the verifiers.
+# Slurm gives a job fewer cores than the machine has.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+# A small machine gets more workers than cores, so that some can hang while others work.
+WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+# ------------------------------------------------------------------ the parent's side
+
+class Worker:
+    """One worker process. It is started when first needed, and again after it was killed."""
+
+    def __init__(self, module):
+        self.module, self.process, self.warm = module, None, set()
+
+    def start(self):
+        """Starts the process. Raises TimeoutError or EOFError if it does not become ready."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "graders.worker", self.module], start_new_session=True,
+            cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.lines, self.warm = LineReader(self.process.stdout.fileno()), set()
+        self.lines.read(START_SECONDS)
+
+    def ask(self, name, completion, answer, seconds):
+        """-> [reward, fault or None] of one job. Raises TimeoutError, or the errors of a process
+        that has ended."""
+        self.process.stdin.write(json.dumps((name, completion, answer)).encode() + b"\n")
+        self.process.stdin.flush()
+        return self.lines.read(seconds)
+
+    def stop(self):
+        """Kills the process, if there is one, and removes the folders of the programs it ran."""
+        process, self.process = self.process, None
+        if process:
+            process.kill()
+            process.wait()
+            sandbox.sweep(process.pid)
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):  # The buffer may hold what it did not take.
+                process.stdin.close()
+
+    def run(self, name, completion, answer, limit):
+        """-> [reward, fault or None, seconds] of one job, which may take `limit` seconds.
+
+        It raises nothing on the job's account: a job that takes too long is a timeout, and one that
+        ends its process is an error."""
+        if self.process and self.process.poll() is not None:
+            self.stop()  # It died between two jobs, which is not the fault of this one.
+        began, allowed = time.monotonic(), START_SECONDS
+        try:
+            if self.process is None:
+                self.start()
+            if name not in self.warm:  # Its first call may import much: sympy takes a second.
+                self.ask(name, "", None, START_SECONDS)
+                self.warm.add(name)
+            began, allowed = time.monotonic(), limit
+            return [*self.ask(name, completion, answer, allowed), time.monotonic() - began]
+        except TimeoutError:
+            self.stop()
+            return [0.0, "timeout", allowed]
+        except (EOFError, BrokenPipeError):
+            self.stop()
+            return [0.0, "error: the worker process died", time.monotonic() - began]
+
+
+@functools.cache
+def pool(module, size):
+    """The workers of a pool. They are kept, so that the next call finds them started."""
+    return [Worker(module) for _ in range(size)]
+
+
+def run_jobs(module, jobs, size):
+    """Runs jobs in `size` workers that have the verifiers of `module`.
+
+    Each job is (name, completion, answer, seconds that it may take). Returns a list of
+    [reward, fault or None, seconds that it took] of each, in order."""
+    results = [None] * len(jobs)
+    waiting = queue.SimpleQueue()
+    for number in range(len(jobs)):
+        waiting.put(number)
+
+    def keep_busy(worker):
+        with contextlib.suppress(queue.Empty):
+            while True:
+                number = waiting.get_nowait()
+                results[number] = worker.run(*jobs[number])
+
+    with ThreadPoolExecutor(size) as threads:  # one thread for each worker
+        list(threads.map(keep_busy, pool(module, size)[:len(jobs)]))  # list() raises their errors
+    return results
+
+
+# ------------------------------------------------------------------ the worker's side
+
+def graded(verifiers, name, completion, answer):
+    """-> [reward, fault or None] of one completion. An exception is a fault and is not raised."""
+    try:
+        return [float(verifiers[name](completion, answer)), None]
+    except Unparsed:
+        return [0.0, "unparsed_answer"]
+    except UnparsedGold:
+        return [0.0, "unparsed_gold"]
+    except Exception as e:  # A verifier's bug must not look like a wrong answer.
+        return [0.0, f"error: {type(e).__name__}: {e}"[:500]]
+
+
+def serve(module):
+    """Says that it is ready, then answers each job on stdin with a line, until stdin ends.
+
+    The results go to a private copy of stdout: what a verifier prints goes nowhere."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    verifiers = importlib.import_module(module).VERIFIERS
+    print('"ready"', file=results, flush=True)
+    for line in sys.stdin:
+        result = graded(verifiers, *json.loads(line))
+        print(json.dumps(result), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
