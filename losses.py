@@ -1,33 +1,41 @@
-"""The losses. A method is one row of METHODS, made of four axes that "loss type" elsewhere mixes up:
+"""The losses. A method is one row of METHODS. A row chooses on four axes, which "loss type"
+elsewhere mixes up:
 
-    advantage   what a completion is worth, from the rewards of its group          [P, G] -> [P, G]
-    select      how much each token counts                                         -> [B, T], >= 0
-    objective   the loss of each token, from its probability ratio and advantage   -> [B, T]
-    aggregate   one number from many tokens                                        [B, T] -> scalar
+    advantage   what a completion is worth, from the rewards of its group        [P, G] -> [P, G]
+    select      how much each token weighs                                       -> [B, T], >= 0
+    objective   the loss of each token, from its ratio and its advantage         -> [B, T]
+    aggregate   one number from many tokens                                      [B, T] -> scalar
 
-A new method is one function and one row: its keyword-only arguments are its flags in train.py, with the
-defaults that stand beside the formula. `python losses.py` prints the cards, `python losses.py fade` one of them.
+A new method is one function and one row. The function's keyword-only arguments become flags of
+train.py, with the defaults that stand beside the formula. `python losses.py` prints a card for
+every method, `python losses.py fade` prints one.
 
-Notation: pi, pi_old the probabilities of the sampled token now and when the ratio's reference was taken,
-rho = pi / pi_old, A the advantage, r the reward, rbar its mean over the group, sg stop-gradient.
-Pure torch: no model, no flags, nothing distributed, no writes into arguments.
+Notation: pi and pi_old are the probabilities of the sampled token now and when the ratio's
+reference was taken, rho = pi / pi_old, A is the advantage, r the reward, rbar its mean over the
+group, sg stops the gradient. This file needs torch alone: it knows no model, no flags, no ranks,
+and writes into no argument.
 """
 
+import functools
 import inspect
+import json
 import math
 import sys
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
 import torch
 
-BINS = 5  # equal-width bins of the token probability for the logged statistics (ACPO's number)
+BINS = 5  # the logged statistics go by five equal bins of the token's probability, as ACPO's
 
 
 @dataclass
 class Tokens:
-    """The completion tokens of one optimizer step (or a slice of it): each [B, T], padding where mask is False."""
+    """The completion tokens of one optimizer step, or of a slice of it.
+
+    Each field is [B, T]; a place where mask is False is padding."""
 
     logprobs: torch.Tensor        # log pi, the only field with a gradient
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
@@ -39,7 +47,8 @@ class Tokens:
 
     @property
     def log_ratio(self):
-        return (self.logprobs - self.old_logprobs).clamp(-20, 20)  # no gradient beyond; e^20 is far from overflow in a sum
+        # beyond the clamp there is no gradient; a sum of e^20 is far from overflow
+        return (self.logprobs - self.old_logprobs).clamp(-20, 20)
 
     @property
     def ratio(self):
@@ -54,24 +63,24 @@ class Tokens:
         return (x * self.mask).sum() / self.mask.sum()
 
     def without_junk(self):
-        """A copy with 0 in every padded place, so that nothing there can matter, and float32 or better."""
+        """A copy in float32 or better, with 0 in padded places: what stood there cannot matter."""
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
         return replace(self, **{f.name: clean(x) for f in fields(self)
                                 if f.name != "mask" and (x := getattr(self, f.name)) is not None})
 
 
-# what the denominators are made of, always those of the whole optimizer step over all ranks
+# what the denominators are made of: always the whole optimizer step, over all ranks
 StepSize = namedtuple("StepSize", "completions tokens max_tokens")
 
 
 def step_size(mask, max_tokens):
-    """Completions with at least one token that counts, and those tokens, in mask [B, T]."""
+    """Counts the tokens in mask [B, T], and the completions that have at least one of them."""
     return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens)
 
 
 def whole_step(f):
-    """Marks a function whose value at one token depends on the others of the optimizer step (a batch statistic).
+    """Marks a function whose value at one token depends on other tokens of the optimizer step.
 
     train.py then shows it the whole step at once, however small the micro-batches are."""
     f.whole_step = True
@@ -105,7 +114,7 @@ def leave_one_out(rewards, state):
 
 
 def weigh_failures(centred, delta):
-    """Divides what is below the group's mean by delta: above 1 favours successes, below 1 failures."""
+    """Divides what is below the mean by delta: above 1 it favours successes, below 1 failures."""
     return torch.where(centred < 0, centred / delta, centred)
 
 
@@ -131,25 +140,27 @@ def power(rewards, state, *, alpha=2.0):
 def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02):
     """A = (1 - rbar)^(alpha - 1) (r - rbar), divided by delta where r < rbar
     alpha = clip(3 (1 - p) / (2 p), 1, alpha_max), p a moving average of the reward, from 0.5
-    delta = clip(1 + H - H*, delta_min, 1), H a moving average of the entropy in nats, from the first one, H0
+    delta = clip(1 + H - H*, delta_min, 1), H a moving average of the entropy, from the first, H0
 
-    entropy_target is H* in nats; None: half of H0 (an absolute number does not carry over between models).
-    fade_ema is the weight of the NEW value. The paper writes p <- b p + (1 - b) rbar with b = 0.02, which
-    would forget 98% of the past at every rollout; its number is kept and read the other way round.
-    Both averages take the new rollout in before they are used. state["entropy"] must hold its mean entropy."""
+    entropy_target is H* in nats; None is half of H0, for an absolute number does not carry over
+    between models. fade_ema is the weight of the NEW value: our source writes
+    p <- b p + (1 - b) rbar with b = 0.02, which would forget 98% of the past at every rollout; we
+    keep its number and read it the other way round. Both averages take the new rollout in before
+    they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
     if not 0 <= fade_ema <= 1:
         raise ValueError(f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
     if not (alpha_max >= 1 and 0 < delta_min <= 1):
-        raise ValueError(f"--alpha_max must be 1 or more and --delta_min in (0, 1], not {alpha_max} and {delta_min}")
+        raise ValueError(f"--alpha_max must be 1 or more and --delta_min in (0, 1], "
+                         f"not {alpha_max} and {delta_min}")
     entropy = state["entropy"]
     first = state.setdefault("fade_entropy_first", entropy)
-    p = state["fade_solve_rate"] = (1 - fade_ema) * state.get("fade_solve_rate", 0.5) + fade_ema * float(rewards.mean())
-    h = state["fade_entropy"] = (1 - fade_ema) * state.get("fade_entropy", first) + fade_ema * entropy
+    p = (1 - fade_ema) * state.get("fade_solve_rate", 0.5) + fade_ema * float(rewards.mean())
+    h = (1 - fade_ema) * state.get("fade_entropy", first) + fade_ema * entropy
     target = first / 2 if entropy_target is None else entropy_target
-    # multiplied out, so that p = 0 (or, with shaped rewards, below) gives alpha_max instead of a division by 0
+    # multiplied out: p = 0 (or less, with shaped rewards) gives alpha_max and no division by 0
     alpha = alpha_max if 3 * (1 - p) >= 2 * p * alpha_max else max(1.0, 3 * (1 - p) / (2 * p))
     delta = min(1.0, max(delta_min, 1 + h - target))
-    state.update(fade_alpha=alpha, fade_delta=delta)
+    state.update(fade_solve_rate=p, fade_entropy=h, fade_alpha=alpha, fade_delta=delta)
     return focus(rewards, alpha) * weigh_failures(centred(rewards, state), delta)
 
 
@@ -164,19 +175,22 @@ def passk(rewards, state, *, k=4):
     A = (1 - R) / s of a success, (1 - R - C(F - 1, k - 1) / C(G - 1, k - 1)) / s of a failure"""
     size = rewards.shape[1]
     if not (1 <= k <= size and size > 1):
-        raise ValueError(f"--k must be from 1 to --group_size, which must be 2 or more, not {k} of {size}")
+        raise ValueError("--k must be from 1 to --group_size, which must be 2 or more, "
+                         f"not {k} of {size}")
     if not torch.isin(rewards, rewards.new_tensor([0.0, 1.0])).all():
-        raise ValueError("passk counts successes: its rewards must be 0 or 1 (no --overlong_penalty)")
+        raise ValueError("passk counts successes: rewards must be 0 or 1 (no --overlong_penalty)")
     failures = (rewards == 0).sum(1, keepdim=True)
-    choices = range(size + 1)
-    unsolved = rewards.new_tensor([math.comb(f, k) / math.comb(size, k) for f in choices])[failures]  # 1 - R, [P, 1]
-    others = rewards.new_tensor([math.comb(max(f - 1, 0), k - 1) / math.comb(size - 1, k - 1) for f in choices])[failures]
+
+    def all_within(counts, size, k):  # the chance that k of size are all among so many
+        return rewards.new_tensor([math.comb(max(n, 0), k) / math.comb(size, k) for n in counts])
+    unsolved = all_within(range(size + 1), size, k)[failures]  # 1 - R, [P, 1]
+    others = all_within(range(-1, size), size - 1, k - 1)[failures]
     spread = (unsolved * (1 - unsolved)).sqrt()
     return torch.where(spread > 0, (unsolved - others * (rewards == 0)) / spread, 0.0)
 
 
 def gradient_mass(advantages):
-    """-> mass_pos, mass_neg: the mean over groups of sum |A+| / G and sum |A-| / G (FADE's m_S and m_F)."""
+    """-> mean over groups of sum |A+| / G and of sum |A-| / G: FADE's m_S and m_F."""
     return advantages.clamp(min=0).mean().item(), (-advantages).clamp(min=0).mean().item()
 
 
@@ -190,7 +204,7 @@ def every_token(tokens):
 
 
 def entropy_rank(tokens, share, largest):
-    """1 for the `share` of the step's tokens with the largest (smallest) entropy, ties included."""
+    """1 for the `share` of the tokens with the largest (smallest) entropy, ties included."""
     if not 0 < share <= 1:
         raise ValueError(f"--entropy_share must be above 0 and at most 1, not {share}")
     ranked = tokens.entropy[tokens.mask].sort(descending=largest).values
@@ -239,12 +253,13 @@ def reinforce(tokens):
 
 
 def clipped(ratio, advantages, low, high, dual_clip=None):
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), for A < 0 never above dual_clip |A| (None: no such bound)."""
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0."""
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual_clip is None:
         return loss
     if dual_clip <= 1:
-        raise ValueError(f"--dual_clip bounds the ratio where A < 0: it must be above 1, not {dual_clip}")
+        raise ValueError("--dual_clip bounds the ratio where A < 0: it must be above 1, "
+                         f"not {dual_clip}")
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
 
 
@@ -257,19 +272,21 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
 def cispo(tokens, *, ratio_max=5.0):
     """L = -sg(min(rho, ratio_max)) A log pi
 
-    ratio_max is the absolute bound on rho. Elsewhere it may be an offset from 1 (verl's, NeMo-RL's) or the
-    bound (TRL's epsilon_high, whose inherited default of 0.2 scales every gradient by 0.2)."""
+    ratio_max is the absolute bound on rho. In verl and NeMo-RL it is an offset from 1; in TRL it is
+    epsilon_high, whose inherited default of 0.2 scales every gradient by 0.2."""
     if ratio_max < 1:
-        raise ValueError(f"--ratio_max is an absolute bound on the ratio, 1 or more, not {ratio_max} "
+        raise ValueError(f"--ratio_max bounds the ratio itself, at 1 or more, not {ratio_max} "
                          f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
     return (-tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs,
             dict(capped_frac=tokens.mean((tokens.ratio > ratio_max).float())))
 
 
 def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
-    """L = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A), s = exp(mean over the completion of log rho)
+    """L = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
+    s = exp(mean over the completion of log rho)
 
-    In its token form, s_t = sg(s) pi / sg(pi): the same value and gradient, and a token can be left out."""
+    It is in its token form, s_t = sg(s) pi / sg(pi): value and gradient are the same, and select
+    can leave a token out."""
     lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
     sequence = (tokens.log_ratio.sum(1, keepdim=True) / lengths).exp().detach()
     ratio = sequence * (tokens.logprobs - tokens.logprobs.detach()).exp()
@@ -285,7 +302,8 @@ def sapo(tokens, *, tau_pos=1.0, tau_neg=1.05):
 
 
 def gmpo(tokens, *, eps_low=0.4, eps_high=0.4):
-    """L = -A exp(mean over the completion of x), x = sign(A) min(sign(A) log rho, sign(A) clip(log rho, -eps_low, eps_high))"""
+    """L = -A exp(mean over the completion of x)
+    x = sign(A) min(sign(A) log rho, sign(A) clip(log rho, -eps_low, eps_high))"""
     sign = tokens.advantages.sign()
     x = sign * torch.min(sign * tokens.log_ratio, sign * tokens.log_ratio.clamp(-eps_low, eps_high))
     lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
@@ -302,21 +320,23 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, ratio_max=20.0):
 
 
 def spread_by_bin(tokens, bins):
-    """-> bin of each token [B, T] by its current probability, tokens per bin and std of rho per bin [bins]."""
-    index = (tokens.probs * bins).nan_to_num().long().clamp(max=bins - 1)  # pi = 1 belongs to the last bin
-    where, ratio = index[tokens.mask], tokens.ratio.detach()[tokens.mask]
-    count, total = ratio.new_zeros(bins), ratio.new_zeros(bins)
-    count.index_add_(0, where, torch.ones_like(ratio))
-    mean = total.index_add(0, where, ratio) / count.clamp(min=1)
-    # around the mean: sum(rho^2) / n - mean^2 in float32 is all rounding error while rho is near 1
-    variance = total.index_add(0, where, (ratio - mean[where]) ** 2) / count.clamp(min=1)
+    """Bins tokens by their current probability.
+
+    -> the bin of each token [B, T], tokens per bin [bins] and std of rho per bin [bins]."""
+    index = (tokens.probs * bins).nan_to_num().long().clamp(max=bins - 1)  # pi = 1: the last bin
+    bin_of, ratio = index[tokens.mask], tokens.ratio.detach()[tokens.mask]
+    zeros = ratio.new_zeros(bins)
+    count = zeros.index_add(0, bin_of, torch.ones_like(ratio))
+    mean = zeros.index_add(0, bin_of, ratio) / count.clamp(min=1)
+    # around the mean: sum(rho^2) / n - mean^2 is all rounding in float32 while rho is near 1
+    variance = zeros.index_add(0, bin_of, (ratio - mean[bin_of]) ** 2) / count.clamp(min=1)
     return index, count, variance.sqrt()
 
 
 @whole_step
 def acpo(tokens, *, clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - e, 1 + e) A)
-    e = clip_base + clip_alpha std(rho over the step's tokens in the same bin of pi), in [0, clip_max]"""
+    e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]"""
     if bins < 1:
         raise ValueError(f"--bins must be 1 or more, not {bins}")
     index, _, std = spread_by_bin(tokens, bins)
@@ -333,11 +353,13 @@ def effective_sample_size(tokens):
 
 @whole_step
 def p3o(tokens):
-    """L = -sg(min(rho, ess)) A log pi + (1 - ess) (log rho + 1 / rho - 1), ess the step's effective sample size"""
+    """L = -sg(min(rho, ess)) A log pi + (1 - ess) (log rho + 1 / rho - 1)
+    ess = the step's effective sample size, a share of its tokens"""
     ess = effective_sample_size(tokens)
     x = tokens.log_ratio.clamp(-10, 10)
     kl = x + (-x).exp() - 1
-    loss = -tokens.ratio.detach().clamp(max=ess) * tokens.advantages * tokens.logprobs + (1 - ess) * kl
+    capped = tokens.ratio.detach().clamp(max=ess)
+    loss = -capped * tokens.advantages * tokens.logprobs + (1 - ess) * kl
     return loss, dict(capped_frac=tokens.mean((tokens.ratio > ess).float()))
 
 
@@ -363,19 +385,25 @@ def constant(loss, mask, size):
 # ---------------------------------------------------------------------------- the rows
 
 
+@functools.cache
+def keyword_only(f):
+    """{name: default} of a function's keyword-only arguments: its hyperparameters."""
+    parameters = inspect.signature(f).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
 @dataclass(frozen=True)
 class Method:
-    """One row: a function per axis. `preset` are its own defaults for their keyword-only arguments."""
+    """One row: a function per axis. `preset` has the row's own values of hyperparameters."""
 
     advantage: Callable
     objective: Callable
     aggregate: Callable
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
-    passes: tuple = (every_token,)  # the rollout is gone through once for each, with its tokens only
+    passes: tuple = (every_token,)  # for each, the rollout is gone through once, with its tokens
     old_logprobs: str = "trainer"   # default of --old_logprobs: what the ratio is taken against
     source: str = ""
-    peers: str = ""                 # the flags that compute the same elsewhere
 
     @property
     def functions(self):
@@ -383,182 +411,175 @@ class Method:
 
     @property
     def flags(self):
-        """{name: default} of the keyword-only arguments of the row's functions."""
-        return {**{name: p.default for f in self.functions for name, p in keyword_only(f)}, **self.preset}
+        """{name: value} of the hyperparameters that the row's functions take."""
+        defaults = {name: x for f in self.functions for name, x in keyword_only(f).items()}
+        return {name: self.preset.get(name, default) for name, default in defaults.items()}
 
     @property
     def whole_step(self):
         """Does a token's loss depend on the other tokens of the optimizer step?"""
         return any(getattr(f, "whole_step", False) for f in self.functions)
 
+    def bind(self, **hyperparameters):
+        """The same row with other values. Raises TypeError for a name that no function takes."""
+        if unknown := set(hyperparameters) - set(self.flags):
+            raise TypeError(f"{', '.join(sorted(unknown))}: not used by this method "
+                            f"(it has {', '.join(self.flags)})")
+        return replace(self, preset={**self.preset, **hyperparameters})
 
-def keyword_only(f):
-    return [(name, p) for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    def call(self, f, *args):
+        """f(*args) with those of the row's hyperparameters that f takes."""
+        return f(*args, **{name: self.flags[name] for name in keyword_only(f)})
 
 
+# docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
 METHODS = {
-    "reinforce": Method(raw, reinforce, token_mean, source="Williams 1992; without its baseline, GPG, arXiv 2504.02546",
-                        peers="verl loss_mode=gpg with A = r"),
-    "rloo": Method(leave_one_out, ppo_clip, token_mean, source="Ahmadian et al., arXiv 2402.14740, clipped for later steps",
-                   peers="verl adv_estimator=rloo clip_ratio_c=inf"),
-    "grpo": Method(zscore, ppo_clip, seq_mean, source="DeepSeekMath, arXiv 2402.03300, eq. 3; ACPO eq. 1",
-                   peers="TRL loss_type=grpo; verl loss_agg_mode=seq-mean-token-mean clip_ratio_c=inf"),
-    "dr_grpo": Method(centred, ppo_clip, constant, source="Understanding R1-Zero-like Training, arXiv 2503.20783",
-                      peers="TRL loss_type=dr_grpo scale_rewards=none; verl norm_adv_by_std_in_grpo=False "
-                            "loss_agg_mode=seq-mean-token-sum-norm loss_scale_factor=max_tokens; oat"),
+    "reinforce": Method(raw, reinforce, token_mean, source="Williams 1992"),
+    "rloo": Method(leave_one_out, ppo_clip, token_mean, source="arXiv 2402.14740"),
+    "grpo": Method(zscore, ppo_clip, seq_mean, source="arXiv 2402.03300"),
+    "dr_grpo": Method(centred, ppo_clip, constant, source="arXiv 2503.20783"),
     "dapo": Method(zscore, ppo_clip, token_mean, preset=dict(eps_high=0.28),
-                   source="DAPO, arXiv 2503.14476, eq. 8; its recipe adds --dual_clip 10 --drop_uniform_groups "
-                          "--overlong_penalty, ACPO's baseline of the name is --eps_high 0.3 --aggregate seq_mean",
-                   peers="TRL loss_type=dapo epsilon_high=0.28; verl loss_agg_mode=token-mean clip_ratio_high=0.28"),
-    "cispo": Method(zscore, cispo, token_mean,
-                    source="MiniMax-M1, arXiv 2506.13585, eq. 4-5; bound of ScaleRL, arXiv 2510.13786 (ACPO's baseline of "
-                           "the name: 1.45, and what PPO would clip is dropped as well)",
-                    peers="TRL loss_type=cispo epsilon_high=5.0; verl loss_mode=cispo clip_ratio_low=1 clip_ratio_high=4"),
-    "gspo": Method(zscore, gspo, seq_mean, source="Group Sequence Policy Optimization, arXiv 2507.18071",
-                   peers="TRL importance_sampling_level=sequence loss_type=grpo; verl loss_mode=gspo"),
-    "sapo": Method(zscore, sapo, seq_mean, source="Soft Adaptive Policy Optimization, arXiv 2511.20347",
-                   peers="TRL loss_type=sapo; verl loss_mode=sapo"),
-    "gmpo": Method(zscore, gmpo, seq_mean, source="Geometric-Mean Policy Optimization, arXiv 2507.20673",
-                   peers="verl loss_mode=geo_mean clip_ratio=0.4"),
-    "dppo": Method(zscore, dppo, token_mean, source="Rethinking the Trust Region in LLM RL, arXiv 2602.04879, binary TV",
-                   peers="verl loss_mode=dppo_tv clip_ratio=0.2"),
-    "acpo": Method(zscore, acpo, seq_mean, source="What are Key Factors for Updates in RL for LLM Reasoning?, "
-                   "arXiv 2606.22570, sec. 4.1, eq. 8",
-                   peers="the authors' verl fork, there with dual_clip 3 and the statistics of a micro-batch"),
-    "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler",
-                  source="Trust the Batch, On- or Off-Policy, arXiv 2605.12380, eq. 11-12",
-                  peers="FeynRL's p3o, there with the ess of a micro-batch"),
-    "fade": Method(fade, ppo_clip, constant, source="Don't Let Gains FADE, arXiv 2607.01490", peers="none known"),
-    "asym": Method(asym, ppo_clip, constant, source="AsymGRPO in FADE, arXiv 2607.01490 (not that of arXiv 2604.04894)",
-                   peers="none known"),
-    "power": Method(power, ppo_clip, constant, source="Power in FADE, arXiv 2607.01490", peers="none known"),
-    "maxrl": Method(maxrl, ppo_clip, constant, source="Maximum Likelihood RL, arXiv 2602.02710", peers="prime-rl max_rl"),
-    "passk": Method(passk, ppo_clip, token_mean, source="Pass@k Training, arXiv 2508.10751, the analytic advantage",
-                    peers="none known (verl's grpo_passk gives a value to the best of a group alone)"),
-    "ar_lopti": Method(zscore, ppo_clip, token_mean, select=by_probability, passes=(low_probability, high_probability),
-                       preset=dict(eps_high=0.24),
-                       source="Do Not Let Low-Probability Tokens Over-Dominate, arXiv 2505.12929: reweighting, and two "
-                              "passes over the rollout, the low-probability tokens first",
-                       peers="the authors' verl fork: reweight_method=both_linear_normal reweight_k=0.3 seperate_prob=0.5"),
-    "top_entropy": Method(zscore, ppo_clip, token_mean, select=top_entropy, preset=dict(eps_high=0.28),
-                          source="Beyond the 80/20 Rule, arXiv 2506.01939, the quantile taken over the optimizer step",
-                          peers="TRL top_entropy_quantile=0.2, there of the micro-batches held at once"),
-    "bottom_entropy": Method(zscore, ppo_clip, token_mean, select=bottom_entropy, preset=dict(eps_high=0.28),
-                             source="the control of arXiv 2506.01939", peers="the ACPO fork's, there a share per sequence"),
+                   source="arXiv 2503.14476"),
+    "cispo": Method(zscore, cispo, token_mean, source="arXiv 2506.13585"),
+    "gspo": Method(zscore, gspo, seq_mean, source="arXiv 2507.18071"),
+    "sapo": Method(zscore, sapo, seq_mean, source="arXiv 2511.20347"),
+    "gmpo": Method(zscore, gmpo, seq_mean, source="arXiv 2507.20673"),
+    "dppo": Method(zscore, dppo, token_mean, source="arXiv 2602.04879"),
+    "acpo": Method(zscore, acpo, seq_mean, source="arXiv 2606.22570"),
+    "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
+    "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),
+    "asym": Method(asym, ppo_clip, constant, source="arXiv 2607.01490"),
+    "power": Method(power, ppo_clip, constant, source="arXiv 2607.01490"),
+    "maxrl": Method(maxrl, ppo_clip, constant, source="arXiv 2602.02710"),
+    "passk": Method(passk, ppo_clip, token_mean, source="arXiv 2508.10751"),
+    "ar_lopti": Method(zscore, ppo_clip, token_mean, by_probability, dict(eps_high=0.24),
+                       passes=(low_probability, high_probability), source="arXiv 2505.12929"),
+    "top_entropy": Method(zscore, ppo_clip, token_mean, top_entropy, dict(eps_high=0.28),
+                          source="arXiv 2506.01939"),
+    "bottom_entropy": Method(zscore, ppo_clip, token_mean, bottom_entropy, dict(eps_high=0.28),
+                             source="arXiv 2506.01939"),
 }
 
 AXES = ("advantage", "select", "objective", "aggregate")
 
 
 def cells(axis):
-    """{name: function} of all that the rows have on an axis: what --advantage, --select, ... can name."""
+    """{name: function} of what the rows have on an axis: --advantage, --select, ... can name it."""
     return {f.__name__: f for f in (getattr(m, axis) for m in METHODS.values())}
 
 
 def row(name, **axes):
-    """The Method of a name, with other cells where an axis names one (None does not)."""
-    return replace(METHODS[name], **{axis: cells(axis)[cell] for axis, cell in axes.items() if cell})
+    """The Method of a name, with another cell where an axis names one (None does not)."""
+    chosen = {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
+    return replace(METHODS[name], **chosen)
 
 
-def resolve(method, given):
-    """-> the Method (given by name or itself) and its hyperparameters, `given` in place of its defaults.
-
-    Raises TypeError where `given` holds what no function of the row takes."""
+def bound(method, hyperparameters):
+    """A row, given by name or itself, with these hyperparameters in place of its own."""
     method = METHODS[method] if isinstance(method, str) else method
-    if unknown := set(given) - set(method.flags):
-        raise TypeError(f"{', '.join(sorted(unknown))}: not used by this method (it has {', '.join(method.flags)})")
-    return method, {**method.flags, **given}
+    return method.bind(**hyperparameters)
 
 
-def call(f, hp, *args):
-    """f with those of the hyperparameters that it takes."""
-    return f(*args, **{name: hp[name] for name, _ in keyword_only(f)})
+# ---------------------------------------------------------------------------- the loss of a step
 
 
 def group_advantages(method, rewards, state, **hp):
     """The advantage of every completion.
 
-    rewards [P, G]: P groups of G completions of one prompt. state: a plain dict of numbers, kept over the run, with
-    the rollout's mean token entropy (nats) in state["entropy"]. Returns [P, G]. Raises ValueError for a
-    hyperparameter out of range, or a group of one where a spread is needed."""
-    method, hp = resolve(method, hp)
-    # in float64: the rounding of 16 equal rewards of 0.7, over a standard deviation of 0 + 1e-6, would be an advantage
-    advantages = call(method.advantage, hp, rewards.double(), state)
+    rewards [P, G]: P groups of G completions of one prompt. state: a plain dict of numbers, kept
+    over the run, with the rollout's mean token entropy (nats) in state["entropy"]. hp:
+    hyperparameters in place of the row's. Returns [P, G]. Raises ValueError for a hyperparameter
+    out of range, or a group of one where a spread is needed."""
+    method = bound(method, hp)
+    # in float64: a group of equal rewards of 0.7 has a std of 0 there. Rounding would give it
+    # an advantage, once it is divided by 0 + 1e-6
+    advantages = method.call(method.advantage, rewards.double(), state)
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def policy_loss(method, tokens, max_tokens, *, size=None, only=every_token, tis_cap=0.0, kl_coef=0.0, **hp):
+def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_token, tis_cap=0.0,
+                kl_coef=0.0, **hp):
     """The loss of one optimizer step, and what to log of it.
 
-    tokens: the whole step; or a slice of it and, as `size`, the step_size of the whole: then the losses of the slices
-    add up to the step's (but a method with whole_step must see all of it), and there is nothing to log.
-    only: one of the method's passes. tis_cap: truncated importance sampling, weights sg(min(pi_old / pi_sampler,
-    tis_cap)); 0 is off. kl_coef: of the k3 estimate of KL(pi | pi_ref).
-    Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of range."""
-    method, hp = resolve(method, hp)
+    tokens: the whole step. Or a slice of it, with the step_size of the whole as `size`: then the
+    losses of all slices add up to the step's, and there is nothing to log (a method with
+    whole_step must see all of it). token_filter: one of the method's passes. tis_cap: truncated
+    importance sampling, weights sg(min(pi_old / pi_sampler, tis_cap)); 0 is off. kl_coef: weighs
+    the k3 estimate of KL(pi | pi_ref). hp: hyperparameters in place of the row's.
+    Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of
+    range."""
+    method = bound(method, hp)
     tokens = tokens.without_junk()
-    of_step = size or step_size(tokens.mask, max_tokens)
-    objective, noted = objective_of(method, hp, tokens)
-    of_pass = call(only, hp, tokens)
-    weight = call(method.select, hp, tokens) * of_pass
+    whole = size or step_size(tokens.mask, max_tokens)
+    token_loss, metrics = objective_of(method, tokens)
+    in_pass = method.call(token_filter, tokens)
+    weight = method.call(method.select, tokens) * in_pass
     if tis_cap:
         weight = weight * (tokens.old_logprobs - tokens.sampler_logprobs).exp().clamp(max=tis_cap)
-    loss = call(method.aggregate, hp, objective * weight, tokens.mask, of_step)
-    metrics = dict(noted, pg_loss=loss, weight_mean=tokens.mean(weight))
+    loss = method.call(method.aggregate, token_loss * weight, tokens.mask, whole)
+    metrics = dict(metrics, pg_loss=loss, weight_mean=tokens.mean(weight))
     if kl_coef:
-        x = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
-        k3 = (-x).exp() - 1 + x
-        kl = kl_coef * call(method.aggregate, hp, k3 * of_pass, tokens.mask, of_step)
-        metrics.update(kl_loss=kl, kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(x))
+        log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
+        k3 = (-log_ratio).exp() - 1 + log_ratio
+        kl = kl_coef * method.call(method.aggregate, k3 * in_pass, tokens.mask, whole)
+        metrics.update(kl_loss=kl, kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
         loss = loss + kl
     if size:
         return loss, {}
-    metrics.update(measure(method, hp, tokens), loss=loss)
+    metrics.update(measure(method, tokens), loss=loss)
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
-def objective_of(method, hp, tokens):
-    """-> loss [B, T], {metric: number}, of objectives with and without something to tell."""
-    told = call(method.objective, hp, tokens)
-    return told if isinstance(told, tuple) else (told, {})
+def objective_of(method, tokens):
+    """-> loss [B, T], {metric: number}; an objective may return the loss alone."""
+    result = method.call(method.objective, tokens)
+    return result if isinstance(result, tuple) else (result, {})
 
 
-def measure(method, hp, tokens):
-    """The step's ratios and clipping. A token is clipped when it has an advantage and the objective gives it no
-    gradient, however it does that; shares are of all completion tokens."""
+def measure(method, tokens):
+    """The step's ratios and clipping. A token is clipped when it has an advantage and the
+    objective gives it no gradient, however it does that; shares are of all completion tokens."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     with torch.enable_grad():
-        gradient, = torch.autograd.grad(objective_of(method, hp, leaf)[0].sum(), leaf.logprobs)
+        gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
     tokens = replace(tokens, logprobs=tokens.logprobs.detach())
     ratio, log_ratio, inside = tokens.ratio, tokens.log_ratio, tokens.ratio[tokens.mask]
-    up, down = ((gradient == 0) & side for side in (tokens.advantages > 0, tokens.advantages < 0))
+    clipped_up = (gradient == 0) & (tokens.advantages > 0)
+    clipped_down = (gradient == 0) & (tokens.advantages < 0)
     _, count, std = spread_by_bin(tokens, BINS)
     return dict(
-        clip_frac=tokens.mean((up | down).float()), clip_high_frac=tokens.mean(up.float()),
-        clip_low_frac=tokens.mean(down.float()), approx_kl=tokens.mean(ratio - 1 - log_ratio),
-        approx_kl_k1=tokens.mean(-log_ratio), ratio_mean=inside.mean(), ratio_min=inside.min(), ratio_max=inside.max(),
+        clip_frac=tokens.mean((clipped_up | clipped_down).float()),
+        clip_high_frac=tokens.mean(clipped_up.float()),
+        clip_low_frac=tokens.mean(clipped_down.float()),
+        approx_kl=tokens.mean(ratio - 1 - log_ratio), approx_kl_k1=tokens.mean(-log_ratio),
+        ratio_mean=inside.mean(), ratio_min=inside.min(), ratio_max=inside.max(),
         ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy),
         **{f"ratio_std/bin{i}": std[i] for i in range(BINS)},
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 
 
-def describe(name, method, hp):
+# ---------------------------------------------------------------------------- what a row says
+
+
+def describe(name, method):
     """fade = fade(alpha_max=3.0, ...) | every_token | ppo_clip(eps_low=0.2, ...) | constant"""
     def cell(f):
-        values = ", ".join(f"{k}={hp[k]}" for k, _ in keyword_only(f))
+        values = ", ".join(f"{k}={method.flags[k]}" for k in keyword_only(f))
         return f.__name__ + (f"({values})" if values else "")
     passes = [cell(f) for f in method.passes if f is not every_token]
     return f"{name} = " + " | ".join([cell(getattr(method, axis)) for axis in AXES] + passes)
 
 
 def card(name):
-    """What a row computes, with which defaults, where that comes from and what computes the same elsewhere."""
+    """What a row computes, with which values, where that comes from, what computes it elsewhere."""
     method = METHODS[name]
-    entries = [(axis, inspect.getdoc(getattr(method, axis))) for axis in AXES]
+    notes = json.loads((Path(__file__).parent / "docs" / "methods.json").read_text()).get(name, {})
+    entries = [(axis, inspect.getdoc(getattr(method, axis)) or "") for axis in AXES]
     entries += [("pass", inspect.getdoc(f)) for f in method.passes if f is not every_token]
-    entries += [("source", method.source), ("peers", method.peers)]
-    return "\n".join([describe(name, method, method.flags)] + [
-        f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13) for label, text in entries])
+    entries += [*{"source": method.source, **notes}.items()]
+    lines = [f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13)
+             for label, text in entries]
+    return "\n".join([describe(name, method), *lines])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""losses.py: values and gradients against the peers' own code, against hand computation, and invariances."""
+"""losses.py: values and gradients against the peers' own code, against hand computation, and
+invariances."""
 
 import json
 import math
@@ -8,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from losses import METHODS, Tokens, constant, every_token, gradient_mass, group_advantages, policy_loss, seq_mean, token_mean
+from losses import (
+    METHODS,
+    Tokens,
+    constant,
+    every_token,
+    gradient_mass,
+    group_advantages,
+    policy_loss,
+    seq_mean,
+    token_mean,
+)
 
 HERE = Path(__file__).parent
 PEERS = json.loads((HERE / "peers_losses.json").read_text())
@@ -20,7 +31,8 @@ def with_mean(name, aggregate):
 
 
 HIGHER = dict(eps_low=0.2, eps_high=0.28)
-# the peer's configuration: our method, flags, max_tokens. None and the reason where no row of ours computes the same
+# the peer's configuration: our method, flags, max_tokens. None and the reason where no row of ours
+# computes the same
 CONFIGURATIONS = {
     "trl/grpo eps=.2 epsh=.28 maxlen=8": ("grpo", HIGHER, 8),
     "trl/bnpo eps=.2 epsh=.28 maxlen=8": (with_mean("grpo", token_mean), HIGHER, 8),
@@ -29,26 +41,38 @@ CONFIGURATIONS = {
     "trl/grpo two-sided delta=3": ("grpo", dict(dual_clip=3.0), 8),
     "trl/gspo (grpo,sequence) eps=.2": ("gspo", dict(eps_low=0.2, eps_high=0.2), 8),
     "trl/gspo (grpo,sequence) 3e-4,4e-4": ("gspo", {}, 8),
-    "trl/cispo epsilon_high=0.2 (ABSOLUTE cap)": "a bound below 1 scales every gradient and is refused here",
+    "trl/cispo epsilon_high=0.2 (ABSOLUTE cap)": "a bound below 1 is refused here",
     "trl/cispo epsilon_high=1.28 (ABSOLUTE cap)": ("cispo", dict(ratio_max=1.28), 8),
     "trl/cispo epsilon_high=5.0 (ABSOLUTE cap)": ("cispo", {}, 8),
     "trl/sapo tau 1.0/1.05": ("sapo", {}, 8),
-    "trl/luspo sequence eps=.2": "sequence ratio with the sum over tokens of un-normalised lengths: no such row",
+    "trl/luspo sequence eps=.2": "sequence ratio with un-normalised lengths: no such row",
     "trl/vespo": "no such row",
-    "trl/grpo beta=.04 k3 bias-corrected (default)": "TRL multiplies the k3 of the KL by the ratio; ours is plain k3",
+    "trl/grpo beta=.04 k3 bias-corrected (default)": "TRL's k3 is times the ratio",
     "trl/grpo beta=.04 k3 plain": ("grpo", dict(kl_coef=0.04), 8),
     "verl/vanilla .2/.28 c=3 token-mean": ("dapo", dict(dual_clip=3.0), 8),
     "verl/vanilla .2/.28 c=3 seq-mean-token-mean": ("grpo", dict(HIGHER, dual_clip=3.0), 8),
     # a sum over tokens is the constant aggregation with a constant of one
-    "verl/vanilla .2/.28 c=3 seq-mean-token-sum": (with_mean("grpo", constant), dict(HIGHER, dual_clip=3.0), 1),
-    "verl/vanilla .2/.28 c=3 seq-mean-token-sum-norm": (with_mean("grpo", constant), dict(HIGHER, dual_clip=3.0), 8),
+    "verl/vanilla .2/.28 c=3 seq-mean-token-sum": (
+        with_mean("grpo", constant),
+        dict(HIGHER, dual_clip=3.0),
+        1,
+    ),
+    "verl/vanilla .2/.28 c=3 seq-mean-token-sum-norm": (
+        with_mean("grpo", constant),
+        dict(HIGHER, dual_clip=3.0),
+        8,
+    ),
     "verl/vanilla .2/.28 c=inf token-mean": ("dapo", {}, 8),
     "verl/vanilla .2/.28 c=inf seq-mean-token-mean": ("grpo", HIGHER, 8),
     "verl/vanilla .2/.28 c=10 token-mean (DAPO recipe)": ("dapo", dict(dual_clip=10.0), 8),
-    "verl/vanilla .2/.28 seq-mean-token-sum-norm scale=8 c=inf": (with_mean("grpo", constant), HIGHER, 8),
+    "verl/vanilla .2/.28 seq-mean-token-sum-norm scale=8 c=inf": (
+        with_mean("grpo", constant),
+        HIGHER,
+        8,
+    ),
     "verl/gspo .2/.2": ("gspo", dict(eps_low=0.2, eps_high=0.2), 8),
     "verl/gspo 3e-4/4e-4": ("gspo", {}, 8),
-    "verl/cispo low=0.2 high=0.2 (1-/1+)": "our cispo has no lower bound on the ratio, as in the papers",
+    "verl/cispo low=0.2 high=0.2 (1-/1+)": "ours has no lower bound, as the papers",
     "verl/cispo low=1.0 high=0.28 (1-/1+)": ("cispo", dict(ratio_max=1.28), 8),
     "verl/cispo low=1.0 high=4.0 (1-/1+)": ("cispo", {}, 8),
     "verl/sapo": ("sapo", {}, 8),
@@ -58,27 +82,46 @@ CONFIGURATIONS = {
     "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", dict(dual_clip=3.0), 8),
     "acpo/acpo paper cfg token-mean": (with_mean("acpo", token_mean), dict(dual_clip=3.0), 8),
     "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("grpo", dict(eps_high=0.3, dual_clip=3.0), 8),
-    "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": "cispo and a PPO mask in one: 10 of 28 tokens lose their gradient",
+    "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": (
+        "cispo and a PPO mask in one"
+    ),
     "feynrl/p3o sum/global tokens": ("p3o", {}, 8),
     "feynrl/grpo .2/.2": (with_mean("grpo", token_mean), {}, 8),
-    "feynrl/cispo .2/.2 (1-/1+)": "our cispo has no lower bound on the ratio, as in the papers",
+    "feynrl/cispo .2/.2 (1-/1+)": "ours has no lower bound, as the papers",
     "feynrl/dapo .2/.28": ("dapo", {}, 8),
 }
 
 
 def peers_tokens(logprobs=None):
-    t = {name: torch.tensor(values, dtype=torch.float64) for name, values in PEERS["inputs"].items()}
-    return Tokens(t["logp"] if logprobs is None else logprobs, t["old_logp"], t["advantages"][:, None].expand(6, 8),
-                  t["mask"].bool(), torch.zeros(6, 8, dtype=torch.float64), ref_logprobs=t["ref_logp"])
+    t = {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in PEERS["inputs"].items()
+    }
+    return Tokens(
+        t["logp"] if logprobs is None else logprobs,
+        t["old_logp"],
+        t["advantages"][:, None].expand(6, 8),
+        t["mask"].bool(),
+        torch.zeros(6, 8, dtype=torch.float64),
+        ref_logprobs=t["ref_logp"],
+    )
 
 
 def random_tokens(seed=0, shift=0.3, rows=9, width=7):
     g = torch.Generator().manual_seed(seed)
     old = -3 * torch.rand(rows, width, generator=g, dtype=torch.float64)
-    new = (old + shift * torch.randn(rows, width, generator=g, dtype=torch.float64)).clamp(max=-1e-3).requires_grad_()
+    new = (
+        (old + shift * torch.randn(rows, width, generator=g, dtype=torch.float64))
+        .clamp(max=-1e-3)
+        .requires_grad_()
+    )
     lengths = torch.randint(1, width + 1, (rows, 1), generator=g)
-    return Tokens(new, old, torch.randn(rows, 1, generator=g, dtype=torch.float64).expand(rows, width),
-                  torch.arange(width) < lengths, 2 * torch.rand(rows, width, generator=g, dtype=torch.float64))
+    return Tokens(
+        new,
+        old,
+        torch.randn(rows, 1, generator=g, dtype=torch.float64).expand(rows, width),
+        torch.arange(width) < lengths,
+        2 * torch.rand(rows, width, generator=g, dtype=torch.float64),
+    )
 
 
 def test_every_peer_configuration_has_its_line():
@@ -93,27 +136,43 @@ def test_same_loss_and_gradient_as_the_peer(name):
     loss, _ = policy_loss(method, tokens, max_tokens, **flags)
     loss.backward()
     assert loss.item() == pytest.approx(PEERS["results"][name]["loss"], abs=1e-5)
-    assert tokens.logprobs.grad.flatten().tolist() == pytest.approx(sum(PEERS["results"][name]["grad"], []), abs=1e-5)
+    assert tokens.logprobs.grad.flatten().tolist() == pytest.approx(
+        sum(PEERS["results"][name]["grad"], []), abs=1e-5
+    )
 
 
 # ---------------------------------------------------------------------------- advantages
 
-ADVANTAGES = {  # the peer's name: our method. The others differ in the std or its epsilon, or have no row:
-    "upstream verl grpo": "grpo", "formula slime (unbiased, 1e-6)": "grpo",
-    "upstream verl grpo norm_by_std=False": "dr_grpo", "formula centred (Dr.GRPO, prime-rl, tinker)": "dr_grpo",
-    "upstream verl rloo": "rloo", "formula max_rl (r-mu)/mu": "maxrl",
-    "formula FADE alpha=1 delta=1 (== centred)": (1, 1), "formula FADE alpha=1.5 delta=.4": (1.5, 0.4),
-    "formula FADE alpha=3 delta=.3": (3, 0.3)}
-NO_ROW = {"upstream verl grpo_passk": "a value for the best of the group alone",
-          "formula TRL group (unbiased, 1e-4)": "epsilon 1e-4", "formula OpenRLHF group_norm (unbiased, 1e-9)": "epsilon 1e-9",
-          "formula oat/FeynRL (unbiased, 1e-8)": "epsilon 1e-8", "formula nano-aha/GRPO-Zero (biased, 1e-4)": "biased std",
-          "formula open-instruct standard (biased, 1e-8)": "biased std", "formula PKPO k=2 (binary)": "PKPO has no row",
-          "formula PKPO k=4 (binary)": "PKPO has no row"}
+# the peer's name: our method. The others differ in the std or its epsilon, or have no row:
+ADVANTAGES = {
+    "upstream verl grpo": "grpo",
+    "formula slime (unbiased, 1e-6)": "grpo",
+    "upstream verl grpo norm_by_std=False": "dr_grpo",
+    "formula centred (Dr.GRPO, prime-rl, tinker)": "dr_grpo",
+    "upstream verl rloo": "rloo",
+    "formula max_rl (r-mu)/mu": "maxrl",
+    "formula FADE alpha=1 delta=1 (== centred)": (1, 1),
+    "formula FADE alpha=1.5 delta=.4": (1.5, 0.4),
+    "formula FADE alpha=3 delta=.3": (3, 0.3),
+}
+NO_ROW = {
+    "upstream verl grpo_passk": "a value for the best of the group alone",
+    "formula TRL group (unbiased, 1e-4)": "epsilon 1e-4",
+    "formula OpenRLHF group_norm (unbiased, 1e-9)": "epsilon 1e-9",
+    "formula oat/FeynRL (unbiased, 1e-8)": "epsilon 1e-8",
+    "formula nano-aha/GRPO-Zero (biased, 1e-4)": "biased std",
+    "formula open-instruct standard (biased, 1e-8)": "biased std",
+    "formula PKPO k=2 (binary)": "PKPO has no row",
+    "formula PKPO k=4 (binary)": "PKPO has no row",
+}
 
 
 def fade_at(rewards, alpha, delta):
-    """FADE's advantage at a given alpha and delta: its averages are set to what gives them, and held."""
-    state = dict(entropy=1.0, fade_entropy=1.0, fade_entropy_first=1.0, fade_solve_rate=3 / (2 * alpha + 3))
+    """FADE's advantage at a given alpha and delta: its averages are set to what gives them, and
+    held."""
+    state = dict(
+        entropy=1.0, fade_entropy=1.0, fade_entropy_first=1.0, fade_solve_rate=3 / (2 * alpha + 3)
+    )
     values = group_advantages("fade", rewards, state, fade_ema=0.0, entropy_target=2 - delta)
     assert (state["fade_alpha"], state["fade_delta"]) == pytest.approx((alpha, delta))
     return values
@@ -126,22 +185,34 @@ def test_same_advantages_as_the_peers(group):
         if name in NO_ROW:
             continue
         ours = ADVANTAGES[name]
-        values = fade_at(rewards, *ours) if isinstance(ours, tuple) else group_advantages(ours, rewards, {})
+        values = (
+            fade_at(rewards, *ours)
+            if isinstance(ours, tuple)
+            else group_advantages(ours, rewards, {})
+        )
         assert values[0].tolist() == pytest.approx(expected, abs=1e-5), name
 
 
-@pytest.mark.parametrize("name, flags, expected", [  # by hand, for the rewards 1 0 0 0
-    ("reinforce", {}, [1, 0, 0, 0]),
-    ("rloo", {}, [1, -1 / 3, -1 / 3, -1 / 3]),
-    ("grpo", {}, [1.5, -0.5, -0.5, -0.5]),
-    ("dr_grpo", {}, [0.75, -0.25, -0.25, -0.25]),
-    ("asym", dict(delta=2.0), [0.75, -0.125, -0.125, -0.125]),
-    ("power", dict(alpha=2.0), [0.5625, -0.1875, -0.1875, -0.1875]),
-    ("maxrl", {}, [3, -1, -1, -1]),
-    # k = 2: R = 1 - C(3,2)/C(4,2) = 1/2, s = 1/2; success 1; failure (1/2 - C(2,1)/C(3,1)) / s = -1/3
-    ("passk", dict(k=2), [1, -1 / 3, -1 / 3, -1 / 3]),
-    ("passk", dict(k=1), [math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)]),
-])
+@pytest.mark.parametrize(
+    "name, flags, expected",
+    [  # by hand, for the rewards 1 0 0 0
+        ("reinforce", {}, [1, 0, 0, 0]),
+        ("rloo", {}, [1, -1 / 3, -1 / 3, -1 / 3]),
+        ("grpo", {}, [1.5, -0.5, -0.5, -0.5]),
+        ("dr_grpo", {}, [0.75, -0.25, -0.25, -0.25]),
+        ("asym", dict(delta=2.0), [0.75, -0.125, -0.125, -0.125]),
+        ("power", dict(alpha=2.0), [0.5625, -0.1875, -0.1875, -0.1875]),
+        ("maxrl", {}, [3, -1, -1, -1]),
+        # k = 2: R = 1 - C(3,2)/C(4,2) = 1/2, s = 1/2; success 1; failure (1/2 - C(2,1)/C(3,1)) / s
+        # = -1/3
+        ("passk", dict(k=2), [1, -1 / 3, -1 / 3, -1 / 3]),
+        (
+            "passk",
+            dict(k=1),
+            [math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)],
+        ),
+    ],
+)
 def test_advantages_by_hand(name, flags, expected):
     rewards = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]])
     values = group_advantages(name, rewards, {}, **flags)
@@ -159,13 +230,15 @@ def test_fade_mass_identities(alpha, delta, solved):
     pos, neg = gradient_mass(fade_at(rewards, alpha, delta))
     assert (pos, neg) == pytest.approx((p * (1 - p) ** alpha, p * (1 - p) ** alpha / delta))
     if alpha == delta == 1:
-        assert torch.allclose(fade_at(rewards, 1, 1), group_advantages("dr_grpo", rewards, {}), atol=1e-12)
+        assert torch.allclose(
+            fade_at(rewards, 1, 1), group_advantages("dr_grpo", rewards, {}), atol=1e-12
+        )
 
 
 def test_fade_controllers_over_forty_rollouts():
     state, p, h = {}, 0.5, None
     for t in range(40):
-        solved, entropy = 0.1 + 0.02 * t, 1.2 * 0.96 ** t
+        solved, entropy = 0.1 + 0.02 * t, 1.2 * 0.96**t
         rewards = torch.full((4, 8), solved, dtype=torch.float64)
         state["entropy"] = entropy
         group_advantages("fade", rewards, state, fade_ema=0.2)
@@ -173,8 +246,12 @@ def test_fade_controllers_over_forty_rollouts():
         h = entropy if h is None else 0.8 * h + 0.2 * entropy
         assert state["fade_alpha"] == pytest.approx(min(3, max(1, 3 * (1 - p) / (2 * p))))
         assert state["fade_delta"] == pytest.approx(min(1, max(0.3, 1 + h - 0.6)))
-    assert state["fade_alpha"] < 1.5 and state["fade_delta"] < 0.9  # both have moved away from where they started
-    assert all(isinstance(v, float) for v in state.values())  # a plain dict of numbers, as checkpoints want it
+    assert (
+        state["fade_alpha"] < 1.5 and state["fade_delta"] < 0.9
+    )  # both have moved away from where they started
+    assert all(
+        isinstance(v, float) for v in state.values()
+    )  # a plain dict of numbers, as checkpoints want it
 
 
 @pytest.mark.parametrize("reward, alpha", [(0.0, 3.0), (1.0, 1.0), (-1.0, 3.0)])
@@ -189,12 +266,21 @@ def test_group_of_one_is_refused_where_a_spread_is_needed():
         if name == "reinforce":
             continue
         with pytest.raises(ValueError, match="group_size"):
-            group_advantages(name, torch.ones(3, 1), dict(entropy=1.0), **({"k": 1} if name == "passk" else {}))
+            group_advantages(
+                name, torch.ones(3, 1), dict(entropy=1.0), **({"k": 1} if name == "passk" else {})
+            )
 
 
-@pytest.mark.parametrize("name, flags, what", [
-    ("cispo", dict(ratio_max=0.2), "ratio_max"), ("grpo", dict(dual_clip=0.5), "dual_clip"), ("sapo", dict(tau_neg=0.0), "tau"),
-    ("acpo", dict(bins=0), "bins"), ("top_entropy", dict(entropy_share=0.0), "entropy_share")])
+@pytest.mark.parametrize(
+    "name, flags, what",
+    [
+        ("cispo", dict(ratio_max=0.2), "ratio_max"),
+        ("grpo", dict(dual_clip=0.5), "dual_clip"),
+        ("sapo", dict(tau_neg=0.0), "tau"),
+        ("acpo", dict(bins=0), "bins"),
+        ("top_entropy", dict(entropy_share=0.0), "entropy_share"),
+    ],
+)
 def test_bad_hyperparameters_are_named(name, flags, what):
     with pytest.raises(ValueError, match=what):
         policy_loss(name, random_tokens(), 7, **flags)
@@ -207,25 +293,43 @@ def test_a_hyperparameter_of_another_method_is_refused():
         group_advantages("grpo", torch.ones(2, 2), {}, alpha=3.0)
 
 
-# ---------------------------------------------------------------------------- invariances of every row
+# ---------------------------------------------------------------------------- invariances of every
+# row
+
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("extra", [{}, dict(kl_coef=0.1, tis_cap=2.0)])
 def test_junk_in_padding_changes_nothing(name, extra):
     clean, dirty = random_tokens(), random_tokens()
     for tokens in (clean, dirty):
-        tokens.sampler_logprobs, tokens.ref_logprobs = tokens.old_logprobs - 0.1, tokens.old_logprobs + 0.2
-    for field, junk in (("old_logprobs", 50.0), ("advantages", float("nan")), ("entropy", float("inf")),
-                        ("sampler_logprobs", float("-inf")), ("ref_logprobs", 1e9)):
+        tokens.sampler_logprobs, tokens.ref_logprobs = (
+            tokens.old_logprobs - 0.1,
+            tokens.old_logprobs + 0.2,
+        )
+    for field, junk in (
+        ("old_logprobs", 50.0),
+        ("advantages", float("nan")),
+        ("entropy", float("inf")),
+        ("sampler_logprobs", float("-inf")),
+        ("ref_logprobs", 1e9),
+    ):
         setattr(dirty, field, torch.where(dirty.mask, getattr(dirty, field), junk))
     dirty.logprobs = torch.where(dirty.mask, dirty.logprobs.detach(), float("nan")).requires_grad_()
-    before = {f: getattr(dirty, f).clone() for f in ("old_logprobs", "advantages", "mask", "entropy")}
+    before = {
+        f: getattr(dirty, f).clone() for f in ("old_logprobs", "advantages", "mask", "entropy")
+    }
     results = []
     for tokens in (clean, dirty):
         loss, metrics = policy_loss(name, tokens, 7, **extra)
         loss.backward()
-        results.append((loss.item(), tokens.logprobs.grad, {k: v.item() for k, v in metrics.items()}))
-    assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1]) and results[0][2] == results[1][2]
+        results.append(
+            (loss.item(), tokens.logprobs.grad, {k: v.item() for k, v in metrics.items()})
+        )
+    assert (
+        results[0][0] == results[1][0]
+        and torch.equal(results[0][1], results[1][1])
+        and results[0][2] == results[1][2]
+    )
     assert all(v.dim() == 0 and not v.requires_grad for v in metrics.values())
     for f, value in before.items():
         assert torch.equal(getattr(dirty, f).nan_to_num(7), value.nan_to_num(7))
@@ -236,9 +340,11 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
     tokens = random_tokens(shift=0.0)
     tokens.old_logprobs = tokens.logprobs.detach().clone()
     loss, metrics = policy_loss(name, tokens, 7)
-    gradient, = torch.autograd.grad(loss, tokens.logprobs)
-    plain = replace(METHODS["reinforce"], select=METHODS[name].select, aggregate=METHODS[name].aggregate)
-    wanted, = torch.autograd.grad(policy_loss(plain, tokens, 7)[0], tokens.logprobs)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    plain = replace(
+        METHODS["reinforce"], select=METHODS[name].select, aggregate=METHODS[name].aggregate
+    )
+    (wanted,) = torch.autograd.grad(policy_loss(plain, tokens, 7)[0], tokens.logprobs)
     assert gradient.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-12)
     assert metrics["clip_frac"] == 0 and metrics["ess"].item() == pytest.approx(1)
 
@@ -246,17 +352,25 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.whole_step])
 def test_losses_of_slices_add_up(name):
     from losses import step_size
+
     tokens = random_tokens()
     size = step_size(tokens.mask, 7)
     whole, _ = policy_loss(name, tokens, 7)
     fields = ("logprobs", "old_logprobs", "advantages", "mask", "entropy")
-    parts = [policy_loss(name, Tokens(*(getattr(tokens, f)[a:b] for f in fields)), 7, size=size)[0]
-             for a, b in ((0, 2), (2, 3), (3, 9))]
+    parts = [
+        policy_loss(name, Tokens(*(getattr(tokens, f)[a:b] for f in fields)), 7, size=size)[0]
+        for a, b in ((0, 2), (2, 3), (3, 9))
+    ]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
 
 def test_which_rows_look_at_the_whole_step():
-    assert {n for n, m in METHODS.items() if m.whole_step} == {"acpo", "p3o", "top_entropy", "bottom_entropy"}
+    assert {n for n, m in METHODS.items() if m.whole_step} == {
+        "acpo",
+        "p3o",
+        "top_entropy",
+        "bottom_entropy",
+    }
 
 
 def test_ess_is_free_of_scale_and_bounded():
@@ -264,18 +378,31 @@ def test_ess_is_free_of_scale_and_bounded():
     _, a = policy_loss("p3o", tokens, 7)
     tokens.old_logprobs = tokens.old_logprobs - 0.7  # multiplies every ratio by a constant
     _, b = policy_loss("p3o", tokens, 7)
-    assert a["ess"].item() == pytest.approx(b["ess"].item()) and 1 / int(tokens.mask.sum()) <= a["ess"] < 0.9
+    assert (
+        a["ess"].item() == pytest.approx(b["ess"].item())
+        and 1 / int(tokens.mask.sum()) <= a["ess"] < 0.9
+    )
     ratio = (tokens.logprobs - tokens.old_logprobs).exp()[tokens.mask]
-    assert b["ess"].item() == pytest.approx((ratio.sum() ** 2 / (len(ratio) * (ratio ** 2).sum())).item())
+    assert b["ess"].item() == pytest.approx(
+        (ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())).item()
+    )
 
 
 def test_acpo_ranges_by_hand():
     """Probabilities .1 .1 (ratios 1, 1.4), .9 (alone) and empty bins: e = .2 + 3 std, .2, .2."""
     probs = torch.tensor([[0.1, 0.1, 0.9]], dtype=torch.float64)
     ratio = torch.tensor([[1.0, 1.4, 1.1]], dtype=torch.float64)
-    tokens = Tokens(probs.log(), (probs / ratio).log(), torch.ones(1, 3).double(), torch.ones(1, 3).bool(), torch.zeros(1, 3))
+    tokens = Tokens(
+        probs.log(),
+        (probs / ratio).log(),
+        torch.ones(1, 3).double(),
+        torch.ones(1, 3).bool(),
+        torch.zeros(1, 3),
+    )
     _, metrics = policy_loss("acpo", tokens, 3)
-    assert [metrics[f"clip_range/bin{i}"].item() for i in range(5)] == pytest.approx([0.2 + 3 * 0.2, 0.2, 0.2, 0.2, 0.2])
+    assert [metrics[f"clip_range/bin{i}"].item() for i in range(5)] == pytest.approx(
+        [0.2 + 3 * 0.2, 0.2, 0.2, 0.2, 0.2]
+    )
     assert metrics["ratio_std/bin0"].item() == pytest.approx(0.2)
     _, metrics = policy_loss("acpo", tokens, 3, clip_alpha=100.0, bins=2)
     assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
@@ -294,36 +421,62 @@ def test_bin_spread_near_one_is_not_rounding_error():
 def test_clip_shares_by_side():
     ratio = torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.0]], dtype=torch.float64)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 0.0]], dtype=torch.float64)
-    tokens = Tokens(ratio.log() - 3, torch.full((1, 5), -3.0).double(), advantages, torch.ones(1, 5).bool(), torch.zeros(1, 5))
+    tokens = Tokens(
+        ratio.log() - 3,
+        torch.full((1, 5), -3.0).double(),
+        advantages,
+        torch.ones(1, 5).bool(),
+        torch.zeros(1, 5),
+    )
     _, metrics = policy_loss("grpo", tokens, 5)
-    assert (metrics["clip_high_frac"], metrics["clip_low_frac"], metrics["clip_frac"]) == (0.2, 0.2, 0.4)
+    assert (metrics["clip_high_frac"], metrics["clip_low_frac"], metrics["clip_frac"]) == (
+        0.2,
+        0.2,
+        0.4,
+    )
     _, metrics = policy_loss("cispo", tokens, 5, ratio_max=1.2)
     assert metrics["clip_frac"] == 0 and metrics["capped_frac"] == 0.4
 
 
-@pytest.mark.parametrize("name, keep", [("top_entropy", [0, 0, 0, 0, 1]), ("bottom_entropy", [1, 1, 1, 1, 0])])
+@pytest.mark.parametrize(
+    "name, keep", [("top_entropy", [0, 0, 0, 0, 1]), ("bottom_entropy", [1, 1, 1, 1, 0])]
+)
 def test_entropy_selection(name, keep):
-    tokens = Tokens(torch.zeros(1, 6).requires_grad_(), torch.zeros(1, 6), torch.ones(1, 6),
-                    torch.tensor([[True] * 5 + [False]]), torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 9.0]]))
+    tokens = Tokens(
+        torch.zeros(1, 6).requires_grad_(),
+        torch.zeros(1, 6),
+        torch.ones(1, 6),
+        torch.tensor([[True] * 5 + [False]]),
+        torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 9.0]]),
+    )
     loss, _ = policy_loss(name, tokens, 6)
     loss.backward()
-    assert (-5 * tokens.logprobs.grad[0]).tolist() == pytest.approx(keep + [0])  # the denominator is all five tokens
+    assert (-5 * tokens.logprobs.grad[0]).tolist() == pytest.approx(
+        keep + [0]
+    )  # the denominator is all five tokens
 
 
 def test_ar_lopti_passes_share_the_tokens_out():
     tokens = random_tokens()
     method = METHODS["ar_lopti"]
-    low, high = (policy_loss("ar_lopti", tokens, 7, only=only)[0] for only in method.passes)
+    low, high = (policy_loss("ar_lopti", tokens, 7, token_filter=only)[0] for only in method.passes)
     both = policy_loss("ar_lopti", tokens, 7)[0]
     assert (low + high).item() == pytest.approx(both.item()) and low != 0 and high != 0
-    assert policy_loss("ar_lopti", tokens, 7, prob_alpha=0.0)[0] == policy_loss(
-        replace(METHODS["dapo"], preset=dict(eps_high=0.24)), tokens, 7)[0]
+    assert (
+        policy_loss("ar_lopti", tokens, 7, prob_alpha=0.0)[0]
+        == policy_loss(replace(METHODS["dapo"], preset=dict(eps_high=0.24)), tokens, 7)[0]
+    )
 
 
 def test_truncated_importance_sampling():
     tokens = random_tokens()
-    tokens.sampler_logprobs = tokens.old_logprobs - torch.tensor(3.0).log()  # pi_old / pi_sampler = 3
-    plain, capped = policy_loss("grpo", tokens, 7)[0], policy_loss("grpo", tokens, 7, tis_cap=2.0)[0]
+    tokens.sampler_logprobs = (
+        tokens.old_logprobs - torch.tensor(3.0).log()
+    )  # pi_old / pi_sampler = 3
+    plain, capped = (
+        policy_loss("grpo", tokens, 7)[0],
+        policy_loss("grpo", tokens, 7, tis_cap=2.0)[0],
+    )
     assert capped.item() == pytest.approx(2 * plain.item())
 
 
@@ -332,16 +485,31 @@ def test_completions_without_a_token_do_not_count():
     tokens = random_tokens()
     empty = replace(tokens, mask=tokens.mask & (torch.arange(9) != 4)[:, None])
     kept = [i for i in range(9) if i != 4]
-    short = Tokens(*(getattr(tokens, f)[kept] for f in ("logprobs", "old_logprobs", "advantages", "mask", "entropy")))
+    short = Tokens(
+        *(
+            getattr(tokens, f)[kept]
+            for f in ("logprobs", "old_logprobs", "advantages", "mask", "entropy")
+        )
+    )
     for name in METHODS:
-        assert policy_loss(name, empty, 7)[0].item() == pytest.approx(policy_loss(name, short, 7)[0].item(), abs=1e-12)
+        assert policy_loss(name, empty, 7)[0].item() == pytest.approx(
+            policy_loss(name, short, 7)[0].item(), abs=1e-12
+        )
 
 
 def test_aggregations_by_hand():
-    loss, mask = torch.tensor([[1.0, 3.0], [5.0, 99.0]]), torch.tensor([[True, True], [True, False]])
+    loss, mask = (
+        torch.tensor([[1.0, 3.0], [5.0, 99.0]]),
+        torch.tensor([[True, True], [True, False]]),
+    )
     from losses import step_size
+
     size = step_size(mask, 10)
-    assert (seq_mean(loss, mask, size), token_mean(loss, mask, size), constant(loss, mask, size)) == (3.5, 3.0, 9 / 20)
+    assert (
+        seq_mean(loss, mask, size),
+        token_mean(loss, mask, size),
+        constant(loss, mask, size),
+    ) == (3.5, 3.0, 9 / 20)
 
 
 def test_a_new_method_is_a_function_and_a_row():
@@ -350,23 +518,36 @@ def test_a_new_method_is_a_function_and_a_row():
 
     def squared(tokens, *, bend=2.0):
         """L = -A rho^bend"""
-        return -tokens.advantages * tokens.ratio ** bend
+        return -tokens.advantages * tokens.ratio**bend
 
     method = Method(centred, squared, token_mean)
-    assert method.flags == dict(bend=2.0) and "squared(bend=3.0)" in describe("mine", method, dict(bend=3.0))
+    assert method.flags == dict(bend=2.0) and "squared(bend=3.0)" in describe(
+        "mine", method.bind(bend=3.0)
+    )
     loss, metrics = policy_loss(method, random_tokens(), 7, bend=3.0)
     assert loss.isfinite() and "clip_frac" in metrics and every_token in method.functions
 
 
 def test_half_precision_is_computed_in_float32():
     tokens = random_tokens()
-    half = Tokens(*(x if x.dtype == torch.bool else x.detach().bfloat16() for x in (
-        tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, tokens.entropy)))
+    half = Tokens(
+        *(
+            x if x.dtype == torch.bool else x.detach().bfloat16()
+            for x in (
+                tokens.logprobs,
+                tokens.old_logprobs,
+                tokens.advantages,
+                tokens.mask,
+                tokens.entropy,
+            )
+        )
+    )
     assert policy_loss("acpo", half, 7)[0].dtype == torch.float32
 
 
 def test_the_cards_print():
     from losses import card
+
     for name, method in METHODS.items():
         text = card(name)
         assert text.startswith(name + " = ") and method.source
