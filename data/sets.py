@@ -1,7 +1,8 @@
-"""The data sets: where they are on the Hub, what their files are called locally, and how a row becomes a problem.
+"""The data sets: their ids on the Hub, their local file names, and how a row becomes a problem.
 
-A new set is one row of SETS and, if its fields are of another shape, one function from a row to a problem
-{prompt, answer, (messages)}; the rest (id, reward, checks) follows. Licences and known flaws: data/README.md.
+A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
+problem {prompt, answer, (messages)}; data/sources.py adds id and reward and checks the answer.
+Licences and known flaws stand in data/README.md.
 """
 
 import base64
@@ -15,44 +16,54 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUESTION = ("problem", "question", "Problem", "Question")
+ANSWER = ("answer", "Answer", "final_answer")
 IDS = ("id", "ID", "unique_id", "problem_idx", "idx", "question_id")
 
 
 @dataclass(frozen=True)
 class Set:
-    """hub: the id on the Hub, or the data files in it. local: file names without .jsonl (* is any text)."""
+    """hub: the id on the Hub. local: local file names without .jsonl, in which * is any text.
+
+    problem: the function from a row to a problem. splits: our split -> the Hub's; a benchmark has
+    "test" alone. files: for sets that are not plain tables, a function from options to the names of
+    data files in the Hub's repository."""
 
     hub: str
     local: tuple
     problem: Callable
     reward: str = "math"
-    splits: dict = None   # our split -> the Hub's; a benchmark has "test" alone
+    splits: dict = None
     config: str | None = None
-    files: Callable | None = None  # options -> file names in the repository, for sets that are not plain tables
+    files: Callable | None = None
 
 
 def first(row, names):
+    """The value of the first field that is there and is not empty."""
     for name in names:
-        if row.get(name) not in (None, ""):
+        if row.get(name) not in (None, "", []):
             return row[name]
     raise KeyError(" or ".join(names))
 
 
 def gold(value):
-    """The text of a gold answer: 27.0 is 27."""
+    """The text of a gold answer; 27.0 becomes 27."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()
 
 
 def maths(row):
-    """problem or question; answer, else final_answer's one element, else the last box of the solution."""
-    if (answer := next((row[k] for k in ("answer", "Answer", "final_answer") if row.get(k) not in (None, "", [])), None)) is None:
-        from answers import last_boxed
+    """The answer is the field of that name, else final_answer's one element, else the last box of
+    the solution."""
+    try:
+        answer = first(row, ANSWER)
+    except KeyError:
+        from graders.math_equal import last_boxed  # sympy, which it imports, takes a second to load
         answer = last_boxed(row.get("solution") or "")
         if answer is None:
-            raise KeyError("answer or final_answer, or a solution with \\boxed{}")
-    return dict(prompt=first(row, QUESTION), answer=gold(answer[0] if isinstance(answer, list) else answer))
+            raise KeyError("answer or final_answer, or a solution with \\boxed{}") from None
+    answer = answer[0] if isinstance(answer, list) else answer
+    return dict(prompt=first(row, QUESTION), answer=gold(answer))
 
 
 def orz(row):
@@ -60,42 +71,52 @@ def orz(row):
 
 
 def gsm8k(row):
-    return dict(prompt=row["question"], answer=row["answer"].split("####")[-1].strip().replace(",", ""))
+    answer = row["answer"].split("####")[-1].strip().replace(",", "")
+    return dict(prompt=row["question"], answer=answer)
 
 
 def hitab(row):
-    """The table as text, a line per row, merged cells filled in; the October 2025 corrections where the row has them."""
-    cells = [list(line) for line in row["table"]["texts"]]
-    for r in row["table"].get("merged_regions", ()):
-        for i in range(r["first_row"], min(r["last_row"] + 1, len(cells))):  # some regions reach beyond the table
-            for j in range(r["first_column"], min(r["last_column"] + 1, len(cells[i]))):
-                cells[i][j] = cells[r["first_row"]][r["first_column"]]
+    """The prompt has the table as text, a line per row, with merged cells filled in.
+
+    The corrections of October 2025 are used where the row has them."""
+    table = row["table"]
+    cells = [list(line) for line in table["texts"]]
+    for region in table.get("merged_regions", ()):
+        top, left = region["first_row"], region["first_column"]
+        for i in range(top, min(region["last_row"] + 1, len(cells))):  # some reach beyond the table
+            for j in range(left, min(region["last_column"] + 1, len(cells[i]))):
+                cells[i][j] = cells[top][left]
     lines = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
     question = row.get("question_checked") or row["question"]
-    return dict(prompt=f"{row['table'].get('title', '')}\n\n{lines}\n\nQuestion: {question}\nGive the answer as a JSON list within <answer> "
-                       "</answer> tags, for example <answer>[12.5]</answer>.", answer=row.get("answer_checked") or row["answer"])
+    prompt = (f"{table.get('title', '')}\n\n{lines}\n\nQuestion: {question}\nGive the answer as a "
+              "JSON list within <answer> </answer> tags, for example <answer>[12.5]</answer>.")
+    return dict(prompt=prompt, answer=row.get("answer_checked") or row["answer"])
 
 
-CODER = ("You are an expert Python programmer. You will be given a question (problem specification) and will generate a correct "
-         "Python program that matches the specification and passes all tests.")
+CODER = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and "
+    "will generate a correct Python program that matches the specification and passes all tests.")
+WITH_STARTER = (
+    "You will use the following starter code to write the solution to the problem and enclose your "
+    "code within delimiters.\n```python\n{starter}\n```")
+FROM_STDIN = (
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
+    "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
+    "the python program runs, it reads the inputs, runs the algorithm and writes output to STDOUT."
+    "\n```python\n# YOUR CODE HERE\n```")
 
 
 def programming(question, starter, tests, fn_name=None):
     """A problem in LiveCodeBench's generic format."""
-    if starter:
-        form = ("You will use the following starter code to write the solution to the problem and enclose your code within delimiters.\n"
-                f"```python\n{starter}\n```")
-    else:
-        form = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample inputs). "
-                "Enclose your code within delimiters as follows. Ensure that when the python program runs, it reads the inputs, runs the "
-                "algorithm and writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```")
-    text = f"### Question:\n{question}\n\n### Format: {form}\n\n### Answer: (use the provided format with backticks)\n\n"
-    return dict(prompt=text, messages=[dict(role="system", content=CODER), dict(role="user", content=text)],
-                answer=dict(tests=tests, fn_name=fn_name))
+    form = WITH_STARTER.format(starter=starter) if starter else FROM_STDIN
+    text = (f"### Question:\n{question}\n\n### Format: {form}\n\n"
+            "### Answer: (use the provided format with backticks)\n\n")
+    messages = [dict(role="system", content=CODER), dict(role="user", content=text)]
+    return dict(prompt=text, messages=messages, answer=dict(tests=tests, fn_name=fn_name))
 
 
 class OnlyText(pickle.Unpickler):
-    """Private tests are pickled on the Hub; unpickling what was downloaded must not be able to build or call anything."""
+    """Reads the private tests, which the Hub has pickled, without building or calling anything."""
 
     def find_class(self, module, name):
         raise ValueError(f"the tests hold {module}.{name}, where plain text belongs")
@@ -106,7 +127,8 @@ def livecodebench(row):
     if not private.lstrip().startswith("["):
         private = OnlyText(io.BytesIO(zlib.decompress(base64.b64decode(private)))).load()
     tests = json.loads(row["public_test_cases"]) + json.loads(private)
-    return programming(row["question_content"], row["starter_code"], tests, json.loads(row["metadata"] or "{}").get("func_name"))
+    fn_name = json.loads(row["metadata"] or "{}").get("func_name")
+    return programming(row["question_content"], row["starter_code"], tests, fn_name)
 
 
 def joined(lines):
@@ -116,21 +138,24 @@ def joined(lines):
 def taco(row):
     """TACO's shape: input_output, a JSON text of inputs, outputs and, for functions, fn_name."""
     sys.set_int_max_str_digits(0)  # some rows hold integers of many thousand digits
-    both = json.loads(row["input_output"])
-    fn_name = both.get("fn_name")
-    pairs = zip(both["inputs"], both["outputs"], strict=True)
-    if fn_name:  # arguments as a list there, one JSON per line here; the value in a list of one
-        tests = [dict(input="\n".join(map(json.dumps, i)), output=json.dumps(o[0] if isinstance(o, list) else o)) for i, o in pairs]
-    else:
-        tests = [dict(input=joined(i), output=joined(o)) for i, o in pairs]
+    cases = json.loads(row["input_output"])
+    fn_name = cases.get("fn_name")
+    tests = []
+    for given, expected in zip(cases["inputs"], cases["outputs"], strict=True):
+        if fn_name:  # TACO lists the arguments, and wraps the value in a list; we have JSON lines
+            value = expected[0] if isinstance(expected, list) else expected
+            tests.append(dict(input="\n".join(map(json.dumps, given)), output=json.dumps(value)))
+        else:
+            tests.append(dict(input=joined(given), output=joined(expected)))
     return programming(row["question"], row.get("starter_code"), tests, fn_name)
 
 
 def code_contests(row):
     if "input_output" in row:
         return taco(row)
-    tests = [dict(input=i, output=o) for kind in ("public_tests", "private_tests", "generated_tests")
-             for i, o in zip(row[kind]["input"], row[kind]["output"])]
+    tests = [dict(input=given, output=expected)
+             for kind in ("public_tests", "private_tests", "generated_tests")
+             for given, expected in zip(row[kind]["input"], row[kind]["output"], strict=False)]
     return programming(row["description"], "", tests)
 
 
@@ -138,38 +163,54 @@ def eurus(row):
     """None for its rows of mathematics."""
     if row.get("ability", "code") != "code":
         return None
-    return taco(dict(question=row["prompt"][-1]["content"], input_output=row["reward_model"]["ground_truth"]))
+    question = row["prompt"][-1]["content"]
+    return taco(dict(question=question, input_output=row["reward_model"]["ground_truth"]))
+
+
+def taco_files(options):
+    return [f"ALL/{options['split']}-*.parquet"]
 
 
 def lcb_files(options):
     """release_v6 is the first six files; v6 the sixth alone."""
-    found = re.fullmatch(r"(release_)?v(\d)", options.get("lcb_release") or "release_v6")
-    if not found or not 1 <= int(found[2]) <= 6:
-        raise ValueError(f"--lcb_release {options['lcb_release']}: there are release_v1 to release_v6, and v1 to v6 for one file alone")
-    last = int(found[2])
-    return [f"test{n if n > 1 else ''}.jsonl" for n in range(1 if found[1] else last, last + 1)]
+    release = options.get("lcb_release") or "release_v6"
+    match = re.fullmatch(r"(release_)?v(\d)", release)
+    if not match or not 1 <= int(match[2]) <= 6:
+        raise ValueError(f"--lcb_release {release}: there are release_v1 to release_v6, "
+                         "and v1 to v6 for one file alone")
+    last = int(match[2])
+    numbers = range(1 if match[1] else last, last + 1)
+    return [f"test{n if n > 1 else ''}.jsonl" for n in numbers]
 
 
 BENCHMARK = {"test": "test"}
+ONLY_TRAIN = {"train": "train"}
+BOTH = {"train": "train", "test": "test"}
+TRAIN_AS_TEST = {"test": "train"}  # benchmarks whose one split the Hub calls train
+
 SETS = {
-    # to learn from; "test" where the set has a held-out part
-    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, splits={"train": "train"}),
-    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths, splits={"train": "train"}),
-    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math", "math_train"), maths, splits={"train": "train", "test": "test"}),
-    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits={"train": "train", "test": "test"}, config="main"),
-    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits={"train": "train", "test": "test"}),
-    "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, "code", splits={"train": "train", "test": "test"}),
-    "taco": Set("BAAI/TACO", ("taco*",), taco, "code", splits={"train": "train", "test": "test"},
-                files=lambda options: [f"ALL/{options['split']}-*.parquet"]),
-    "eurus_code": Set("PRIME-RL/Eurus-2-RL-Data", ("eurus*",), eurus, "code", splits={"train": "train", "test": "validation"}),
+    # sets to learn from; "test" where the set has a held-out part
+    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, splits=ONLY_TRAIN),
+    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths,
+                      splits=ONLY_TRAIN),
+    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math", "math_train"), maths, splits=BOTH),
+    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits=BOTH, config="main"),
+    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits=BOTH),
+    "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, "code",
+                         splits=BOTH),
+    "taco": Set("BAAI/TACO", ("taco*",), taco, "code", splits=BOTH, files=taco_files),
+    "eurus_code": Set("PRIME-RL/Eurus-2-RL-Data", ("eurus*",), eurus, "code",
+                      splits={"train": "train", "test": "validation"}),
     # benchmarks
-    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, splits={"test": "train"}),
+    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, splits=TRAIN_AS_TEST),
     "aime25": Set("math-ai/aime25", ("aime25", "aime_2025"), maths, splits=BENCHMARK),
-    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, splits={"test": "train"}),
+    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, splits=TRAIN_AS_TEST),
     "amc23": Set("math-ai/amc23", ("amc23", "amc_2023"), maths, splits=BENCHMARK),
-    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, splits={"test": "train"}),
+    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, splits=TRAIN_AS_TEST),
     "math500": Set("HuggingFaceH4/MATH-500", ("math500",), maths, splits=BENCHMARK),
     "minerva": Set("math-ai/minervamath", ("minerva", "minerva_math"), maths, splits=BENCHMARK),
-    "olympiad": Set("Hothan/OlympiadBench", ("olympiad", "olympiadbench"), maths, splits={"test": "train"}, config="OE_TO_maths_en_COMP"),
-    "livecodebench": Set("livecodebench/code_generation_lite", ("livecodebench*",), livecodebench, "code", splits=BENCHMARK, files=lcb_files),
+    "olympiad": Set("Hothan/OlympiadBench", ("olympiad", "olympiadbench"), maths,
+                    splits=TRAIN_AS_TEST, config="OE_TO_maths_en_COMP"),
+    "livecodebench": Set("livecodebench/code_generation_lite", ("livecodebench*",), livecodebench,
+                         "code", splits=BENCHMARK, files=lcb_files),
 }

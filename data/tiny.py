@@ -1,10 +1,11 @@
 """The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
 
-It stands in for a real base model where there is no network and no GPU: trained in about two minutes on two
-cores, on Countdown demonstrations of which half are wrong, so that it solves some puzzles and has something
-left to learn. Saved as an ordinary Hugging Face folder; sampler, trainer and evaluation know nothing of it.
+It stands in for a real base model where there is no network and no GPU. Training it takes about two
+minutes on two cores. Half of the later Countdown demonstrations that it learns from are wrong, so
+that it solves some puzzles and has something left to learn. It is saved as an ordinary Hugging Face
+folder: sampler, trainer and evaluation treat it as any other model.
 
-    python -m data.tiny            build it (or find it), print its folder
+    python -m data.tiny            builds it where the cache lacks it, and prints its folder
 """
 
 import hashlib
@@ -22,20 +23,22 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
 
-RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000, wrong=0.5,
-              hidden=128, mlp=512, layers=3, heads=4, tied=False)
+RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
+              wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
 
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should not cost 17 characters
 
 
 def tokenizer():
-    """One token for each character (each byte, outside ASCII), one for each tag.
+    """A tokenizer with a token for each character (outside ASCII for each byte) and for each tag.
 
-    Of Qwen2's class, with no merges: transformers loads that class for the model type qwen2, whatever was saved."""
+    It is of Qwen2's class, without merges, because transformers loads that class for the model type
+    qwen2, whatever class was saved."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + alphabet)}
-    tok = Qwen2Tokenizer(vocabulary, merges=[], pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    tok = Qwen2Tokenizer(vocabulary, merges=[], pad_token="<pad>", eos_token="<eos>",
+                         unk_token="<unk>")
     tok.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     return tok
 
@@ -45,15 +48,19 @@ def empty_model(recipe, vocabulary):
     torch.manual_seed(recipe["seed"])
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=vocabulary, hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
-        num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"], num_key_value_heads=recipe["heads"],
-        max_position_embeddings=4096, tie_word_embeddings=recipe["tied"],
-        bos_token_id=None, eos_token_id=SPECIAL.index("<eos>"), pad_token_id=SPECIAL.index("<pad>")))
+        num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"],
+        num_key_value_heads=recipe["heads"], max_position_embeddings=4096,
+        tie_word_embeddings=recipe["tied"], bos_token_id=None,
+        eos_token_id=SPECIAL.index("<eos>"), pad_token_id=SPECIAL.index("<pad>")))
     model.generation_config.eos_token_id = SPECIAL.index("<eos>")
     return model
 
 
 def demonstration(recipe, index):
-    """-> prompt, completion of training puzzle `index`: a solution; in the second half, as often something tried."""
+    """-> prompt and completion for training puzzle `index`.
+
+    The completion is a solution; in the second half of the demonstrations the share `wrong` of them
+    is a random expression instead."""
     rng = random.Random(f"{recipe['seed']} {index}")
     nums, target, text = countdown.puzzle("countdown", recipe["seed"], index, "train")
     if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
@@ -62,16 +69,18 @@ def demonstration(recipe, index):
 
 
 def train(recipe):
-    """-> model, tokenizer: next-token cross-entropy on the completions, AdamW, warm-up and linear decay."""
+    """-> model, tokenizer. Minimises the cross-entropy of the completions' tokens, with AdamW,
+    warm-up and linear decay."""
     tok = tokenizer()
     model = empty_model(recipe, len(tok))
     texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    pairs = list(zip(*(tok(list(column))["input_ids"] for column in zip(*texts))))
+    prompts, completions = (tok(list(column))["input_ids"] for column in zip(*texts, strict=True))
+    pairs = list(zip(prompts, completions, strict=True))
     ids = torch.zeros(len(pairs), max(len(p) + len(c) for p, c in pairs), dtype=torch.long)
-    learn = torch.zeros_like(ids, dtype=torch.bool)
+    in_completion = torch.zeros_like(ids, dtype=torch.bool)
     for row, (prompt, completion) in enumerate(pairs):
         ids[row, :len(prompt) + len(completion)] = torch.tensor(prompt + completion)
-        learn[row, len(prompt):len(prompt) + len(completion)] = True
+        in_completion[row, len(prompt):len(prompt) + len(completion)] = True
 
     steps = recipe["steps"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"], betas=(0.9, 0.95),
@@ -81,11 +90,14 @@ def train(recipe):
     generator = torch.Generator().manual_seed(recipe["seed"])
     bar = tqdm(range(steps), desc="training the embedded base", unit="step")
     half = len(ids) // 2
-    for step in bar:  # how to do it first, from the right half of the demonstrations; then half wrong
-        rows = torch.randint(half, (recipe["batch"],), generator=generator) + half * (step >= steps // 2)
+    for step in bar:
+        # the first half of the steps sees right demonstrations alone, the second half mixed ones
+        first = half if step >= steps // 2 else 0
+        rows = torch.randint(half, (recipe["batch"],), generator=generator) + first
         hidden = model.model(input_ids=ids[rows], use_cache=False).last_hidden_state[:, :-1]
-        wanted = learn[rows, 1:]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), ids[rows, 1:][wanted])
+        learnt = in_completion[rows, 1:]
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[learnt]),
+                                                 ids[rows, 1:][learnt])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -96,8 +108,10 @@ def train(recipe):
 
 
 def base_model(**changes):
-    """The folder of the embedded base, trained first where the cache does not have it. `changes` to the recipe
-    make another base. A folder's name is a hash of the recipe and of the code that carries it out."""
+    """The folder of the embedded base, which is trained first where the cache lacks it.
+
+    `changes` to the recipe make another base. A folder's name is a hash of the recipe and of the
+    code that carries it out."""
     recipe = {**RECIPE, **changes}
     code = Path(__file__).read_text() + Path(countdown.__file__).read_text()
     name = hashlib.sha256((json.dumps(recipe, sort_keys=True) + code).encode()).hexdigest()[:12]
@@ -110,7 +124,8 @@ def base_model(**changes):
             part.save_pretrained(unfinished)
         (unfinished / "recipe.json").write_text(json.dumps(recipe, indent=1))
         try:
-            unfinished.rename(folder)  # in one piece: a cut-off build leaves nothing that looks like a model
+            # renamed in one piece: a build that is cut off leaves nothing that looks like a model
+            unfinished.rename(folder)
         except OSError:
             shutil.rmtree(unfinished)  # another process was first, with the same weights
     return str(folder)

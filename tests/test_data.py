@@ -1,4 +1,5 @@
-"""data/: problems are functions of their index, splits do not overlap, the embedded base is what it says it is."""
+"""data/: problems are functions of their index, splits do not overlap, the embedded base is built
+as it says and solves what it should."""
 
 import hashlib
 import json
@@ -22,8 +23,9 @@ def test_puzzles(form):
     sizes = Counter()
     for i in range(300):
         nums, target, solution = countdown.puzzle(form, 0, i, "train")
-        assert arithmetic(solution) == (target, arithmetic(solution)[1])
-        assert REWARDS["countdown"](f"<answer>{solution}</answer>", dict(nums=nums, target=target)) == 1
+        assert arithmetic(solution)[0] == target
+        answer = dict(nums=nums, target=target)
+        assert REWARDS["countdown"](f"<answer>{solution}</answer>", answer) == 1
         assert all(1 <= n <= shape["largest"] for n in nums) and 1 <= target <= shape["highest"]
         sizes[len(nums)] += 1
         assert countdown.puzzle(form, 0, i, "train") == (nums, target, solution)
@@ -32,7 +34,8 @@ def test_puzzles(form):
 
 
 def test_the_same_puzzle_in_every_process():
-    text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS for i in range(20) for split in ("train", "test")])
+    text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS
+                       for i in range(20) for split in ("train", "test")])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cbdd6fb2c8b3e878"
 
 
@@ -47,15 +50,17 @@ def test_splits_never_overlap(form):
 
 def test_the_bases_demonstrations_are_of_the_training_split():
     test = {p["prompt"] for p in data.load("countdown", "test")}
-    for start, least, most in ((0, 1, 1), (tiny.RECIPE["demonstrations"] // 2, 0.5, 0.6)):  # right; then half wrong
-        right = []
+    half = tiny.RECIPE["demonstrations"] // 2
+    # all are right, then half; a random expression is right now and then
+    for start, least, most in ((0, 1, 1), (half, 0.5, 0.6)):
+        rewards = []
         for i in range(start, start + 2000):
             prompt, completion = tiny.demonstration(tiny.RECIPE, i)
             nums, target = prompt[:-1].split("=")
             assert prompt not in test
-            right.append(REWARDS["countdown"](completion.removesuffix("<eos>"), dict(
-                nums=[int(n) for n in nums.split(",")], target=int(target))))
-        assert least <= sum(right) / len(right) <= most  # a random expression is right now and then
+            answer = dict(nums=[int(n) for n in nums.split(",")], target=int(target))
+            rewards.append(REWARDS["countdown"](completion.removesuffix("<eos>"), answer))
+        assert least <= sum(rewards) / len(rewards) <= most
 
 
 def test_batches_are_functions_of_seed_and_rollout():
@@ -71,7 +76,8 @@ def test_batches_are_functions_of_seed_and_rollout():
 
 def test_large_form_is_asked_as_the_papers_ask_it():
     problem = countdown.problem("countdown34", 0, 0, "train")
-    assert "<answer>" in problem["messages"][1]["content"] and str(problem["answer"]["target"]) in problem["prompt"]
+    assert "<answer>" in problem["messages"][1]["content"]
+    assert str(problem["answer"]["target"]) in problem["prompt"]
 
 
 def test_unknown_data_is_a_sentence():
@@ -84,19 +90,24 @@ def test_tokenizer_round_trip(tokenizer, base):
     text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
     for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
         ids = tok.encode(text)
-        assert tok.decode(ids) == text and len(ids) == len(text.replace("<answer>", "1").replace("</answer>", "2"))
+        one_token_tags = text.replace("<answer>", "1").replace("</answer>", "2")
+        assert tok.decode(ids) == text and len(ids) == len(one_token_tags)
         assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
-        assert tok.decode(tok.encode("\u00e9\u4e2d\U0001f600 ok")) == "\u00e9\u4e2d\U0001f600 ok"  # any text, by its bytes
-        assert tok.convert_ids_to_tokens([0, 1, 2, 3, 4]) == ["<pad>", "<eos>", "<unk>", "<answer>", "</answer>"]
+        unicode = "\u00e9\u4e2d\U0001f600 ok"  # any text has tokens, those of its bytes
+        assert tok.decode(tok.encode(unicode)) == unicode
+        first_tokens = ["<pad>", "<eos>", "<unk>", "<answer>", "</answer>"]
+        assert tok.convert_ids_to_tokens([0, 1, 2, 3, 4]) == first_tokens
 
 
 def test_encode_takes_the_chat_template_where_there_is_one(tokenizer):
     problem = countdown.problem("countdown34", 0, 0, "train")
     assert tokenizer.decode(data.encode(tokenizer, problem)) == problem["prompt"]
     chat = tiny.tokenizer()
-    chat.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    chat.chat_template = turns + "[assistant]"
     text = chat.decode(data.encode(chat, problem))
-    assert text.startswith("[system]") and text.endswith("[assistant]") and problem["messages"][1]["content"] in text
+    assert text.startswith("[system]") and text.endswith("[assistant]")
+    assert problem["messages"][1]["content"] in text
 
 
 def weights(folder):
@@ -105,20 +116,25 @@ def weights(folder):
 
 def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
     small = dict(steps=4, batch=8, demonstrations=64, hidden=32, mlp=32, heads=1, layers=1)
-    found = []
+    folders = []
     for cache in ("a", "b"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-        found.append(tiny.base_model(**small))
-    assert weights(found[0]) == weights(found[1]) != weights(tiny.base_model(**small, seed=1))
-    written = Path(found[1], "model.safetensors").stat().st_mtime_ns
-    assert tiny.base_model(**small) == found[1] and Path(found[1], "model.safetensors").stat().st_mtime_ns == written
+        folders.append(tiny.base_model(**small))
+    assert weights(folders[0]) == weights(folders[1]) != weights(tiny.base_model(**small, seed=1))
+    file = Path(folders[1], "model.safetensors")
+    written = file.stat().st_mtime_ns
+    assert tiny.base_model(**small) == folders[1] and file.stat().st_mtime_ns == written
     assert not [p for p in (tmp_path / "b" / "nanorlvr").iterdir() if p.name.startswith("tmp")]
 
 
 def test_the_base_solves_some_and_has_something_to_learn(base, tokenizer):
+    from engine.loading import eos_ids
+    from engine.sampler import make_sampler
     from eval import powers_of_two, sample, summarise
-    from sampler import eos_ids, make_sampler
-    sampler = make_sampler("transformers", base, dtype="float32", max_length=64, eos=eos_ids(base, tokenizer))
-    rows, _ = sample(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0, temperature=1.0, max_tokens=16)
+    sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
+                           eos=eos_ids(base, tokenizer))
+    rows, _ = sample(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0,
+                     temperature=1.0, max_tokens=16)
     scores = summarise(rows, powers_of_two(16))
-    assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.8 and scores["truncated_frac"] < 0.05
+    assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.8
+    assert scores["truncated_frac"] < 0.05

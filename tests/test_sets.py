@@ -1,4 +1,5 @@
-"""data/sets.py: a row of each set becomes a problem; local files, own files, prompts; what is wrong is named."""
+"""data/sets.py and data/sources.py: a row of each set becomes a problem, local files and a user's
+own are read, and errors name what is wrong."""
 
 import base64
 import json
@@ -16,28 +17,42 @@ from rewards import REWARDS
 
 SHARED = ROOT.parent / "shared" / "benchmarks"
 TESTS = [dict(input="1\n", output="2\n", testtype="stdin")]
-LCB = dict(question_title="t", question_content="Double it.", question_id="q1", contest_date="2024-08-21T00:00:00", starter_code="",
+LCB = dict(question_title="t", question_content="Double it.", question_id="q1",
+           contest_date="2024-08-21T00:00:00", starter_code="",
            public_test_cases=json.dumps(TESTS), private_test_cases=json.dumps(TESTS), metadata="{}")
-TABLE = dict(title="sales", texts=[["", "2019", ""], ["", "north", "south"], ["apples", "1.5", "2.5"]],
-             merged_regions=[dict(first_row=0, last_row=0, first_column=1, last_column=2), dict(first_row=1, last_row=9, first_column=0, last_column=0)])
+TABLE = dict(
+    title="sales", texts=[["", "2019", ""], ["", "north", "south"], ["apples", "1.5", "2.5"]],
+    merged_regions=[dict(first_row=0, last_row=0, first_column=1, last_column=2),
+                    dict(first_row=1, last_row=9, first_column=0, last_column=0)])
+CONTEST = dict(
+    description="Double it.", public_tests=dict(input=["1\n"], output=["2\n"]),
+    private_tests=dict(input=[], output=[]), generated_tests=dict(input=["2\n"], output=["4\n"]))
+FUNCTION = dict(inputs=[[1], [2]], outputs=[[2], [4]], fn_name="f")
+PROGRAM = dict(inputs=["1\n"], outputs=["2\n"])
 
-# a row in the Hub's field names, the answer that it becomes
+# for each set a row in the Hub's field names and the answer that it becomes
 ROWS = {
-    "orz": (dict([("0", dict(value="2+2?")), ("1", dict(ground_truth=dict(value=" 4 ")))]), "4"),
+    "orz": ({"0": dict(value="2+2?"), "1": dict(ground_truth=dict(value=" 4 "))}, "4"),
     "deepscaler": (dict(problem="2+2?", answer="4", solution="..."), "4"),
     "math": (dict(problem="2+2?", solution="it is \\boxed{3+1 = \\boxed{4}}"), "4"),
     "gsm8k": (dict(question="2+2?", answer="two and two\n#### 1,004"), "1004"),
     "hitab": (dict(id="h", question="how many?", answer=[1.5], table=TABLE), [1.5]),
-    "code_contests": (dict(description="Double it.", public_tests=dict(input=["1\n"], output=["2\n"]), private_tests=dict(input=[], output=[]),
-                           generated_tests=dict(input=["2\n"], output=["4\n"])), dict(tests=[dict(input="1\n", output="2\n"), dict(input="2\n", output="4\n")], fn_name=None)),
-    "taco": (dict(question="Double it.", starter_code="def f(x):", input_output=json.dumps(dict(inputs=[[1], [2]], outputs=[[2], [4]], fn_name="f"))),
+    "code_contests": (CONTEST, dict(tests=[dict(input="1\n", output="2\n"),
+                                           dict(input="2\n", output="4\n")], fn_name=None)),
+    "taco": (dict(question="Double it.", starter_code="def f(x):",
+                  input_output=json.dumps(FUNCTION)),
              dict(tests=[dict(input="1", output="2"), dict(input="2", output="4")], fn_name="f")),
-    "eurus_code": (dict(prompt=[dict(role="user", content="Double it.")], reward_model=dict(ground_truth=json.dumps(dict(inputs=["1\n"], outputs=["2\n"])))),
+    "eurus_code": (dict(prompt=[dict(role="user", content="Double it.")],
+                        reward_model=dict(ground_truth=json.dumps(PROGRAM))),
                    dict(tests=[dict(input="1\n", output="2\n")], fn_name=None)),
-    "aime24": (dict(id=60, problem="2+2?", answer="073"), "073"), "aime25": (dict(id="1", problem="2+2?", answer="4"), "4"),
-    "aime26": (dict(problem_idx=1, problem="2+2?", answer=4), "4"), "amc23": (dict(id=0, question="2+2?", answer=27.0), "27"),
-    "amc": (dict(id=0, problem="2+2?", answer=-1.0), "-1"), "math500": (dict(unique_id="a/b", problem="2+2?", answer="\\frac{1}{2}"), "\\frac{1}{2}"),
-    "minerva": (dict(question="2+2?", answer="4.5e33"), "4.5e33"), "olympiad": (dict(id=1, question="2+2?", final_answer=["$4$"]), "$4$"),
+    "aime24": (dict(id=60, problem="2+2?", answer="073"), "073"),
+    "aime25": (dict(id="1", problem="2+2?", answer="4"), "4"),
+    "aime26": (dict(problem_idx=1, problem="2+2?", answer=4), "4"),
+    "amc23": (dict(id=0, question="2+2?", answer=27.0), "27"),
+    "amc": (dict(id=0, problem="2+2?", answer=-1.0), "-1"),
+    "math500": (dict(unique_id="a/b", problem="2+2?", answer="\\frac{1}{2}"), "\\frac{1}{2}"),
+    "minerva": (dict(question="2+2?", answer="4.5e33"), "4.5e33"),
+    "olympiad": (dict(id=1, question="2+2?", final_answer=["$4$"]), "$4$"),
     "livecodebench": (LCB, dict(tests=TESTS + TESTS, fn_name=None)),
 }
 
@@ -55,37 +70,50 @@ def test_a_row_of_each_set(name, tmp_path):
     if name == "eurus_code":
         write(tmp_path, name, row, dict(row, ability="math"))
     problem, = data.load(name, "test", tmp_path)
-    assert problem["answer"] == answer and problem["reward"] == SETS[name].reward and problem["reward"] in REWARDS
-    assert ("2+2?" in problem["prompt"] or "Double it." in problem["prompt"] or "how many?" in problem["prompt"]) and isinstance(problem["id"], str)
+    assert problem["answer"] == answer and isinstance(problem["id"], str)
+    assert problem["reward"] == SETS[name].reward and problem["reward"] in REWARDS
+    assert any(text in problem["prompt"] for text in ("2+2?", "Double it.", "how many?"))
 
 
 def test_tables_are_written_out_with_merged_cells(tmp_path):
     write(tmp_path, "hitab", ROWS["hitab"][0])
     text = data.load("hitab", "test", tmp_path)[0]["prompt"]
-    assert "|  | 2019 | 2019 |\n|  | north | south |\n| apples" not in text  # the merged region of column 0 reaches down
+    # the merged region of column 0 reaches down
+    assert "|  | 2019 | 2019 |\n|  | north | south |\n| apples" not in text
     assert "|  | 2019 | 2019 |" in text and "|  | north | south |" in text and "<answer>" in text
 
 
 def test_livecodebench_dates_private_tests_and_functions(tmp_path):
     packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(TESTS)))).decode()
-    rows = [dict(LCB, question_id=str(i), contest_date=day + "T00:00:00") for i, day in enumerate(("2024-07-31", "2024-08-01", "2024-09-30", "2024-10-01"))]
-    rows[1].update(private_test_cases=packed, metadata=json.dumps(dict(func_name="f")), starter_code="class Solution:\n    def f(self):")
+    days = ("2024-07-31", "2024-08-01", "2024-09-30", "2024-10-01")
+    rows = [dict(LCB, question_id=str(i), contest_date=day + "T00:00:00")
+            for i, day in enumerate(days)]
+    rows[1].update(private_test_cases=packed, metadata=json.dumps(dict(func_name="f")),
+                   starter_code="class Solution:\n    def f(self):")
     write(tmp_path, "livecodebench", *rows)
-    problems = data.load("livecodebench", "test", tmp_path, lcb_from="2024-08-01", lcb_to="2024-09-30")
-    assert [p["id"] for p in problems] == ["1", "2"] and problems[0]["answer"] == dict(tests=TESTS + TESTS, fn_name="f")
-    assert "class Solution" in problems[0]["prompt"] and "STDOUT" in problems[1]["prompt"] and problems[1]["messages"][0]["role"] == "system"
+    problems = data.load("livecodebench", "test", tmp_path,
+                         lcb_from="2024-08-01", lcb_to="2024-09-30")
+    assert [p["id"] for p in problems] == ["1", "2"]
+    assert problems[0]["answer"] == dict(tests=TESTS + TESTS, fn_name="f")
+    assert "class Solution" in problems[0]["prompt"] and "STDOUT" in problems[1]["prompt"]
+    assert problems[1]["messages"][0]["role"] == "system"
 
 
-@pytest.mark.parametrize("options, said", [(dict(lcb_from="2024-1-1"), "2024-1-1"), (dict(lcb_from="2999-01-01"), "no problem is left")])
-def test_windows_that_hold_nothing(options, said, tmp_path):
+@pytest.mark.parametrize("options, message", [
+    (dict(lcb_from="2024-1-1"), "2024-1-1"),
+    (dict(lcb_from="2999-01-01"), "no problem is left"),
+])
+def test_windows_that_hold_nothing(options, message, tmp_path):
     write(tmp_path, "livecodebench", LCB)
-    with pytest.raises(data.DataError, match=said):
+    with pytest.raises(data.DataError, match=message):
         data.load("livecodebench", "test", tmp_path, **options)
 
 
 def test_a_program_without_tests_is_no_problem(tmp_path, capsys):
-    write(tmp_path, "livecodebench", LCB, dict(LCB, question_id="q2", public_test_cases="[]", private_test_cases="[]"))
-    assert [p["id"] for p in data.load("livecodebench", "test", tmp_path)] == ["q1"] and "left out q2" in capsys.readouterr().err
+    untested = dict(LCB, question_id="q2", public_test_cases="[]", private_test_cases="[]")
+    write(tmp_path, "livecodebench", LCB, untested)
+    assert [p["id"] for p in data.load("livecodebench", "test", tmp_path)] == ["q1"]
+    assert "left out q2" in capsys.readouterr().err
 
 
 def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
@@ -100,8 +128,11 @@ def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
 
 
 def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
-    write(tmp_path, "math500", dict(unique_id="good", problem="?", answer="5"), dict(unique_id="bad", problem="?", answer="\\frac{1}{2"))
-    assert [p["id"] for p in data.load("math500", "test", tmp_path)] == ["good"]
+    write(tmp_path, "math500", dict(unique_id="good", problem="?", answer="5"),
+          dict(unique_id="bad", problem="?", answer="\\frac{1}{2"))
+    left_out = []
+    problems = data.load("math500", "test", tmp_path, left_out)
+    assert [p["id"] for p in problems] == ["good"] and left_out == ["bad"]
     assert "left out bad" in capsys.readouterr().err
 
 
@@ -110,38 +141,51 @@ def test_repeated_ids_are_told_apart(tmp_path):
     assert len({p["id"] for p in data.load("amc23", "test", tmp_path)}) == 2
 
 
-@pytest.mark.parametrize("name, lines, said", [
-    ("aime25", ['{"problem": "?", "answer": "1"}', "{"], "line 2 is not JSON"), ("aime25", ["[1]"], "line 1 is not an object"),
-    ("aime25", ['{"answer": "1"}'], "line 1 .*problem or question"), ("aime25", ['{"problem": "?"}'], "line 1 .*answer or final_answer"),
+UNPAIRED = json.dumps(dict(question="?", input_output=json.dumps(dict(inputs=[1], outputs=[]))))
+
+
+@pytest.mark.parametrize("name, lines, message", [
+    ("aime25", ['{"problem": "?", "answer": "1"}', "{"], "line 2 is not JSON"),
+    ("aime25", ["[1]"], "line 1 is not an object"),
+    ("aime25", ['{"answer": "1"}'], "line 1 .*problem or question"),
+    ("aime25", ['{"problem": "?"}'], "line 1 .*answer or final_answer"),
     ("olympiad", ['{"question": "?", "final_answer": []}'], "line 1 .*final_answer"),
-    ("taco", ['{"question": "?", "input_output": "{"}'], "line 1 "), ("taco", ['{"question": "?", "input_output": "{\\"inputs\\": [1], \\"outputs\\": []}"}'], "line 1 "),
+    ("taco", ['{"question": "?", "input_output": "{"}'], "line 1 "),
+    ("taco", [UNPAIRED], "line 1 "),
     ("livecodebench", ['{"contest_date": "2024-08-01"}'], "line 1 .*private_test_cases"),
 ])
-def test_errors_name_file_line_and_field(name, lines, said, tmp_path):
+def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
     path = write(tmp_path, name)
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(data.DataError, match=re.escape(str(path)) + ".*" + said):
+    with pytest.raises(data.DataError, match=re.escape(str(path)) + ".*" + message):
         data.load(name, "test", tmp_path)
 
 
-@pytest.mark.parametrize("rows, said", [
-    ([dict(prompt="?", answer="1")], "line 1 has no field reward"), ([dict(answer="1", reward="math")], "line 1 has no field prompt"),
-    ([dict(prompt="?", answer="1", reward="maths")], "'maths' is none of"), ([], "is empty"),
-    ([dict(prompt=5, answer="1", reward="math")], "prompt is a text"), ([dict(messages=[], answer="1", reward="math")], "prompt is a text"),
-    ([dict(prompt="?", answer=None, reward="math")], "no problem is left"), ([dict(prompt="?", answer="1", reward="math", id=1)] * 2, "same id"),
+@pytest.mark.parametrize("rows, message", [
+    ([dict(prompt="?", answer="1")], "line 1 has no field reward"),
+    ([dict(answer="1", reward="math")], "line 1 has no field prompt"),
+    ([dict(prompt="?", answer="1", reward="maths")], "'maths' is none of"),
+    ([], "is empty"),
+    ([dict(prompt=5, answer="1", reward="math")], "prompt is a text"),
+    ([dict(messages=[], answer="1", reward="math")], "prompt is a text"),
+    ([dict(prompt="?", answer=None, reward="math")], "no problem is left"),
+    ([dict(prompt="?", answer="1", reward="math", id=1)] * 2, "same id"),
 ])
-def test_own_files(rows, said, tmp_path):
+def test_own_files(rows, message, tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(data.DataError, match=said):
+    with pytest.raises(data.DataError, match=message):
         data.load(str(path), "train")
-    path.write_text(json.dumps(dict(prompt="2+2?", answer="4", reward="math")) + "\n")
-    assert data.load(str(path), "train") == [dict(prompt="2+2?", answer="4", reward="math", id="0")]
+    row = dict(prompt="2+2?", answer="4", reward="math")
+    path.write_text(json.dumps(row) + "\n")
+    assert data.load(str(path), "train") == [dict(row, id="0")]
 
 
-def test_what_is_not_there(tmp_path, monkeypatch):
-    for name, folder, said in (("nope", None, "no such data set"), ("aime24", tmp_path, "aime_2024.jsonl"), (str(tmp_path / "x.jsonl"), None, "no such file")):
-        with pytest.raises(data.DataError, match=said):
+def test_what_is_not_there(tmp_path):
+    for name, folder, message in (("nope", None, "no such data set"),
+                                  ("aime24", tmp_path, "aime_2024.jsonl"),
+                                  (str(tmp_path / "x.jsonl"), None, "no such file")):
+        with pytest.raises(data.DataError, match=message):
             data.load(name, "test", folder)
     with pytest.raises(data.DataError, match="no train split"):
         data.load("aime24", "train")
@@ -149,26 +193,34 @@ def test_what_is_not_there(tmp_path, monkeypatch):
 
 def test_templates(tokenizer, monkeypatch):
     problem = dict(prompt="2+2?", answer="4", reward="math")
-    text = {template: tokenizer.decode(data.encode(tokenizer, problem, template)) for template in (None, *data.TEMPLATES)}
+    text = {template: tokenizer.decode(data.encode(tokenizer, problem, template))
+            for template in (None, *data.TEMPLATES)}
     assert text[None] == text["none"] == "2+2?"  # this tokenizer has no chat template
-    assert text["qwen_boxed"].startswith("<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>")
-    assert text["qwen_boxed"].endswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
-    assert text["r1_zero"].endswith("</answer>.\nUser: 2+2?\nAssistant: <think>") and "\\boxed{}" in text["orz"] and "\\boxed{}" not in text["r1_zero"]
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}:", raising=False)
+    assert text["qwen_boxed"] == (
+        "<|im_start|>system\nPlease reason step by step, and put your final answer within "
+        "\\boxed{}.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
+    assert text["r1_zero"].endswith("</answer>.\nUser: 2+2?\nAssistant: <think>")
+    assert "\\boxed{}" in text["orz"] and "\\boxed{}" not in text["r1_zero"]
+    chat = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}:"
+    monkeypatch.setattr(tokenizer, "chat_template", chat, raising=False)
     assert tokenizer.decode(data.encode(tokenizer, problem)).startswith("[system]Please reason")
     assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "[user]2+2?:"
-    assert tokenizer.decode(data.encode(tokenizer, dict(problem, reward="table"))) == "[user]2+2?:"
+    table = dict(problem, reward="table")
+    assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
 
 
 def test_overlap():
-    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split()
+    words = ("one two three four five six seven eight nine ten eleven twelve thirteen "
+             "fourteen").split()
     train = [dict(prompt="zero " + " ".join(words).upper())]
-    assert [p["id"] for p, _ in overlap.overlap(train, [dict(id=1, prompt=", ".join(words)), dict(id=2, prompt=" ".join(words[:12]))])] == [1]
+    benchmark = [dict(id=1, prompt=", ".join(words)), dict(id=2, prompt=" ".join(words[:12]))]
+    assert [p["id"] for p, _ in overlap.overlap(train, benchmark)] == [1]
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not part of the project")
-@pytest.mark.parametrize("name, rows", dict(aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674, hitab=300,
-                                            livecodebench=60, orz=400, code_contests=80).items())
+@pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not in the project")
+@pytest.mark.parametrize("name, rows", dict(
+    aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674,
+    hitab=300, livecodebench=60, orz=400, code_contests=80).items())
 def test_real_rows(name, rows):
     """All of them load, and all golds grade themselves right but olympiad 2349 ($221,$8$)."""
     assert len(data.load(name, "test", SHARED)) == rows
