@@ -1,4 +1,5 @@
-"""parallel.py: two ranks compute what one does, each with an engine of its own; whole runs under torchrun."""
+"""parallel.py: two ranks compute what one does, each with an engine of its own; whole runs under
+torchrun."""
 
 import json
 import os
@@ -10,16 +11,38 @@ import pytest
 import torch
 
 from conftest import ROOT
+from engine.sampler import default_kind
 from losses import METHODS
-from sampler import default_kind
 
 
 def torchrun(ranks, *command, timeout=600, check=True):
-    """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for one."""
-    start = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
+    one."""
+    start = (
+        [sys.executable]
+        if ranks == 1
+        else [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            str(ranks),
+        ]
+    )
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([*start, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=dict(env, OMP_NUM_THREADS="1"))
-    assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(line for line in done.stderr.splitlines(True) if "Triton" not in line)[-9000:]
+    done = subprocess.run(
+        [*start, *map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=dict(env, OMP_NUM_THREADS="1"),
+    )
+    assert done.returncode == 0 or not check, (
+        done.stdout[-2000:]
+        + "".join(line for line in done.stderr.splitlines(True) if "Triton" not in line)[-9000:]
+    )
     return done
 
 
@@ -49,7 +72,9 @@ def test_two_ranks_make_the_same_updates_with_every_method(alone):
     for name in METHODS:
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
         same(one[name], two[name], 1e-9)
-    assert any((before[k] - one["acpo"]["weights"][k]).abs().max() > 1e-4 for k in before)  # methods differ: this test can fail
+    assert any(
+        (before[k] - one["acpo"]["weights"][k]).abs().max() > 1e-4 for k in before
+    )  # methods differ: this test can fail
     assert two["gap"] < 1e-4
 
 
@@ -61,39 +86,105 @@ def test_and_with_the_model_computed_otherwise(alone, options):
     if options in ("lora", "float32"):
         torchrun(1, "tests/ranks.py", model, out / "three", "grpo,acpo", "-", options)
         one = torch.load(out / "three")
-        assert one["grpo"]["weights"].keys() == alone[2]["grpo"]["weights"].keys()  # merged: a checkpoint like any other
+        assert (
+            one["grpo"]["weights"].keys() == alone[2]["grpo"]["weights"].keys()
+        )  # merged: a checkpoint like any other
     for name in ("grpo", "acpo"):
         same(one[name], two[name], 1e-5 if options == "float32" else 1e-9)
 
 
-SMALL = ("--rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --lr 1e-4 --eval_every 1 --eval_problems 4 "
-         "--eval_samples 2 --max_tokens 12 --max_prompt_tokens 16 --save_every 1").split()
+SMALL = (
+    "--rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --lr 1e-4 "
+    "--eval_every 1 --eval_problems 4 "
+    "--eval_samples 2 --max_tokens 12 --max_prompt_tokens 16 --save_every 1"
+).split()
 
 
 @pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
 def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
-    done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL, "--drop_uniform_groups", "--kl_coef", "0.1")
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    done = torchrun(
+        2,
+        "train.py",
+        "--model",
+        base,
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--drop_uniform_groups",
+        "--kl_coef",
+        "0.1",
+    )
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
-    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:]) and records[1]["len/sum"] > 16 * 3
+    assert (
+        all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
+        and records[1]["len/sum"] > 16 * 3
+    )
     assert (tmp_path / "run" / "curves.png").exists() and "2 ranks" in done.stdout
 
 
 @pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
 def test_one_engine_over_two_ranks(base, tmp_path):
-    torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL, "--tp", "2", "--activation_checkpointing", "--lora_rank", "4")
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:]) and records[1]["groups/sampled"] == 4
+    torchrun(
+        2,
+        "train.py",
+        "--model",
+        base,
+        "--out",
+        tmp_path / "run",
+        *SMALL,
+        "--tp",
+        "2",
+        "--activation_checkpointing",
+        "--lora_rank",
+        "4",
+    )
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert (
+        all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
+        and records[1]["groups/sampled"] == 4
+    )
     assert records[2]["optim/grad_norm"] > 0
 
 
 def test_one_rank_by_hand_with_offload_and_compile(base, tmp_path):
     """As Slurm's srun starts it: by the variables alone."""
-    env = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="29511", OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, "train.py", "--model", base, "--out", str(tmp_path / "run"), "--sampler", "transformers", *SMALL,
-                           "--offload", "--compile"], cwd=ROOT, env=env, capture_output=True, text=True)
+    env = dict(
+        os.environ,
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        MASTER_ADDR="localhost",
+        MASTER_PORT="29511",
+        OMP_NUM_THREADS="1",
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "train.py",
+            "--model",
+            base,
+            "--out",
+            str(tmp_path / "run"),
+            "--sampler",
+            "transformers",
+            *SMALL,
+            "--offload",
+            "--compile",
+        ],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert records[2]["optim/grad_norm"] > 0 and records[2]["sampler/logp_absdiff_max"] < 1e-4
 
 
@@ -105,18 +196,40 @@ def test_bad_flags_under_torchrun_are_said_once(tmp_path):
 
 
 def test_saved_on_two_ranks_resumed_on_one(base, tmp_path):
-    """The same rollouts to learn from come out of --save_rollouts; weights after the resumed one equal to 1e-6."""
-    flags = ["--model", base, "--sampler", "transformers", *SMALL, "--loss", "fade", "--save_rollouts"]
+    """The same rollouts to learn from come out of --save_rollouts; weights after the resumed one
+    equal to 1e-6."""
+    flags = [
+        "--model",
+        base,
+        "--sampler",
+        "transformers",
+        *SMALL,
+        "--loss",
+        "fade",
+        "--save_rollouts",
+    ]
     torchrun(2, "train.py", "--out", tmp_path / "two", *flags)
     Path(tmp_path / "one").mkdir()
     for name in ("config.json", "metrics.jsonl", "samples.jsonl"):
         (tmp_path / "one" / name).write_text((tmp_path / "two" / name).read_text())
     subprocess.run(["cp", "-r", tmp_path / "two" / "checkpoints", tmp_path / "one"], check=True)
     subprocess.run(["rm", "-r", tmp_path / "one" / "checkpoints" / "rollout_000002"], check=True)
-    torchrun(1, "tests/replayed.py", tmp_path / "two" / "rollouts", "--out", tmp_path / "one", "--resume")
+    torchrun(
+        1, "tests/replayed.py", tmp_path / "two" / "rollouts", "--out", tmp_path / "one", "--resume"
+    )
     from safetensors.torch import load_file
-    a, b = (load_file(tmp_path / name / "checkpoints" / "rollout_000002" / "model.safetensors") for name in ("two", "one"))
+
+    a, b = (
+        load_file(tmp_path / name / "checkpoints" / "rollout_000002" / "model.safetensors")
+        for name in ("two", "one")
+    )
     assert all((a[k] - b[k]).abs().max() <= 1e-6 for k in a)
-    assert any((a[k] - v).abs().max() > 1e-5 for k, v in load_file(Path(base) / "model.safetensors").items())
-    last = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("two", "one")]
+    assert any(
+        (a[k] - v).abs().max() > 1e-5
+        for k, v in load_file(Path(base) / "model.safetensors").items()
+    )
+    last = [
+        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        for name in ("two", "one")
+    ]
     assert last[0]["adv/fade_entropy"] == pytest.approx(last[1]["adv/fade_entropy"], abs=1e-6)

@@ -7,14 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, LlamaConfig, PhiConfig,
-                          Qwen3MoeConfig)
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PhiConfig,
+    Qwen3MoeConfig,
+)
 
-import policy
 from conftest import ROOT
 from data import tiny
+from engine import kernels, loading, policy
+from engine.sampler import Completion
 from losses import METHODS
-from sampler import Completion
 
 BIG = 10**9
 ROWS = 11
@@ -36,36 +43,61 @@ def batch(model):
 
     def ids(n):
         return torch.randint(5, 101, (n,), generator=g).tolist()
+
     lengths = [(4 + i % 3, 1 + (5 * i) % 9) for i in range(ROWS)]
-    batch = policy.make_batch([ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths])
-    logprobs, batch.entropy = policy.score(model, batch)
+    batch = policy.make_batch(
+        [ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths]
+    )
+    logprobs, batch.entropy = policy.compute_logprobs(model, batch)
     noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
     batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
     batch.ref_logprobs = logprobs + noise.roll(1, 0)
-    batch.advantages = torch.randn(ROWS, 1, generator=g, dtype=torch.float64).expand(batch.mask.shape)
+    batch.advantages = torch.randn(ROWS, 1, generator=g, dtype=torch.float64).expand(
+        batch.mask.shape
+    )
     return batch
 
 
 def gradient(model, batch, method, size, monkeypatch, **coefficients):
     def parts(batch, *_):
-        return [list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)]
+        return [
+            list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)
+        ]
+
     monkeypatch.setattr(policy, "micro_batches", parts)
     model.zero_grad()
-    hp = dict(method.flags)
-    if "prob_split" in hp:  # so that both passes have tokens
-        hp["prob_split"] = batch.old_logprobs[batch.mask].exp().median().item()
-    metrics = policy.backward(model, batch, method, hp, 9, **coefficients)
+    if "prob_split" in method.flags:  # so that both passes have tokens
+        method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
+    metrics = policy.backward(model, batch, method, 9, **coefficients)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("coefficients", [{}, dict(kl_coef=0.1, tis_cap=1.5, entropy_coef=0.05)], ids=["plain", "all"])
+@pytest.mark.parametrize(
+    "coefficients", [{}, dict(kl_coef=0.1, tis_cap=1.5, entropy_coef=0.05)], ids=["plain", "all"]
+)
 def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch):
-    for only in METHODS[name].passes:
-        whole, told = gradient(model, batch, METHODS[name], ROWS, monkeypatch, only=only, **coefficients)
+    for token_filter in METHODS[name].passes:
+        whole, told = gradient(
+            model,
+            batch,
+            METHODS[name],
+            ROWS,
+            monkeypatch,
+            token_filter=token_filter,
+            **coefficients,
+        )
         assert whole.norm() > 1e-6
         for size in (1, 3, 8):
-            cut, metrics = gradient(model, batch, METHODS[name], size, monkeypatch, only=only, **coefficients)
+            cut, metrics = gradient(
+                model,
+                batch,
+                METHODS[name],
+                size,
+                monkeypatch,
+                token_filter=token_filter,
+                **coefficients,
+            )
             assert (cut - whole).norm() <= 1e-9 * whole.norm()
             for key, value in told.items():
                 assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
@@ -85,75 +117,114 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
     for i in range(ROWS):
         p, c = int(batch.prompt_len[i]), int(batch.completion_len[i])
         with torch.no_grad():
-            wanted = (model.model(batch.ids[i:i + 1, :p + c]).logits[0] / 0.8).log_softmax(-1)
-        tokens = batch.ids[i, p:p + c]
-        assert torch.allclose(logprobs[i, :c], wanted[p - 1:-1].gather(-1, tokens[:, None])[:, 0], atol=1e-10)
-        assert torch.allclose(entropy[i, :c], -(wanted.exp() * wanted).sum(-1)[p - 1:-1], atol=1e-10)
+            wanted = (model.model(batch.ids[i : i + 1, : p + c]).logits[0] / 0.8).log_softmax(-1)
+        tokens = batch.ids[i, p : p + c]
+        assert torch.allclose(
+            logprobs[i, :c], wanted[p - 1 : -1].gather(-1, tokens[:, None])[:, 0], atol=1e-10
+        )
+        assert torch.allclose(
+            entropy[i, :c], -(wanted.exp() * wanted).sum(-1)[p - 1 : -1], atol=1e-10
+        )
         assert not logprobs[i, c:].any() and not entropy[i, c:].any()
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
 def test_chunks_and_packing_change_nothing(model, batch, packed, tokens_in_a_chunk, monkeypatch):
-    """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in float64."""
-    monkeypatch.setattr(policy, "CHUNK", tokens_in_a_chunk * 101)
+    """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
+    float64."""
+    monkeypatch.setattr(kernels, "CHUNK", tokens_in_a_chunk * 101)
     weigh = torch.linspace(-1, 2, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
 
     def gradient(logprobs, entropy):
         model.zero_grad()
         (logprobs * weigh + entropy * weigh.flip(0)).mul(batch.mask).sum().backward()
-        return [logprobs.detach() * batch.mask, entropy.detach() * batch.mask, *(p.grad.clone() for p in model.parameters())]
+        return [
+            logprobs.detach() * batch.mask,
+            entropy.detach() * batch.mask,
+            *(p.grad.clone() for p in model.parameters()),
+        ]
 
     def plain():
         rows = []
         for i in range(ROWS):
             p, c = int(batch.prompt_len[i]), int(batch.completion_len[i])
-            log_pi = (model.model(batch.ids[i:i + 1, :p + c]).logits[0, p - 1:-1] / 0.8).log_softmax(-1)
-            pair = log_pi.gather(-1, batch.ids[i, p:p + c, None])[:, 0], -(log_pi.exp() * log_pi).sum(-1)
+            log_pi = (
+                model.model(batch.ids[i : i + 1, : p + c]).logits[0, p - 1 : -1] / 0.8
+            ).log_softmax(-1)
+            pair = (
+                log_pi.gather(-1, batch.ids[i, p : p + c, None])[:, 0],
+                -(log_pi.exp() * log_pi).sum(-1),
+            )
             rows.append([torch.nn.functional.pad(x, (0, batch.mask.shape[1] - c)) for x in pair])
         return map(torch.stack, zip(*rows))
+
     wanted = gradient(*plain())
     other = policy.Policy(model.model, 0.8, packed=packed)
     found = gradient(*other(batch))
     model.pack(False)
-    assert all((a - b).abs().max() < 1e-12 for a, b in zip(wanted, found)) and wanted[0].abs().max() > 1
+    assert (
+        all((a - b).abs().max() < 1e-12 for a, b in zip(wanted, found))
+        and wanted[0].abs().max() > 1
+    )
 
 
 def test_a_head_with_a_bias_and_without_a_gradient(model, batch, monkeypatch):
-    monkeypatch.setattr(policy, "CHUNK", 5 * 30)
+    monkeypatch.setattr(kernels, "CHUNK", 5 * 30)
     g = torch.Generator().manual_seed(0)
-    hidden, weight, bias = (torch.randn(n, generator=g, dtype=torch.float64, requires_grad=True) for n in ((9, 8), (30, 8), (30,)))
+    hidden, weight, bias = (
+        torch.randn(n, generator=g, dtype=torch.float64, requires_grad=True)
+        for n in ((9, 8), (30, 8), (30,))
+    )
     ids = torch.randint(30, (9,), generator=g)
-    assert torch.autograd.gradcheck(lambda *x: policy.HeadLogprobs.apply(*x, ids, 0.7), (hidden, weight, bias))
+    assert torch.autograd.gradcheck(
+        lambda *x: kernels.HeadLogprobs.apply(*x, ids, 0.7), (hidden, weight, bias)
+    )
     for outputs in (0, 1):
-        assert torch.autograd.gradcheck(lambda *x: policy.HeadLogprobs.apply(*x, ids, 0.7)[outputs], (hidden, weight, bias))
+        assert torch.autograd.gradcheck(
+            lambda *x: kernels.HeadLogprobs.apply(*x, ids, 0.7)[outputs], (hidden, weight, bias)
+        )
     frozen = weight.detach()
-    policy.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7)[0].sum().backward()
+    kernels.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7)[0].sum().backward()
     assert hidden.grad.abs().sum() > 0 and frozen.grad is None
 
 
 def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
-    """Many chunks of a bfloat16 computation: the float32 weight's gradient is as near to the truth as that of one chunk."""
+    """Many chunks of a bfloat16 computation: the float32 weight's gradient is as near to the truth
+    as that of one chunk."""
     g = torch.Generator().manual_seed(0)
-    hidden, weight, ids = torch.randn(512, 16, generator=g), torch.randn(50, 16, generator=g), torch.randint(50, (512,), generator=g)
+    hidden, weight, ids = (
+        torch.randn(512, 16, generator=g),
+        torch.randn(50, 16, generator=g),
+        torch.randint(50, (512,), generator=g),
+    )
 
     def gradient(chunk, autocast):
-        monkeypatch.setattr(policy, "CHUNK", chunk * 50)
+        monkeypatch.setattr(kernels, "CHUNK", chunk * 50)
         w = weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            policy.HeadLogprobs.apply(hidden, w, None, ids, 1.0)[0].sum().backward()
+            kernels.HeadLogprobs.apply(hidden, w, None, ids, 1.0)[0].sum().backward()
         return w.grad
+
     exact = gradient(512, False)
     one, many = ((gradient(chunk, True) - exact).norm() / exact.norm() for chunk in (512, 4))
     assert many < 1.5 * one < 0.02
 
 
 def test_memory_of_the_log_probabilities_is_a_chunks(tmp_path):
-    """bench/memory.py at a smaller size: peak memory beyond the inputs', against log_softmax of whole logits."""
-    done = subprocess.run([sys.executable, "bench/memory.py", "--tokens", "1024", "--hidden", "32"], cwd=ROOT, capture_output=True, text=True)
+    """bench/memory.py at a smaller size: peak memory beyond the inputs', against log_softmax of
+    whole logits."""
+    done = subprocess.run(
+        [sys.executable, "bench/memory.py", "--tokens", "1024", "--hidden", "32"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["logprobs_error"] < 1e-5 and told["gradient_error"] < 1e-5 and told["head_ratio"] < 0.4  # chunks of 220 tokens, of 1024
+    assert (
+        told["logprobs_error"] < 1e-5 and told["gradient_error"] < 1e-5 and told["head_ratio"] < 0.4
+    )  # chunks of 220 tokens, of 1024
 
 
 def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
@@ -164,21 +235,36 @@ def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
                 parts = policy.micro_batches(batch, budget, packed, ranks)
                 assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
                 for p in parts:
-                    cost = sum(lengths[r] for r in p) if packed else len(p) * max([lengths[r] for r in p], default=0)
+                    cost = (
+                        sum(lengths[r] for r in p)
+                        if packed
+                        else len(p) * max([lengths[r] for r in p], default=0)
+                    )
                     assert len(p) <= 1 or cost <= budget
     assert len(policy.micro_batches(batch, 40, True)) < len(policy.micro_batches(batch, 40))
 
 
 def test_a_model_that_cannot_be_packed_is_padded(model, batch, monkeypatch, capsys):
-    assert policy.packing_agrees(model, batch) and model.packed
+    assert loading.packing_agrees(model, batch) and model.packed
     model.pack(False)
-    monkeypatch.setattr(policy.F, "pad", lambda x, *_: torch.tensor([0, int(x[-1])]))  # as if all were one sequence
-    assert not policy.packing_agrees(model, batch) and not model.packed and "padding instead" in capsys.readouterr().out
+    monkeypatch.setattr(
+        policy.F, "pad", lambda x, *_: torch.tensor([0, int(x[-1])])
+    )  # as if all were one sequence
+    assert (
+        not loading.packing_agrees(model, batch)
+        and not model.packed
+        and "padding instead" in capsys.readouterr().out
+    )
 
     def broken(*_, **__):
         raise RuntimeError("head_dim should be at most 256")
+
     monkeypatch.setattr(policy.F, "pad", broken)
-    assert not policy.packing_agrees(model, batch) and not model.packed and "head_dim" in capsys.readouterr().out
+    assert (
+        not loading.packing_agrees(model, batch)
+        and not model.packed
+        and "head_dim" in capsys.readouterr().out
+    )
 
 
 def test_the_token_budget_follows_the_memory(small, monkeypatch):
@@ -187,22 +273,40 @@ def test_the_token_budget_follows_the_memory(small, monkeypatch):
 
     def budget(gigabytes, longest=10, **options):
         monkeypatch.setattr(policy.parallel, "memory", lambda: gigabytes * 1e9)
-        return policy.token_budget(model, probe, longest, **dict(dict(activation_checkpointing=False, offload=False), **options))
-    assert budget(0.98) < budget(1.0) < budget(1.0, activation_checkpointing=True) <= 2**14 == budget(100)
+        return loading.token_budget(
+            model,
+            probe,
+            longest,
+            **dict(dict(activation_checkpointing=False, offload=False), **options),
+        )
+
+    assert (
+        budget(0.98)
+        < budget(1.0)
+        < budget(1.0, activation_checkpointing=True)
+        <= 2**14
+        == budget(100)
+    )
     with pytest.raises(ValueError, match="leaves room for .* --activation_checkpointing"):
         budget(0.98, longest=20000)
-    # what it takes for a token is what a token takes: activations kept for backward, measured on a larger batch
+    # what it takes for a token is what a token takes: activations kept for backward, measured on a
+    # larger batch
     seen, hooks = {}, torch.autograd.graph.saved_tensors_hooks
     large = policy.make_batch([[1]] * 60, [Completion([5] * 20, [0.0], False)] * 60)
-    with hooks(lambda x: seen.__setitem__(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) or x, lambda x: x):
+    with hooks(
+        lambda x: (
+            seen.__setitem__(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) or x
+        ),
+        lambda x: x,
+    ):
         held = model(large)
     each = (sum(seen.values()) - 4 * sum(p.numel() for p in model.parameters())) / (60 * 21)
     assert held and (0.7 * 0.02e9) / (budget(1.0) - budget(0.98)) == pytest.approx(each, rel=0.3)
 
 
 def test_score_restores_the_order_of_rows(model, batch):
-    whole, _ = policy.score(model, batch)
-    cut, _ = policy.score(policy.Policy(model.model, 0.8, budget=20), batch)
+    whole, _ = policy.compute_logprobs(model, batch)
+    cut, _ = policy.compute_logprobs(policy.Policy(model.model, 0.8, budget=20), batch)
     assert torch.allclose(whole, cut, atol=1e-12)
 
 
@@ -212,44 +316,76 @@ def test_micro_batches_keep_to_the_budget(batch):
         parts = policy.micro_batches(batch, budget)
         assert sorted(sum(parts, [])) == list(range(ROWS))
         assert all(len(p) == 1 or len(p) * max(lengths[r] for r in p) <= budget for p in parts)
-    assert len(policy.micro_batches(batch, 1000)) == 1 and len(policy.micro_batches(batch, 1)) == ROWS
+    assert (
+        len(policy.micro_batches(batch, 1000)) == 1 and len(policy.micro_batches(batch, 1)) == ROWS
+    )
 
 
 def test_the_end_of_sequence_token_is_trained(small, tokenizer):
-    """Its logprob has a gradient: masks go by length and not by token, so eos = pad would do no harm."""
+    """Its logprob has a gradient: masks go by length and not by token, so eos = pad would do no
+    harm."""
     model = policy.Policy(AutoModelForCausalLM.from_pretrained(small(), dtype=torch.float32), 0.8)
     eos = tokenizer.eos_token_id
-    batch = policy.make_batch([[10, 11]] * 2, [Completion([20, eos], [-1.0, -1.0], False), Completion([20, 21, 22], [-1.0] * 3, True)])
+    batch = policy.make_batch(
+        [[10, 11]] * 2,
+        [Completion([20, eos], [-1.0, -1.0], False), Completion([20, 21, 22], [-1.0] * 3, True)],
+    )
     assert batch.mask.tolist() == [[True, True, False], [True, True, True]]
-    batch.old_logprobs, batch.entropy = policy.score(model, batch)
+    batch.old_logprobs, batch.entropy = policy.compute_logprobs(model, batch)
     batch.advantages = torch.tensor([[1.0], [0.0]]).expand(2, 3)
-    policy.backward(model, batch, METHODS["grpo"], METHODS["grpo"].flags, 3)
-    before = policy.score(model, batch)[0][0, 1]
+    policy.backward(model, batch, METHODS["grpo"], 3)
+    before = policy.compute_logprobs(model, batch)[0][0, 1]
     with torch.no_grad():
         for p in model.parameters():
             p.sub_(1e-2 * p.grad)
-    assert policy.score(model, batch)[0][0, 1] > before
+    assert policy.compute_logprobs(model, batch)[0][0, 1] > before
 
 
-@pytest.mark.parametrize("config, adapters", [
-    (LlamaConfig(), True), (LlamaConfig(tie_word_embeddings=True), True), (Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), True),
-    (PhiConfig(), True), (GPT2Config(n_embd=32, n_layer=2, n_head=2), False)], ids=["llama", "tied", "moe", "phi with a head bias", "gpt2"])
+@pytest.mark.parametrize(
+    "config, adapters",
+    [
+        (LlamaConfig(), True),
+        (LlamaConfig(tie_word_embeddings=True), True),
+        (Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), True),
+        (PhiConfig(), True),
+        (GPT2Config(n_embd=32, n_layer=2, n_head=2), False),
+    ],
+    ids=["llama", "tied", "moe", "phi with a head bias", "gpt2"],
+)
 def test_other_architectures_and_their_adapters_merged(config, adapters, tmp_path):
-    """Log probabilities are the model's own; what parallel.weights gives the sampler is what the policy with LoRA computes."""
-    config.update(dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, bos_token_id=1,
-                       eos_token_id=1, pad_token_id=0) if adapters else dict(vocab_size=100, eos_token_id=1, bos_token_id=1))
+    """Log probabilities are the model's own; what parallel.weights gives the sampler is what the
+    policy with LoRA computes."""
+    config.update(
+        dict(
+            vocab_size=100,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            bos_token_id=1,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+        if adapters
+        else dict(vocab_size=100, eos_token_id=1, bos_token_id=1)
+    )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    batch = policy.make_batch([[1]] * 4, [Completion(ids, [0.0] * len(ids), False) for ids in ([5, 6, 7, 8], [5, 6], [5], [7])])
-    plain = policy.load(tmp_path, [1], batch, budget=100)
+    batch = policy.make_batch(
+        [[1]] * 4,
+        [Completion(ids, [0.0] * len(ids), False) for ids in ([5, 6, 7, 8], [5, 6], [5], [7])],
+    )
+    plain = loading.load(tmp_path, [1], batch, budget=100)
     assert plain(batch)[0].shape == (4, 4)
     if not adapters:
         with pytest.raises(ValueError, match="no linear layers"):
-            policy.load(tmp_path, [1], batch, budget=100, lora_rank=4)
+            loading.load(tmp_path, [1], batch, budget=100, lora_rank=4)
         return
-    trained = policy.load(tmp_path, [1], batch, budget=100, lora_rank=4)
+    trained = loading.load(tmp_path, [1], batch, budget=100, lora_rank=4)
     with torch.no_grad():
-        for name, p in trained.named_parameters():
+        for p in trained.parameters():
             if p.requires_grad:
                 p.add_(0.3 * torch.randn(p.shape))
     assert (trained(batch)[0] - plain(batch)[0]).abs().max() > 1e-2
@@ -258,12 +394,24 @@ def test_other_architectures_and_their_adapters_merged(config, adapters, tmp_pat
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
-    model = Gemma2ForCausalLM(Gemma2Config(vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                                           num_key_value_heads=2, head_dim=16, final_logit_softcapping=0.1))
+    model = Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=100,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=16,
+            final_logit_softcapping=0.1,
+        )
+    )
     model.save_pretrained(tmp_path)
-    batch = policy.make_batch([[1]] * 4, [Completion(ids, [0.0], False) for ids in ([5, 6, 7], [5, 6], [5], [7])])
+    batch = policy.make_batch(
+        [[1]] * 4, [Completion(ids, [0.0], False) for ids in ([5, 6, 7], [5, 6], [5], [7])]
+    )
     with pytest.raises(ValueError, match="changes its logits after the LM head"):
-        policy.load(tmp_path, [1], batch)
+        loading.load(tmp_path, [1], batch)
     model.config.final_logit_softcapping = None
     model.save_pretrained(tmp_path)
-    assert policy.load(tmp_path, [1], batch).model.generation_config.eos_token_id == [1]
+    assert loading.load(tmp_path, [1], batch).model.generation_config.eos_token_id == [1]

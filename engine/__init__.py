@@ -1,0 +1,1 @@
+"""The model's side: log probabilities and gradients, the samplers, ranks, loading."""

@@ -1,0 +1,184 @@
+"""From a Hugging Face folder to a Policy: what it may be, adapters, the token budget, shards."""
+
+import math
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from engine import kernels, parallel
+from engine.policy import Policy, make_batch
+from engine.sampler import Completion
+
+
+def eos_ids(model, tokenizer):
+    """Every token that ends a completion. Chat models often have several: <|im_end|> and
+    <|endoftext|>."""
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    candidates = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
+    try:
+        candidates.append(GenerationConfig.from_pretrained(model).eos_token_id)
+    except OSError:
+        pass  # a folder without generation_config.json
+    lists = [ids if isinstance(ids, list) else [ids] for ids in candidates]
+    return sorted({i for ids in lists for i in ids if i is not None})
+
+
+def layers_of(model):
+    """The model's transformer blocks."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def head_of(folder):
+    """The weights of a model's LM head, [vocabulary, hidden size], in float32 on the CPU."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.get_output_embeddings().weight.detach()
+
+
+def lr_factor(warmup, schedule, steps):
+    """-> the factor of the learning rate by optimizer step: a linear warm-up, then 1, or a cosine
+    to 0 after `steps` of them."""
+    def factor(step):
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
+        return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
+    return factor
+
+
+def probe_batch(ids, eos):
+    """A few short rows to try a model on: a prompt of one token, and all, half, a third and one of
+    the ids as completions."""
+    lengths = (len(ids), len(ids) // 2, len(ids) // 3, 1)
+    return make_batch([[eos]] * 4, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
+
+
+def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0,
+         activation_checkpointing=False, compile=False, offload=False, **settings):
+    """-> the Policy, its master weights in float32, on the GPU where there is one, sharded over
+    the ranks.
+
+    probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
+    budget: tokens that go through the model at once; None finds them from the memory. packed: None
+    packs where a GPU has the kernel and packing gives what padding gives. settings: of Policy.
+    Raises ValueError for a folder that lacks weights, for a model that does more after its LM head
+    than Policy does (a softcap, a scale), and where the memory cannot hold one row."""
+    model = build(folder, eos)
+    probe = probe.to(model.device)
+    policy = Policy(model, **settings)
+    check_head(policy, probe)
+    if lora_rank:
+        add_adapters(model, lora_rank)
+    policy.budget = budget or min(parallel.gather(
+        token_budget(policy, probe, longest, activation_checkpointing, offload)))
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    for layer in layers_of(model):
+        # transformers looks at the layer's own flag; what it contains stays without dropout
+        layer.training = activation_checkpointing
+        if compile:
+            layer.compile(dynamic=True)
+    parallel.shard(policy, layers_of(model), offload)
+    if packed is None:
+        packed = (policy.dtype == "bfloat16" and parallel.device().type == "cuda"
+                  and packing_agrees(policy, probe.to(parallel.device())))
+    if packed:
+        policy.pack()
+    return policy
+
+
+def build(folder, eos):
+    """The model of a folder in float32, with all of its weights. Raises ValueError."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True)
+    except Exception as e:  # there is no end to what can be wrong with a folder
+        raise ValueError(f"cannot be loaded: {(str(e) or type(e).__name__).splitlines()[0]}") \
+            from None
+    if info["missing_keys"]:
+        raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+    # it is saved with checkpoints; the model's own may not be valid
+    model.generation_config = GenerationConfig(eos_token_id=eos)
+    if parallel.world() == 1:
+        model.to(parallel.device())  # shards go there one by one otherwise
+    return model
+
+
+@torch.no_grad()
+def check_head(policy, probe):
+    """Raises ValueError where Policy's log probabilities are not those of the model's logits."""
+    row = probe.rows([0])
+    start, n = int(row.prompt_len), int(row.completion_len)
+    ids = row.ids[:, :start + n]
+    logprobs = Policy(policy.model, policy.temperature)(row)[0][:, :n]
+    log_pi = (policy.model(ids).logits[:, start - 1:-1] / policy.temperature).log_softmax(-1)
+    gap = (logprobs - log_pi.gather(-1, ids[:, start:, None])[..., 0]).abs().max().item()
+    if not gap < 1e-3:
+        raise ValueError("changes its logits after the LM head, or its weights are not finite: "
+                         f"Policy's log probabilities are off by {gap:.2g}")
+
+
+def add_adapters(model, rank):
+    """LoRA on every linear layer but the LM head. Raises ValueError where there is none."""
+    from peft import LoraConfig, inject_adapter_in_model
+    # those that parallel.weights can merge: not GPT-2's Conv1D, not the experts of a mixture
+    linear = [name for name, module in model.named_modules()
+              if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()]
+    if not linear:
+        raise ValueError("has no linear layers for --lora_rank")
+    inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear, bias="none"), model)
+
+
+@torch.no_grad()
+def packing_agrees(policy, probe):
+    """Does the model give end to end what it gives with padding? One that has more than attention
+    between places does not."""
+    padded = policy(probe)[0]
+    policy.pack()
+    try:
+        gap = (policy(probe)[0] - padded)[probe.mask].abs().mean().item()
+        reason = f"log probabilities are off by {gap:.2g}"
+    except (RuntimeError, TypeError) as e:  # the kernel lacks such heads, or attention is its own
+        gap, reason = math.inf, e
+    gap = max(parallel.gather(gap))
+    if not gap < 0.05:  # bfloat16 rounds by about 0.01
+        parallel.say(f"the model does not allow for packing ({reason}): padding instead")
+        policy.pack(False)
+    return gap < 0.05
+
+
+def kept_bytes(policy, batch):
+    """-> bytes that autograd keeps of a forward pass, and the tokens that went through."""
+    storages = {}
+
+    def record(x):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x):
+        output = policy(batch)  # as long as it lives, so does the graph, and what was recorded
+    del output
+    return sum(storages.values()), int((batch.prompt_len + batch.completion_len).sum())
+
+
+def token_budget(policy, probe, longest, activation_checkpointing, offload):
+    """Tokens that may go through the model at once, from the memory there is and what autograd
+    keeps of a token.
+
+    The latter is measured on two sizes of `probe`, so that what does not grow with the tokens
+    cancels out. 0.7 of the memory beside weights, gradients and AdamW's two moments is given away;
+    on a CPU, at most 16,384 tokens."""
+    few, few_tokens = kept_bytes(policy, probe.rows([0]))
+    many, many_tokens = kept_bytes(policy, probe.rows([0, 0, 0, 0]))
+    each = (many - few) / (many_tokens - few_tokens)
+    layers = max(1, len(layers_of(policy.model)))
+    if activation_checkpointing:  # the layers' inputs, and one layer's inside
+        each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
+    state = sum(p.numel() * (16 if p.requires_grad else 4) for p in policy.parameters())
+    beside = 0 if offload else state / parallel.world()
+    free = 0.7 * (parallel.memory() - beside) - 20 * kernels.CHUNK
+    budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
+    if budget < longest:
+        raise ValueError(
+            f"leaves room for {max(0, budget)} tokens at once beside weights, gradients and "
+            f"optimizer, and a row has up to {longest}: --activation_checkpointing, --offload, "
+            "--lora_rank or more GPUs make room, --tokens_per_micro_batch overrides this")
+    return budget

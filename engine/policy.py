@@ -1,0 +1,195 @@
+"""The policy: log probabilities, entropies, and the exact gradient of one optimizer step."""
+
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+
+from engine import kernels, parallel
+from engine.sampler import seed_of
+from losses import Tokens, every_token, policy_loss, step_size
+
+
+@dataclass
+class Batch:
+    """N completions, a row each, of at most T tokens, after their prompts."""
+
+    ids: torch.Tensor               # [N, L] prompt, completion, padding on the right
+    prompt_len: torch.Tensor        # [N]
+    completion_len: torch.Tensor    # [N]
+    mask: torch.Tensor              # [N, T] bool: the completion tokens that count
+    sampler_logprobs: torch.Tensor  # [N, T], as are all that follow
+    old_logprobs: torch.Tensor = None
+    entropy: torch.Tensor = None
+    advantages: torch.Tensor = None
+    ref_logprobs: torch.Tensor = None
+
+    def map(self, f):
+        values = (getattr(self, field.name) for field in fields(self))
+        return Batch(*(None if x is None else f(x) for x in values))
+
+    def rows(self, index):
+        return self.map(lambda x: x[index])
+
+    def to(self, device):
+        return self.map(lambda x: x.to(device))
+
+    def tokens(self, logprobs, entropy):
+        """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""
+        return Tokens(logprobs, self.old_logprobs, self.advantages, self.mask, entropy,
+                      self.sampler_logprobs, self.ref_logprobs)
+
+
+def make_batch(prompts, completions, device="cpu"):
+    """prompts: N lists of token ids; completions: N sampler.Completions."""
+    def pad(rows):
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+    pairs = list(zip(prompts, completions, strict=True))
+    return Batch(
+        ids=pad([torch.tensor(prompt + c.tokens) for prompt, c in pairs]),
+        prompt_len=torch.tensor([len(prompt) for prompt, _ in pairs], device=device),
+        completion_len=torch.tensor([len(c.tokens) for _, c in pairs], device=device),
+        mask=pad([torch.ones(len(c.tokens), dtype=torch.bool) for _, c in pairs]),
+        sampler_logprobs=pad([torch.tensor(c.logprobs) for _, c in pairs]))
+
+
+class Policy(torch.nn.Module):
+    """A causal language model as the loop sees it: completions in, log probabilities and
+    entropies out.
+
+    temperature: of sampling; the sampler takes its log probabilities there, too. dtype: "float32"
+    or "bfloat16" computation over float32 weights. budget: tokens that go through the model at
+    once. packed: sequences stand end to end, without padding."""
+
+    def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, packed=False):
+        super().__init__()
+        self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
+        self.padded_attention = model.config._attn_implementation
+        self.pack(packed)
+
+    def pack(self, packed=True):
+        """From here on, puts sequences end to end, or pads them."""
+        if packed:
+            kernels.register_packed_attention()
+        self.packed = packed
+        self.model.set_attn_implementation("packed" if packed else self.padded_attention)
+
+    def forward(self, batch):
+        """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
+        length = batch.prompt_len + batch.completion_len
+        ids = batch.ids[:, :length.max()]
+        place = torch.arange(ids.shape[1], device=ids.device)
+        real = place < length[:, None]
+        # place t predicts token t + 1
+        predicts = (place >= batch.prompt_len[:, None] - 1) & (place < length[:, None] - 1)
+        head = self.model.get_output_embeddings()
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            if self.packed:
+                hidden = self.model.base_model(
+                    input_ids=ids[real][None], position_ids=place.expand_as(ids)[real][None],
+                    cu_seq_lens_q=F.pad(length.cumsum(0), (1, 0)).int(),
+                    max_length_q=ids.shape[1], use_cache=False).last_hidden_state
+                hidden = hidden[0][predicts[real]]
+            else:  # padding stands on the right, where causal attention never looks: no mask
+                hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+                hidden = hidden[predicts]
+            outputs = kernels.HeadLogprobs.apply(
+                hidden, head.weight, head.bias, ids.roll(-1, 1)[predicts], self.temperature)
+        column = torch.arange(batch.mask.shape[1], device=ids.device)
+        inside = column < batch.completion_len[:, None]
+        return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
+
+
+# ---------------------------------------------------------------------------- cutting a batch
+
+def shuffled_shares(completions, steps, seed, rollout):
+    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled."""
+    generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
+    return torch.randperm(completions, generator=generator).chunk(steps)
+
+
+def micro_batches(batch, budget, packed=False, ranks=1):
+    """Lists of rows of at most `budget` tokens each, rows of like lengths together.
+
+    Padding counts, unless packed; a row that is longer goes alone. Their number is a multiple of
+    `ranks`, and some are empty where there are too few rows: all ranks must go through the sharded
+    model equally often, or they would wait for each other for ever."""
+    lengths = (batch.prompt_len + batch.completion_len).tolist()
+    parts, used = [], 0
+    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
+        used += lengths[row] if packed or not parts else lengths[parts[-1][0]]
+        if not parts or used > budget:
+            parts.append([])
+            used = lengths[row]
+        parts[-1].append(row)
+    while len(parts) % ranks:
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        rows = parts[largest]
+        parts[largest:largest + 1] = [rows[:len(rows) // 2], rows[len(rows) // 2:]]
+    return parts
+
+
+def rank_micro_batches(policy, batch):
+    """This rank's micro-batches: (rows of the batch, Batch of them). An empty list of rows comes
+    with the first row as a stand-in, whose results are not used."""
+    parts = micro_batches(batch, policy.budget, policy.packed, parallel.world())
+    return [(rows, batch.rows(rows or [0])) for rows in parts[parallel.rank()::parallel.world()]]
+
+
+def gather_rows(batch, parts, outputs):
+    """What the policy gave for each micro-batch of every rank -> logprobs, entropy [N, T]."""
+    whole = outputs[0][0].new_zeros(2, *batch.mask.shape)
+    for (rows, _), output in zip(parts, outputs, strict=True):
+        whole[:, rows] = torch.stack(output)[:, :len(rows)]
+    return parallel.all_reduce(whole).unbind()  # each row is one rank's, and 0 elsewhere
+
+
+# ---------------------------------------------------------------------------- the whole batch
+
+@torch.no_grad()
+def compute_logprobs(policy, batch):
+    """The policy's logprobs and entropy [N, T], without gradient, micro-batch by micro-batch."""
+    parts = rank_micro_batches(policy, batch)
+    return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts])
+
+
+def backward(policy, batch, method, max_tokens, token_filter=every_token, entropy_coef=0.0,
+             **coefficients):
+    """Adds the gradient of one optimizer step on `batch` to the parameters' .grad, and returns
+    what to log of it. token_filter: one of the method's passes; entropy_coef: weighs the entropy
+    bonus; coefficients: tis_cap and kl_coef of losses.policy_loss.
+
+    The gradient is that of the whole step's loss, however the step is cut into micro-batches and
+    over ranks, since every denominator is the step's. A @whole_step method that is cut takes the
+    chain rule in two stages: d loss / d outputs of all tokens at once, from a pass without
+    gradient, then d outputs / d weights of each micro-batch."""
+    size = step_size(batch.mask, max_tokens)
+
+    def step_loss(rows, logprobs, entropy, size_or_none=size):
+        tokens = rows.tokens(logprobs, entropy.detach())
+        loss, metrics = policy_loss(method, tokens, max_tokens, size=size_or_none,
+                                    token_filter=token_filter, **coefficients)
+        if entropy_coef:
+            counts = method.call(token_filter, tokens).detach()
+            bonus = method.call(method.aggregate, entropy * counts, rows.mask, size)
+            metrics["entropy_loss"] = -entropy_coef * bonus
+            loss = metrics["loss"] = loss - entropy_coef * bonus
+        return loss, metrics
+
+    parts, d_outputs = rank_micro_batches(policy, batch), None
+    if method.whole_step and len(parts) * parallel.world() > 1:
+        leaves = [x.requires_grad_() for x in compute_logprobs(policy, batch)]
+        d_outputs = torch.autograd.grad(step_loss(batch, *leaves)[0], leaves, allow_unused=True)
+    outputs = []
+    for rows, micro_batch in parts:
+        output = policy(micro_batch)
+        if not rows:  # nothing is left for this rank, but it has to go along
+            (0 * output[0].sum()).backward()
+        elif d_outputs:
+            used = [(x, d[rows]) for x, d in zip(output, d_outputs, strict=True) if d is not None]
+            torch.autograd.backward(*zip(*used, strict=True))
+        else:
+            step_loss(micro_batch, *output)[0].backward()
+        outputs.append(tuple(x.detach() for x in output))
+    _, metrics = step_loss(batch, *gather_rows(batch, parts, outputs), size_or_none=None)
+    return metrics  # of the whole step: no average of averages

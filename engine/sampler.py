@@ -1,0 +1,127 @@
+"""The samplers: the only file that imports vLLM, and the only one to change when vLLM does.
+
+vLLM runs in the trainer's process and gets the weights after each rollout. Where it cannot be
+imported, transformers' generate answers the same calls (engine/hf_sampler.py). Sampling keeps no
+state: what comes out is a function of weights, prompts, settings and `seed`.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+TESTED_VLLM = "0.32"  # other versions may lack reload_weights and logprobs_mode
+RUINED = ("the model's probabilities are not numbers any more: an optimizer step has ruined the "
+          "weights (a lower --lr helps)")
+
+
+@dataclass
+class Completion:
+    tokens: list[int]      # with the end-of-sequence token, where there is one
+    logprobs: list[float]  # of each token, as the sampler drew it: after temperature
+    truncated: bool        # stopped by max_tokens and not by an end-of-sequence token
+
+
+def seed_of(*parts):
+    """A seed from (seed, rollout, ...): the same in every process, unrelated to its neighbours."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
+
+
+def default_kind():
+    return "vllm" if importlib.util.find_spec("vllm") else "transformers"
+
+
+def make_sampler(kind, model, **settings):
+    """kind: "vllm" or "transformers"; model: a Hugging Face folder or id; settings: see the class.
+
+    A sampler has four calls: sample, load_weights, sleep and wake (and close, at the end)."""
+    if kind == "vllm":
+        return VLLMSampler(model, **settings)
+    from engine.hf_sampler import TransformersSampler
+    return TransformersSampler(model, **settings)
+
+
+class VLLMSampler:
+    """A vLLM engine in this process.
+
+    dtype: "float32" or "bfloat16", of weights and computation. max_length: of prompt and completion
+    together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
+    engine may take. tp: ranks that it is spread over. Under torchrun each rank makes one, and all
+    do so at the same time."""
+
+    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1):
+        # weights are handed over within this process
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        cpu_settings = {}
+        if not torch.cuda.is_available():
+            # without it, vLLM binds this process to one core, and the trainer with it
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+            # 256 sequences at once leave a small model idle; compiling takes longer than it saves
+            cpu_settings = dict(max_num_seqs=1024, enforce_eager=True,
+                                max_num_batched_tokens=max(16384, max_length))
+        import vllm
+        if not vllm.__version__.startswith(TESTED_VLLM):
+            print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
+                  f"{TESTED_VLLM}.* only")
+        self.vllm, self.eos, self.sleeps = vllm, eos, torch.cuda.is_available()
+        # asleep, the weights go to the CPU's memory (level 1) where that has plenty, and nowhere
+        # (level 2) where it has not: new ones come anyway
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        engine_memory = torch.cuda.mem_get_info()[1] * memory if self.sleeps else 0
+        self.level = 1 if free > 4 * engine_memory else 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
+            self.engine = vllm.LLM(
+                model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
+                generation_config="vllm",  # not the model's own top_p and temperature
+                logprobs_mode="processed_logprobs", gpu_memory_utilization=memory,
+                enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
+                tensor_parallel_size=tp, **cpu_settings, distributed_executor_backend=(
+                    "external_launcher" if "RANK" in os.environ else None))
+
+    def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
+        """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
+        params = self.vllm.SamplingParams(
+            n=n, temperature=temperature, top_p=top_p, top_k=-1, max_tokens=max_tokens,
+            stop_token_ids=self.eos, logprobs=0, flat_logprobs=True, detokenize=False,
+            skip_special_tokens=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        numpy_state = np.random.get_state()
+        with torch.random.fork_rng():  # the engine draws from torch's generator, or from numpy's
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            requests = self.engine.generate(inputs, params, use_tqdm=False)
+        np.random.set_state(numpy_state)
+        groups = [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length")
+                   for o in sorted(request.outputs, key=lambda o: o.index)] for request in requests]
+        if any(math.isnan(x) for group in groups for c in group for x in c.logprobs):
+            raise FloatingPointError(RUINED)  # the engine itself draws on, without a word
+        return groups
+
+    def load_weights(self, weights):
+        """Takes over the trainer's weights: (name, tensor) pairs, in a checkpoint's names.
+
+        They come from state_dict(): named_parameters() leaves out a tied LM head, which would
+        stay stale."""
+        self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+        self.engine.reset_prefix_cache()  # its keys and values came from the old weights
+
+    def sleep(self):
+        """Gives the GPU's memory to the trainer."""
+        if self.sleeps:
+            self.engine.sleep(level=self.level)
+
+    def wake(self):
+        if self.sleeps:
+            self.engine.wake_up()
+
+    def close(self):
+        """To be called before the process group goes, or vLLM complains at exit."""
+        self.engine.llm_engine.engine_core.shutdown()
