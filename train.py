@@ -1,328 +1,357 @@
 """RL with verifiable rewards: sample, grade, score, update, sync, log.
 
-    python train.py --loss fade --steps_per_rollout 16          the embedded base, on a laptop
+    python train.py --loss fade --steps_per_rollout 16        the embedded base, on a laptop
     python train.py --model Qwen/Qwen2.5-1.5B-Instruct --data countdown34 --loss acpo
-    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500 --max_tokens 3072 --loss p3o
+    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500 \
+        --max_tokens 3072 --loss p3o
 
-The method is a row of losses.METHODS; its functions' keyword-only arguments are flags here. `--loss NAME --help`
-lists them. The loop is `main`, at the end; what one optimizer step does is `update`.
+The method is a row of losses.METHODS; its functions' keyword-only arguments are flags here, and
+`--loss NAME --help` lists them. The loop is `main`, at the end; one optimizer step is `update`.
 """
 
-import json
-import os
-import signal
 import sys
-import time
-import uuid
-from collections import Counter, deque
-from dataclasses import asdict
-from functools import partial
+from collections import Counter
+from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
-import analyze
-import check
-import checkpoint
 import data
-import figures
-import log
 import losses
-import parallel
-from checkpoint import RunFailed
-from data import tiny
+from engine import parallel
+from engine.policy import backward, compute_logprobs, make_batch, shuffled_shares
+from engine.sampler import Completion, default_kind, make_sampler, seed_of
 from eval import powers_of_two, sample, summarise
-from losses import every_token, group_advantages
-from policy import Batch, backward, head_of, load, lr_factor, make_batch, score
+from experiment import cli, log
+from experiment.failures import NotFinite, RunFailed
+from losses import METHODS, group_advantages
 from rewards import grade
-from sampler import Completion, make_sampler, seed_of
-from settings import default_out, flags_of, load_data, load_tokenizer, parse_args, refuse, say
+
+# ---------------------------------------------------------------------------- the flags
+
+def add_flags(flag):
+    """The flags that every method has: name, default, what it is."""
+    kinds, dtypes = ("vllm", "transformers"), ("float32", "bfloat16")
+    # method
+    flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
+    for axis in losses.AXES:
+        flag(axis, None, f"another {axis} than the method's", choices=losses.cells(axis),
+             metavar="NAME")
+    # problem
+    flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings "
+         "of its own")
+    flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
+         "{prompt, answer, reward} rows")
+    flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of "
+         "the Hub")
+    flag("eval_data", None, "the held-out problems; default the test split of --data")
+    flag("template", None, "how a problem becomes a prompt; default by task and model, see "
+         "data/README.md", choices=data.TEMPLATES)
+    flag("allow_unsafe_code", False, "run sampled programs also where nothing isolates them",
+         action="store_true")
+    flag("seed", 0, "of problems, sampling and shuffling")
+    # batch: P problems x G completions -> S optimizer steps
+    flag("rollouts", 200, "rollouts in all")
+    flag("problems_per_rollout", 64, "problems sampled for one rollout, P")
+    flag("group_size", 16, "completions of each, G")
+    flag("steps_per_rollout", 16, "optimizer steps on one rollout, S: 2 is near on-policy, 16 "
+         "off-policy")
+    # the model's side
+    flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
+         "the memory there is", type=int)
+    flag("activation_checkpointing", False, "compute layers again in the backward pass instead of "
+         "keeping them", action="store_true")
+    flag("compile", False, "torch.compile of each layer", action="store_true")
+    flag("offload", False, "keep weights, gradients and optimizer on the CPU; under torchrun",
+         action="store_true")
+    flag("lora_rank", 0, "train adapters of this rank on every linear layer, alpha twice that, "
+         "instead of the weights; 0 is off")
+    # sampling
+    flag("sampler", default_kind(), "vllm or transformers", choices=kinds)
+    flag("max_tokens", 1024, "longest completion, in tokens")
+    flag("max_prompt_tokens", 1024, "longest prompt, in tokens")
+    flag("temperature", 1.0, "of the policy, in sampling and training alike")
+    flag("sampler_temperature", None, "of the sampler alone, to be off-policy on purpose",
+         type=float)
+    flag("sampler_dtype", None, "of the sampler, where it is not --dtype", choices=dtypes)
+    flag("gpu_memory_utilization", 0.4, "share of the GPU's memory for vLLM")
+    flag("tp", 1, "GPUs that one vLLM engine is spread over")
+    flag("rollout_lag", 0, "train on what was sampled this many rollouts ago")
+    # rewards
+    flag("drop_uniform_groups", False, "sample anew for groups that are all right or all wrong",
+         action="store_true")
+    flag("max_refills", None, "times that --drop_uniform_groups refills a rollout at most; "
+         "default 4", type=int)
+    flag("mask_truncated", False, "leave completions that hit max_tokens out of the loss",
+         action="store_true")
+    flag("overlong_penalty", 0, "the reward falls to -1 over the last so many tokens before "
+         "max_tokens; 0 is off")
+    # loss
+    flag("old_logprobs", None, "the ratio's reference; default the method's",
+         choices=("trainer", "sampler"))
+    flag("tis_cap", 0.0, "weigh tokens by min(pi_trainer / pi_sampler, cap); 0 is off")
+    flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
+    flag("entropy_coef", 0.0, "weight of the entropy bonus")
+    # optimizer: AdamW on float32 weights
+    flag("lr", 1e-6, "learning rate")
+    flag("warmup", 0, "optimizer steps of linear warm-up")
+    flag("schedule", "constant", "the learning rate's; cosine falls towards 0 at the end",
+         choices=("constant", "cosine"))
+    flag("weight_decay", 0.0, "AdamW's")
+    flag("max_grad_norm", 1.0, "gradients are scaled down to this norm")
+    flag("dtype", "bfloat16" if torch.cuda.is_available() else "float32", "of the trainer's "
+         "computation", choices=dtypes)
+    # evaluation and log
+    flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")
+    flag("eval_problems", 256, "held-out problems")
+    flag("eval_samples", 16, "completions of each")
+    flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
+    flag("keep", 2, "checkpoints kept, besides the best one")
+    flag("save_rollouts", False, "keep every rollout as a file, for the analysis of its updates",
+         action="store_true")
+    flag("resume", False, "continue the run in --out, with its flags, from its newest checkpoint; "
+         "start it where there is none", action="store_true")
+    flag("force", False, "resume with another method's flags all the same", action="store_true")
+    flag("check", False, "try everything on a few completions, print a table, and stop",
+         action="store_true")
+    flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
+    flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
+    flag("wandb", None, "also log to this Weights & Biases project")
+    flag("tensorboard", False, "also log for TensorBoard, in the run's folder", action="store_true")
+
+
+def parse_args(argv=None):
+    """-> args, and the Method with its hyperparameters. Refuses what cannot work."""
+    return cli.parse_args(argv, add_flags, __doc__)
+
+
+# ---------------------------------------------------------------------------- sample, grade, score
+
+class Group(NamedTuple):
+    """G completions of one problem."""
+
+    problem: dict
+    prompt: list[int]               # token ids
+    completions: list[Completion]
+    texts: list[str]
+    rewards: list[float]
+
+
+def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
+    """-> the P groups to learn from, and what to log of all that was sampled.
+
+    With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced,
+    from other problems, up to --max_refills times. What is still missing then is filled up with
+    them, so that the batch keeps its size."""
+    mixed, uniform, counters = [], [], Counter()
+    for attempt in range(1 + args.max_refills):
+        if attempt and len(mixed) >= args.problems_per_rollout:
+            break
+        counted = Counter()
+
+        def groups_of(problems, engine):  # what one engine does, of all problems of the attempt
+            prompts = [data.encode(tokenizer, p, args.template) for p in problems]
+            if (longest := max(map(len, prompts))) > args.max_prompt_tokens:
+                raise RunFailed(f"a prompt of {longest} tokens is longer than --max_prompt_tokens "
+                                f"{args.max_prompt_tokens}")
+            with timed("sample"):
+                completions = sampler.sample(
+                    prompts, args.group_size, seed=seed_of(args.seed, rollout, attempt, engine),
+                    temperature=args.sampler_temperature, max_tokens=args.max_tokens)
+            with timed("reward"):
+                texts = [[data.decode(tokenizer, c, prompt) for c in group]
+                         for prompt, group in zip(prompts, completions)]
+                rewards, counts = grade(problems, texts)
+            counted.update(counts)
+            return list(map(Group, problems, prompts, completions, texts, rewards))
+
+        problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
+        for group in parallel.map_over_engines(groups_of, problems, args.tp):
+            (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
+        for counts in parallel.gather(counted)[::args.tp]:
+            slowest = max(counters["seconds_max"], counts.pop("seconds_max"))
+            counters.update(counts)
+            counters["seconds_max"] = slowest
+    groups = mixed + uniform
+    metrics = {**log.outcome(groups), **{f"grader/{k}": v for k, v in counters.items()}}
+    return groups[:args.problems_per_rollout], metrics
+
+
+def score(policy, reference, groups, args):
+    """-> the Batch of the groups' P G completions with the log probabilities of the weights that
+    sampled them, and what to log of those."""
+    completions = [c for group in groups for c in group.completions]
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    batch = make_batch(prompts, completions, parallel.device())
+    logprobs, batch.entropy = compute_logprobs(policy, batch)
+    batch.old_logprobs = logprobs if args.old_logprobs == "trainer" else batch.sampler_logprobs
+    if reference:
+        batch.ref_logprobs, _ = compute_logprobs(reference, batch)
+    metrics = log.agreement(logprobs, batch)
+    metrics["policy/entropy"] = batch.entropy[batch.mask].mean().item()
+    if args.mask_truncated:
+        truncated = torch.tensor([c.truncated for c in completions], device=parallel.device())
+        batch.mask &= ~truncated[:, None]
+    return batch, metrics
+
+
+def rewards_of(groups, batch, args):
+    """-> rewards [P, G]. With --overlong_penalty (DAPO, eq. 13) they fall linearly, by up to 1,
+    over the last so many tokens before the limit."""
+    rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
+    if not args.overlong_penalty:
+        return rewards
+    over = batch.completion_len - (args.max_tokens - args.overlong_penalty)
+    return rewards - (over / args.overlong_penalty).clamp(0, 1).view_as(rewards)
+
+
+def evaluate(sampler, tokenizer, test_set, args, rollout):
+    """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights."""
+    def rows_of(problems, engine):
+        rows, _ = sample(sampler, tokenizer, problems, args.eval_samples, template=args.template,
+                         seed=seed_of("eval", rollout, engine), temperature=args.temperature,
+                         max_tokens=args.max_tokens)
+        return rows
+    rows = parallel.map_over_engines(rows_of, test_set, args.tp)
+    scores = summarise(rows, powers_of_two(args.eval_samples))
+    return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
 
 # ---------------------------------------------------------------------------- one optimizer step
 
-def update(policy, optimizer, schedule, batch, method, hp, args, only=every_token):
-    """One optimizer step. Returns its metrics; raises FloatingPointError, with nothing changed, where loss or
-    gradient is not finite."""
+def minibatches(batch, method, args, rollout):
+    """The completions of each optimizer step, and the tokens among them: a shuffled S-th of the
+    rollout each, once for every pass of the method."""
+    shares = shuffled_shares(len(batch.ids), args.steps_per_rollout, args.seed, rollout)
+    for token_filter in method.passes:
+        for share in shares:
+            minibatch = batch.rows(share.to(batch.ids.device))
+            if minibatch.mask.any():  # or --mask_truncated left nothing: counted in optim/skipped
+                yield minibatch, token_filter
+
+
+def update(policy, optimizer, schedule, minibatch, method, args, token_filter=losses.every_token):
+    """One optimizer step. Returns its metrics. Raises NotFinite, with nothing changed, where loss
+    or gradient is not finite."""
     optimizer.zero_grad(set_to_none=True)
-    metrics = backward(policy, batch, method, hp, args.max_tokens, only, args.entropy_coef, tis_cap=args.tis_cap, kl_coef=args.kl_coef)
-    metrics["grad_norm"] = parallel.full(torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm))
+    metrics = backward(policy, minibatch, method, args.max_tokens, token_filter,
+                       args.entropy_coef, tis_cap=args.tis_cap, kl_coef=args.kl_coef)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+    metrics["grad_norm"] = parallel.full(norm)
     if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
-        raise FloatingPointError(f"loss {metrics['loss'].item()}, gradient norm {metrics['grad_norm'].item()}")
+        raise NotFinite(f"optimizer step {schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
+                        f"gradient norm {metrics['grad_norm'].item()}", minibatch)
     optimizer.step()
     metrics["lr"] = torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
     schedule.step()
     return metrics
 
 
-# ---------------------------------------------------------------------------- one rollout
+# ---------------------------------------------------------------------------- the run
 
-def sample_groups(sampler, tokenizer, train_set, args, rollout, times):
-    """-> the P groups to learn from and the others, each (problem, prompt, completions, texts, rewards), and what the
-    verifier counted.
+def load_policy(args, method, tokenizer, eos, problem, resumed_from):
+    """-> the policy, the reference of --kl_coef (or None), the optimizer and its schedule."""
+    from engine import loading
+    torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
+    probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
+    settings = dict(temperature=args.temperature, dtype=args.dtype, offload=args.offload,
+                    longest=args.max_prompt_tokens + args.max_tokens)
+    # adapters come with trainer.pt, on top of the initial weights
+    folder = args.model if args.lora_rank or not resumed_from else resumed_from
+    reference = None
+    try:
+        policy = loading.load(
+            folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
+            lora_rank=args.lora_rank, activation_checkpointing=args.activation_checkpointing,
+            **settings)
+        args.tokens_per_micro_batch = policy.budget
+        if args.kl_coef:
+            reference = loading.load(args.model, eos, probe, budget=policy.budget, **settings)
+            reference.requires_grad_(False)
+    except ValueError as e:
+        cli.refuse(f"--model {args.model} {e}")
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay,
+                                  fused=True)
+    steps = args.rollouts * args.steps_per_rollout * len(method.passes)
+    factor = loading.lr_factor(args.warmup, args.schedule, steps)
+    return policy, reference, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
-    With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced, from other problems,
-    up to --max_refills times; what is still missing then is filled up with them, so that the batch keeps its size."""
-    mixed, uniform, counters = [], [], Counter()
-    for attempt in range(1 + args.max_refills):
-        if attempt and len(mixed) >= args.problems_per_rollout:
-            break
-        own = Counter()
-
-        def sampled(problems, engine):  # this rank's share of them
-            prompts = [data.encode(tokenizer, p, args.template) for p in problems]
-            if (longest := max(map(len, prompts))) > args.max_prompt_tokens:
-                raise RunFailed(f"a prompt of {longest} tokens is longer than --max_prompt_tokens {args.max_prompt_tokens}")
-            with log.timed(times, "sample"):
-                groups = sampler.sample(prompts, args.group_size, seed=seed_of(args.seed, rollout, attempt, engine),
-                                        temperature=args.sampler_temperature, max_tokens=args.max_tokens)
-            with log.timed(times, "reward"):
-                texts = [[data.decode(tokenizer, c, prompt) for c in g] for prompt, g in zip(prompts, groups)]
-                rewards, counted = grade(problems, texts)
-            own.update(counted)
-            return list(zip(problems, prompts, groups, texts, rewards))
-
-        problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        for group in parallel.spread(sampled, problems, args.tp):
-            (mixed if len(set(group[-1])) > 1 else uniform).append(group)
-        for counted in parallel.gather(own)[::args.tp]:
-            slowest = max(counters["seconds_max"], counted.pop("seconds_max"))
-            counters.update(counted)
-            counters["seconds_max"] = slowest
-    groups = mixed + uniform
-    return groups[:args.problems_per_rollout], groups[args.problems_per_rollout:], counters
-
-
-def collect(policy, reference, sampler, tokenizer, train_set, args, rollout, times):
-    """Samples, grades and scores one rollout -> batch [N = P G], rewards [P, G], what to log of it, some completions."""
-    groups, spare, counters = sample_groups(sampler, tokenizer, train_set, args, rollout, times)
-    completions = [c for group in groups for c in group[2]]
-    batch = make_batch([prompt for _, prompt, cs, _, _ in groups for _ in cs], completions, parallel.device())
-    with log.timed(times, "logp"):
-        logprobs, batch.entropy = score(policy, batch)
-        batch.old_logprobs = logprobs if args.old_logprobs == "trainer" else batch.sampler_logprobs
-        if reference:
-            batch.ref_logprobs, _ = score(reference, batch)
-    rewards = torch.tensor([group[4] for group in groups], device=parallel.device())
-    metrics = dict(log.outcome(groups + spare), **log.agreement(logprobs, batch),
-                   **{f"grader/{k}": v for k, v in counters.items()})
-    metrics["policy/entropy"] = batch.entropy[batch.mask].mean().item()
-    if args.overlong_penalty:  # DAPO eq. 13: 0, then falling linearly to -1 at the limit
-        over = batch.completion_len - (args.max_tokens - args.overlong_penalty)
-        rewards = rewards - (over / args.overlong_penalty).clamp(0, 1).view_as(rewards)
-    if args.mask_truncated:
-        batch.mask &= ~torch.tensor([c.truncated for c in completions], device=parallel.device())[:, None]
-    samples = [dict(prompt=tokenizer.decode(prompt), completion=text, answer=problem["answer"], reward=problem["reward"], score=reward,
-                    tokens=len(c.tokens), truncated=c.truncated)
-               for problem, prompt, cs, texts, graded in groups[:2] for c, text, reward in list(zip(cs, texts, graded))[:2]]
-    return batch, rewards, metrics, samples
-
-
-# ---------------------------------------------------------------------------- the run's folder
-
-def start_run(args, method, hp, resumed_at=None):
-    """-> the run's folder, which belongs to this process from here on. A new run gets one that no other has, with
-    config.json: flags, versions, commit. A resumed one has its logs set back to rollout `resumed_at`, None being its start."""
-    out, name, taken = default_out(args), default_out(args).name, 1
-    while True:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            checkpoint.lock(out)
-            if args.resume:
-                checkpoint.rewind(out, resumed_at)
-            else:
-                (out / "metrics.jsonl").open("x").close()
-            break
-        except (FileExistsError, BlockingIOError) as e:
-            if args.out or args.resume:
-                refuse(f"--out {out} " + ("already holds a run; --resume continues it, or give another folder" if isinstance(e, FileExistsError)
-                                          else "is another process's at this moment"))
-            out = out.with_name(f"{name}.{(taken := taken + 1)}")
-        except OSError as e:
-            refuse(f"--out {out} cannot be written: {e.strerror}")
-    config = dict(flags=flags_of(args), method=losses.describe(args.loss, method, hp), hyperparameters=hp, command=sys.argv,
-                  versions=log.versions(), git=log.commit(), id=uuid.uuid4().hex, before=[])  # the id is Weights & Biases'
-    if resumed_at is not None:
-        last = json.loads((out / "config.json").read_text())
-        config.update(id=last["id"], before=last.pop("before") + [dict(last, until_rollout=resumed_at)])
-    checkpoint.write(out / "config.json", json.dumps(config, indent=1))
-    return out
-
-
-# ---------------------------------------------------------------------------- the loop
 
 def main(argv=None):
+    args, method = parse_args(argv)
     parallel.start()
-    args, method, hp = parse_args(argv, __doc__)
+    train_set, test_set, left_out = cli.load_data(args)
+
+    # ---- the policy, its optimizer, and a sampler of the same weights. What takes seconds to
+    # import is imported here: flags and data are right
+    from transformers.utils.logging import disable_progress_bar
+
+    from data import tiny
+    from experiment import check
+    from experiment.run import Run, banner, newest_checkpoint
     disable_progress_bar()  # of loading and saving: the run's own bar is enough
-    train_set, test_set, left_out = load_data(args)
     if args.model is None:
-        args.model = parallel.first_says(tiny.base_model)
-    tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
-    found = parallel.first_says(partial(checkpoint.newest, default_out(args))) if args.resume else None
+        args.model = parallel.on_rank0(tiny.base_model)
+    tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
+    resumed_from = newest_checkpoint(args)
+    policy, reference, optimizer, schedule = load_policy(args, method, tokenizer, eos,
+                                                         train_set[0], resumed_from)
 
-    # ---- the policy, its optimizer, and a sampler of the same weights
-    torch.manual_seed(args.seed)  # of LoRA's first adapters
-    ids = data.encode(tokenizer, train_set[0], args.template)[:64]
-    probe = make_batch([[eos[0]]] * 4, [Completion(ids[:max(1, n)], [0.0], False) for n in (len(ids), len(ids) // 2, len(ids) // 3, 1)])
-    loading = dict(temperature=args.temperature, dtype=args.dtype, longest=args.max_prompt_tokens + args.max_tokens, offload=args.offload)
-    try:
-        policy = load(args.model if args.lora_rank or not found else found, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-                      lora_rank=args.lora_rank, activation_checkpointing=args.activation_checkpointing, **loading)
-        args.tokens_per_micro_batch = policy.budget
-        reference = load(args.model, eos, probe, budget=policy.budget, **loading).requires_grad_(False) if args.kl_coef else None
-    except ValueError as e:
-        refuse(f"--model {args.model} {e}")
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=args.lr, weight_decay=args.weight_decay, fused=True)
-    steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(args.warmup, args.schedule, steps))
-
-    # what a run is besides its weights; checkpoints hold all of it
-    run = dict(rollout=0, sampled=0, best=None, pending=[], state={}, totals={}, optimizer_steps=0)
-    if found:
-        run.update(checkpoint.restore(found, policy, optimizer))
-        schedule.last_epoch = run["optimizer_steps"]
-        for group in optimizer.param_groups:  # as the flags are now: --force may have changed them
-            group.update(lr=args.lr * schedule.lr_lambdas[0](schedule.last_epoch), initial_lr=args.lr, weight_decay=args.weight_decay)
-        if any(args.saved[name] != args.given[name] for name in ("loss", "advantage")):
-            run["state"] = {}  # another method's averages
-    state = run["state"]  # the method's own, FADE's averages
-    pending = deque((Batch(**b).to(parallel.device()), r.to(parallel.device()), *rest) for b, r, *rest in run["pending"])  # not yet learnt from
-    totals = Counter(run["totals"])  # optimizer steps, generated tokens, seconds and floating-point operations so far
-    sampled, best = run["sampled"], run["best"]
-
-    out = None if args.check else parallel.first_says(lambda: start_run(args, method, hp, run["rollout"] if found else None))
-    sequences = args.problems_per_rollout * args.group_size
-    say(f"model    {args.model}\nmethod   {losses.describe(args.loss, method, hp)}\n"
-        f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = {sequences} sequences -> "
-        f"{args.steps_per_rollout * len(method.passes)} optimizer steps of {sequences // args.steps_per_rollout}\n"
-        f"passes   of at most {policy.budget} tokens{', packed' * policy.packed}, on {parallel.world()} rank{'s' * (parallel.world() > 1)}\n"
-        f"folder   {out or 'none: --check keeps nothing'}{', from rollout ' + str(run['rollout']) if args.resume else ''}\n"
-        "A loss near 0 is as it should be: advantages sum to about 0. Watch reward and the held-out mean@n.")
-    sampler = make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos, memory=args.gpu_memory_utilization,
-                           max_length=args.max_prompt_tokens + args.max_tokens, tp=args.tp)
+    def load_sampler():
+        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+                            memory=args.gpu_memory_utilization, tp=args.tp,
+                            max_length=args.max_prompt_tokens + args.max_tokens)
     if args.check:
-        right = check.table(args, policy, sampler, tokenizer, eos, train_set, test_set, method, hp, left_out)
-        sampler.close()
-        parallel.stop()
-        sys.exit(0 if right else 1)
-    if found:
-        sampler.load_weights(parallel.weights(policy))
-    head, parameters = policy.model.get_output_embeddings().weight, sum(p.numel() for p in policy.parameters())
-    first_head = head_of(args.model) if args.rank_every else None
+        cli.say(banner(args, method, policy, None, 0))
+        sys.exit(check.run(args, method, policy, load_sampler(), tokenizer, eos, train_set,
+                           test_set, left_out))
 
-    def held_out(rollout):
-        def share(problems, engine):
-            return sample(sampler, tokenizer, problems, args.eval_samples, seed=seed_of("eval", rollout, engine), template=args.template,
-                          temperature=args.temperature, max_tokens=args.max_tokens)[0]
-        scores = summarise(parallel.spread(share, test_set, args.tp), powers_of_two(args.eval_samples))
-        return {f"eval/{args.eval_data or args.data}/{name}": value for name, value in scores.items()}
-
-    first = parallel.rank() == 0
-    book = log.Log(out, args) if first else None
-    stopping, bar = [], tqdm(total=args.rollouts, initial=run["rollout"], unit="rollout", dynamic_ncols=True, disable=not first, leave=False)
-
-    def write(record, samples=()):
-        if first:
-            book.write(record, samples)
-            bar.write(log.line(record))
-
-    if args.eval_every and not found:
-        began = time.perf_counter()
-        write(dict(rollout=0, **held_out(0), **{"time/rollout": time.perf_counter() - began}))
-
-    asked = []  # signals that asked for the end of the run
-
-    def note(number, _):
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        os.write(2, b"\ntrain.py: saving and stopping after this rollout; once more stops at once\n")  # print may be what was interrupted
-    handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    for rollout in range(run["rollout"] + 1, args.rollouts + 1):
-        times = Counter()
-        began = time.perf_counter()
-        torch.manual_seed(seed_of("rollout", args.seed, rollout))  # so that a method that draws numbers can be resumed, too
-
-        # ---- sample, grade, score: as many rollouts ahead as --rollout_lag says
-        while sampled < min(rollout + args.rollout_lag, args.rollouts):
-            pending.append(collect(policy, reference, sampler, tokenizer, train_set, args, sampled, times))
-            sampled += 1
-        sampler.sleep()
-        batch, rewards, metrics, samples = pending.popleft()
-
-        # ---- advantages
-        state["entropy"] = metrics["policy/entropy"]
-        if args.save_rollouts and first:
-            checkpoint.save_rollout(out, rollout, batch=asdict(batch), rewards=rewards, state=dict(state), flags=flags_of(args), hp=hp)
-        advantages = group_advantages(method, rewards, state, **hp)  # [P, G]
-        batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
-
-        # ---- optimizer steps, each on its own share of the completions
-        before = head.detach().clone()
-        shuffle = torch.Generator().manual_seed(seed_of("shuffle", args.seed, rollout))
-        shares = torch.randperm(sequences, generator=shuffle).to(parallel.device()).chunk(args.steps_per_rollout)
-        records = []
-        with log.timed(times, "update"):
-            for only in method.passes:
-                for share in shares:
-                    rows = batch.rows(share)
-                    if not rows.mask.any():
-                        continue  # all of it truncated, under --mask_truncated: counted in optim/skipped
-                    try:
-                        records.append(update(policy, optimizer, schedule, rows, method, hp, args, only))
-                    except FloatingPointError as e:
-                        if first:
-                            torch.save(asdict(rows), out / "failed_batch.pt")
-                        raise RunFailed(f"rollout {rollout}, optimizer step {totals['step'] + len(records) + 1}: {e}; "
-                                        f"its batch is in {out / 'failed_batch.pt'}") from None
-
-        # ---- weights to the sampler
-        with log.timed(times, "sync"):
-            sampler.wake()
+    with Run(args, method, policy, optimizer, schedule, tokenizer, resumed_from) as run:
+        sampler = load_sampler()
+        if resumed_from:
             sampler.load_weights(parallel.weights(policy))
+        elif args.eval_every:
+            run.log_evaluation(evaluate(sampler, tokenizer, test_set, args, 0))
 
-        # ---- evaluate, log, save
-        if args.eval_every and (rollout % args.eval_every == 0 or rollout == args.rollouts):
-            with log.timed(times, "eval"):
-                metrics.update(held_out(rollout))
-        metrics.update(log.advantages(advantages, batch))
-        metrics.update({f"adv/{name}": value for name, value in state.items() if name != "entropy"})
-        metrics.update({**log.optimizer_steps(records), "policy/entropy": metrics["policy/entropy"]})
-        metrics["optim/skipped"] = len(shares) * len(method.passes) - len(records)
-        metrics["optim/update_ratio"] = (parallel.full((head - before).norm()) / parallel.full(before.norm())).item()  # of the LM head
-        if args.rank_every and rollout % args.rank_every == 0:
-            metrics["optim/head_rank1_share"] = log.rank1_share(parallel.full(head.detach()).cpu() - first_head)
-        seconds = time.perf_counter() - began
-        read = int((batch.prompt_len + batch.completion_len).sum())  # 2 operations a parameter forward, 4 back
-        passes = 2 + 6 * len(method.passes) + 2 * bool(reference)
-        totals.update(step=len(records), tokens=metrics["len/sum"], seconds=seconds, flops=passes * parameters * read)
-        write(dict(rollout=rollout, **totals, **metrics, **times, **{
-            "time/rollout": seconds, "perf/tokens_per_s": metrics["len/sum"] / seconds, "perf/mem_peak_gb": parallel.peak_memory() / 1e9}), samples)
-        bar.update()
-        stopping = sum(parallel.gather(asked), []) if rollout < args.rollouts else []
-        if stopping or rollout == args.rollouts or args.save_every and rollout % args.save_every == 0:
-            score_here = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
-            if score_here is not None and (best is None or score_here > best["score"]):
-                best = dict(rollout=rollout, score=score_here)
-            checkpoint.save(out, rollout, policy, tokenizer, optimizer, args.keep, best, sampled=sampled, optimizer_steps=schedule.last_epoch,
-                            state=state, totals=dict(totals), pending=[(asdict(b), *rest) for b, *rest in pending])
-        if stopping:
-            break
+        for rollout in run.rollouts():
+            # ---- sample P problems x G completions, grade them, score every token
+            for number in run.to_sample():  # --rollout_lag rollouts ahead
+                groups, metrics = sample_and_grade(sampler, tokenizer, train_set, args, number,
+                                                   run.timed)
+                with run.timed("logp"):
+                    batch, gaps = score(policy, reference, groups, args)
+                run.pending.append((batch, rewards_of(groups, batch, args), {**metrics, **gaps},
+                                    log.examples(groups, tokenizer)))
+            sampler.sleep()
+            batch, rewards, metrics, samples = run.pending.popleft()
 
-    bar.close()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    if first and not stopping:
-        figures.curves(analyze.grouped(analyze.read(out)), out / "curves.png")
-    say(f"stopped by a signal; train.py --out {out} --resume continues" if stopping else
-        f"done: {out / 'curves.png'}, {out / 'metrics.jsonl'}, {out / 'checkpoints'}")
+            # ---- advantages
+            run.state["entropy"] = metrics["policy/entropy"]
+            run.keep_rollout(batch, rewards)
+            advantages = group_advantages(method, rewards, run.state)  # [P, G]
+            batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
+
+            # ---- S optimizer steps, each on its own share of the completions
+            with run.timed("update"):
+                steps = [update(policy, optimizer, schedule, minibatch, method, args, token_filter)
+                         for minibatch, token_filter in minibatches(batch, method, args, rollout)]
+
+            # ---- weights to the sampler
+            with run.timed("sync"):
+                sampler.wake()
+                sampler.load_weights(parallel.weights(policy))
+
+            # ---- evaluate, log, save
+            if run.due(args.eval_every):
+                with run.timed("eval"):
+                    metrics.update(evaluate(sampler, tokenizer, test_set, args, rollout))
+            run.log(batch, advantages, steps, metrics, samples)
+            run.save(metrics)
+
     sampler.close()  # before the process group
     parallel.stop()
-    if stopping:
-        sys.exit(128 + stopping[0])
+    if run.signals:
+        sys.exit(128 + run.signals[0])
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 def base():
     """The folder of the embedded base: from the cache, or built (about two and a half minutes)."""
     from data import tiny
+
     return tiny.base_model()
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     from data import tiny
+
     return tiny.tokenizer()
 
 
@@ -39,4 +41,5 @@ def small(tmp_path_factory):
         for part in (model, tok):
             part.save_pretrained(folder)
         return str(folder)
+
     return make

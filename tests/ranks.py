@@ -1,12 +1,16 @@
-"""What tests/test_parallel.py runs on one rank and on two: a given rollout, four optimizer steps of a method each.
+"""What tests/test_parallel.py runs on one rank and on two: a given rollout, four optimizer steps
+of a method each.
 
-    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32] [packed] [checkpointing] [lora]
+    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
+    [packed] [checkpointing] [lora]
 
-In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that is all rounding (that
-of the keys' biases is), so that in float32 no two orders of summation stay together.
+In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
+is all rounding (that of the keys' biases is), so that in float32 no two orders of summation stay
+together.
 
-The completions have uneven lengths and there are 4 problems x 6 of them, in steps of 6: a budget of 60 tokens makes odd
-numbers of micro-batches, and the last step has a single completion that counts, which leaves a rank without any work.
+The completions have uneven lengths and there are 4 problems x 6 of them, in steps of 6: a budget
+of 60 tokens makes odd numbers of micro-batches, and the last step has a single completion that
+counts, which leaves a rank without any work.
 """
 
 import sys
@@ -15,12 +19,14 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import parallel  # noqa: E402
-import policy  # noqa: E402
-import settings  # noqa: E402
-import train  # noqa: E402
-from losses import METHODS, group_advantages  # noqa: E402
-from sampler import Completion, make_sampler, seed_of  # noqa: E402
+import train
+from engine import (
+    loading,
+    parallel,
+    policy,
+)
+from engine.sampler import Completion, make_sampler, seed_of
+from losses import METHODS, group_advantages
 
 
 def rollout(vocabulary):
@@ -28,37 +34,80 @@ def rollout(vocabulary):
 
     def ids(n):
         return torch.randint(5, vocabulary, (n,), generator=g).tolist()
+
     lengths = [(4 + i % 3, 1 + (7 * i) % 13) for i in range(24)]
-    return policy.make_batch([ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths])
+    return policy.make_batch(
+        [ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths]
+    )
 
 
 def load(model, options=()):
     probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
     torch.manual_seed(0)
-    return policy.load(model, [1], probe, budget=60, temperature=1.0, dtype="float32", packed="packed" in options,
-                       activation_checkpointing="checkpointing" in options, lora_rank=4 * ("lora" in options))
+    return loading.load(
+        model,
+        [1],
+        probe,
+        budget=60,
+        temperature=1.0,
+        dtype="float32",
+        packed="packed" in options,
+        activation_checkpointing="checkpointing" in options,
+        lora_rank=4 * ("lora" in options),
+    )
 
 
 def run(model, name, options):
-    args, method, hp = settings.parse_args(["--loss", name, "--model", model, "--lr", "1e-5" if "float32" in options else "1e-3", "--max_tokens", "13", "--warmup", "2",
-                                            "--problems_per_rollout", "4", "--group_size", "6", "--steps_per_rollout", "4", "--entropy_coef", "0.01"])
+    args, method = train.parse_args(
+        [
+            "--loss",
+            name,
+            "--model",
+            model,
+            "--lr",
+            "1e-5" if "float32" in options else "1e-3",
+            "--max_tokens",
+            "13",
+            "--warmup",
+            "2",
+            "--problems_per_rollout",
+            "4",
+            "--group_size",
+            "6",
+            "--steps_per_rollout",
+            "4",
+            "--entropy_coef",
+            "0.01",
+        ]
+    )
     p = load(model, options)
     if "float32" not in options:
         p.double()
     batch = rollout(101)
-    logprobs, batch.entropy = policy.score(p, batch)
+    logprobs, batch.entropy = policy.compute_logprobs(p, batch)
     g = torch.Generator().manual_seed(2)
     batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
     batch.sampler_logprobs = batch.old_logprobs
     rewards = (torch.rand(4, 6, generator=g) < 0.5).float()
-    batch.advantages = group_advantages(method, rewards, dict(entropy=1.0), **hp).view(-1, 1).expand(batch.mask.shape)
+    batch.advantages = (
+        group_advantages(method, rewards, dict(entropy=1.0)).view(-1, 1).expand(batch.mask.shape)
+    )
     batch.mask[18:23] = False
-    optimizer = torch.optim.AdamW([x for x in p.parameters() if x.requires_grad], lr=args.lr, fused=True)
+    optimizer = torch.optim.AdamW(
+        [x for x in p.parameters() if x.requires_grad], lr=args.lr, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 3))
     told = []
-    for only in method.passes:
+    for token_filter in method.passes:
         for share in torch.arange(24).chunk(4):
-            told.append({k: float(v) for k, v in train.update(p, optimizer, schedule, batch.rows(share), method, hp, args, only).items()})
+            told.append(
+                {
+                    k: float(v)
+                    for k, v in train.update(
+                        p, optimizer, schedule, batch.rows(share), method, args, token_filter
+                    ).items()
+                }
+            )
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})
 
 
@@ -75,9 +124,21 @@ def main(model, out, names, sampler="-", *options):
                 weight.mul_(1.1)
         engine.load_weights(parallel.weights(p))
         prompts = [[10, 11, 12 + i] for i in range(5)]
-        groups = parallel.spread(lambda share, e: engine.sample(share, 4, seed=seed_of(e), temperature=1.0, max_tokens=8), prompts)
-        batch = policy.make_batch([q for q, gs in zip(prompts, groups) for _ in gs], [c for gs in groups for c in gs])
-        results["gap"] = (policy.score(p, batch)[0] - batch.sampler_logprobs)[batch.mask].abs().max().item()
+        groups = parallel.map_over_engines(
+            lambda share, e: engine.sample(
+                share, 4, seed=seed_of(e), temperature=1.0, max_tokens=8
+            ),
+            prompts,
+        )
+        batch = policy.make_batch(
+            [q for q, gs in zip(prompts, groups) for _ in gs], [c for gs in groups for c in gs]
+        )
+        results["gap"] = (
+            (policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs)[batch.mask]
+            .abs()
+            .max()
+            .item()
+        )
         engine.close()
     if parallel.rank() == 0:
         torch.save(results, out)

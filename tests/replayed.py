@@ -1,6 +1,7 @@
-"""train.py with the rollouts of another run, as --save_rollouts kept them, in place of its own samples.
+"""train.py with the rollouts of another run, as --save_rollouts kept them, in place of its own
+samples.
 
-    python tests/replayed.py RUN/rollouts --out DIR --resume
+python tests/replayed.py RUN/rollouts --out DIR --resume
 """
 
 import sys
@@ -9,16 +10,21 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import train  # noqa: E402
-from policy import Batch  # noqa: E402
+import train
+from engine.policy import Batch
 
 if __name__ == "__main__":
-    folder, own = Path(sys.argv[1]), train.collect
+    folder, sample_and_grade = Path(sys.argv[1]), train.sample_and_grade
+    saved = {}
 
-    def collect(policy, reference, sampler, tokenizer, train_set, args, rollout, times):
-        batch, rewards, metrics, samples = own(policy, reference, sampler, tokenizer, train_set, args, rollout, times)
-        saved = torch.load(folder / f"rollout_{rollout + 1:06d}.pt", weights_only=False)
-        metrics["policy/entropy"] = saved["state"]["entropy"]
-        return Batch(**saved["batch"]), saved["rewards"], metrics, samples
-    train.collect = collect
+    def sampled(sampler, tokenizer, train_set, args, rollout, timed):
+        path = folder / f"rollout_{rollout + 1:06d}.pt"
+        saved.update(torch.load(path, weights_only=False))
+        return sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed)
+
+    def scored(policy, reference, groups, args):
+        return Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}
+
+    train.sample_and_grade, train.score = sampled, scored
+    train.rewards_of = lambda groups, batch, args: saved["rewards"]
     train.main(sys.argv[2:])

@@ -1,4 +1,5 @@
-"""train.py --check: every row is right for the embedded base, and fails when what it looks at is broken."""
+"""train.py --check: every row is right for the embedded base, and fails when what it looks at is
+broken."""
 
 import json
 import time
@@ -6,12 +7,12 @@ import time
 import pytest
 import torch
 
-import check
 import losses
-import parallel
-import policy
 import train
-from sampler import TransformersSampler, default_kind
+from engine import parallel, policy
+from engine.hf_sampler import TransformersSampler
+from engine.sampler import default_kind
+from experiment import check
 from test_parallel import torchrun
 
 FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems 16".split()
@@ -21,7 +22,9 @@ def table(capsys, *flags):
     """-> exit code, {what: (right, figure)} of the rows."""
     with pytest.raises(SystemExit) as stop:
         train.main([*FLAGS, *flags])
-    said = [line for line in capsys.readouterr().out.splitlines() if line[:6] in (" ok   ", "FAIL  ")]
+    said = [
+        line for line in capsys.readouterr().out.splitlines() if line[:6] in (" ok   ", "FAIL  ")
+    ]
     return stop.value.code, {line[6:].split(":")[0]: line.startswith(" ok") for line in said}
 
 
@@ -45,8 +48,14 @@ def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_pa
 
 def test_a_stale_head(base, capsys, monkeypatch):
     own = TransformersSampler.load_weights
-    monkeypatch.setattr(TransformersSampler, "load_weights", lambda self, weights: own(self, [(n, w) for n, w in weights if n != "lm_head.weight"]))
-    assert failing(capsys) == ["log probabilities of sampler and trainer, after two more weight syncs"]
+    monkeypatch.setattr(
+        TransformersSampler,
+        "load_weights",
+        lambda self, weights: own(self, [(n, w) for n, w in weights if n != "lm_head.weight"]),
+    )
+    assert failing(capsys) == [
+        "log probabilities of sampler and trainer, after two more weight syncs"
+    ]
 
 
 @pytest.mark.parametrize("lost", ["everything", "the head", "a layer", "the second sync"])
@@ -55,17 +64,33 @@ def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeyp
 
     def load_weights(self, weights):
         calls.append(1)
-        keep = dict(zip(["everything", "the head", "a layer", "the second sync"],
-                        [lambda n: False, lambda n: "lm_head" not in n, lambda n: "layers.1." not in n, lambda n: len(calls) == 1]))[lost]
+        keep = dict(
+            zip(
+                ["everything", "the head", "a layer", "the second sync"],
+                [
+                    lambda n: False,
+                    lambda n: "lm_head" not in n,
+                    lambda n: "layers.1." not in n,
+                    lambda n: len(calls) == 1,
+                ],
+            )
+        )[lost]
         own(self, [(n, w) for n, w in weights if keep(n)])
+
     assert failing(capsys, "--dtype", "bfloat16") == []
     monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
-    assert failing(capsys, "--dtype", "bfloat16") == ["log probabilities of sampler and trainer, after two more weight syncs"]
+    assert failing(capsys, "--dtype", "bfloat16") == [
+        "log probabilities of sampler and trainer, after two more weight syncs"
+    ]
 
 
 def test_a_wrong_temperature(base, capsys, monkeypatch):
     own = TransformersSampler.generate
-    monkeypatch.setattr(TransformersSampler, "generate", lambda self, prompts, temperature, *rest: own(self, prompts, 1.0, *rest))
+    monkeypatch.setattr(
+        TransformersSampler,
+        "generate",
+        lambda self, prompts, temperature, *rest: own(self, prompts, 1.0, *rest),
+    )
     assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7"]
 
 
@@ -76,8 +101,12 @@ def test_other_weights_in_the_sampler(base, capsys, monkeypatch):
         own(self, *args, **kw)
         with torch.no_grad():
             self.model.get_output_embeddings().weight.mul_(1.05)
+
     monkeypatch.setattr(TransformersSampler, "__init__", init)
-    assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7", "log probabilities of sampler and trainer, first weights"]
+    assert failing(capsys) == [
+        "log probabilities of sampler and trainer, T = 0.7",
+        "log probabilities of sampler and trainer, first weights",
+    ]
 
 
 def test_missing_eos(base, capsys, monkeypatch):
@@ -86,41 +115,71 @@ def test_missing_eos(base, capsys, monkeypatch):
     def generate(self, *args):
         out = own(self, *args)
         for c in out:
-            c.tokens, c.logprobs = (c.tokens[:-1], c.logprobs[:-1]) if not c.truncated else (c.tokens, c.logprobs)
+            c.tokens, c.logprobs = (
+                (c.tokens[:-1], c.logprobs[:-1]) if not c.truncated else (c.tokens, c.logprobs)
+            )
         return out
+
     monkeypatch.setattr(TransformersSampler, "generate", generate)
     assert "completions end with one of 1 '<eos>'" in failing(capsys)
     monkeypatch.undo()
-    assert "completions end with one of 1 '<eos>'" in failing(capsys, "--max_tokens", "6")  # none can end
+    assert "completions end with one of 1 '<eos>'" in failing(
+        capsys, "--max_tokens", "6"
+    )  # none can end
 
 
 def file_of(tmp_path, answers):
     path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(dict(prompt=f"{i}=", answer=answer, reward="math")) + "\n" for i, answer in enumerate(answers)))
+    path.write_text(
+        "".join(
+            json.dumps(dict(prompt=f"{i}=", answer=answer, reward="math")) + "\n"
+            for i, answer in enumerate(answers)
+        )
+    )
     return str(path)
 
 
 def test_a_gold_answer_that_does_not_parse(base, capsys, tmp_path):
     broken = file_of(tmp_path, ["123454321"] * 19 + ["\\frac{1}{"])
     # the base solves none of these either, which is another row's business
-    assert failing(capsys, "--data", broken, "--eval_every", "0") == ["gold answers grade themselves right", "some completions are right and some wrong"]
+    assert failing(capsys, "--data", broken, "--eval_every", "0") == [
+        "gold answers grade themselves right",
+        "some completions are right and some wrong",
+    ]
     whole = file_of(tmp_path, ["123454321"] * 20)
-    assert failing(capsys, "--data", whole, "--eval_every", "0") == ["some completions are right and some wrong"]
+    assert failing(capsys, "--data", whole, "--eval_every", "0") == [
+        "some completions are right and some wrong"
+    ]
 
 
 def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
-    monkeypatch.setattr(check, "wrong_answer", lambda p: f"<answer>{'+'.join(map(str, p['answer']['nums']))}</answer>")
-    monkeypatch.setattr(check, "grade", lambda problems, texts: ([[1.0] * len(t) for t in texts], dict(unparsed_answer=0)))
-    assert failing(capsys) == ["a wrong answer grades as wrong", "some completions are right and some wrong"]
+    monkeypatch.setattr(
+        check,
+        "wrong_answer",
+        lambda p: f"<answer>{'+'.join(map(str, p['answer']['nums']))}</answer>",
+    )
+    monkeypatch.setattr(
+        check,
+        "grade",
+        lambda problems, texts: ([[1.0] * len(t) for t in texts], dict(unparsed_answer=0)),
+    )
+    assert failing(capsys) == [
+        "a wrong answer grades as wrong",
+        "some completions are right and some wrong",
+    ]
 
 
 def test_a_gradient_that_depends_on_the_split(base, capsys, monkeypatch):
-    monkeypatch.setattr(policy, "step_size", lambda mask, max_tokens: None)  # every micro-batch by its own denominators
+    monkeypatch.setattr(
+        policy, "step_size", lambda mask, max_tokens: None
+    )  # every micro-batch by its own denominators
     assert failing(capsys) == ["the gradient does not depend on the micro-batches"]
     monkeypatch.undo()
     assert failing(capsys, "--loss", "acpo") == []
     monkeypatch.delattr(losses.acpo, "whole_step")
-    assert failing(capsys, "--loss", "acpo") == ["the gradient does not depend on the micro-batches"]
+    assert failing(capsys, "--loss", "acpo") == [
+        "the gradient does not depend on the micro-batches"
+    ]
 
 
 def test_too_little_memory(base, capsys, monkeypatch):
@@ -130,5 +189,7 @@ def test_too_little_memory(base, capsys, monkeypatch):
 
 @pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
 def test_under_torchrun_with_vllm(base):
-    done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems", "16")
+    done = torchrun(
+        2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems", "16"
+    )
     assert done.stdout.count(" ok   ") == 9 and "all of it is as it should be" in done.stdout

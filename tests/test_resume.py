@@ -1,4 +1,5 @@
-"""Resuming: killed anywhere, a run ends as if it had not been; what is damaged is not used; what changes is said."""
+"""Resuming: killed anywhere, a run ends as if it had not been; what is damaged is not used; what
+changes is said."""
 
 import json
 import os
@@ -12,18 +13,26 @@ from pathlib import Path
 
 import pytest
 
-import checkpoint
 import train
 from conftest import ROOT
+from experiment import checkpoint
+from experiment.files import checkpoint_folders
 
-SMALL = ("--sampler transformers --rollouts 4 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --max_tokens 12 "
-         "--max_prompt_tokens 16 --lr 1e-4 --eval_every 2 --eval_problems 4 --eval_samples 2 --save_every 1 --schedule cosine --warmup 2").split()
+SMALL = (
+    "--sampler transformers --rollouts 4 --problems_per_rollout 4 --group_size 4 "
+    "--steps_per_rollout 2 --max_tokens 12 "
+    "--max_prompt_tokens 16 --lr 1e-4 --eval_every 2 --eval_problems 4 --eval_samples 2 "
+    "--save_every 1 --schedule cosine --warmup 2"
+).split()
 MEASURED = ("time/", "perf/", "seconds", "grader/seconds")
 
 
 def records(out):
     """metrics.jsonl without what a clock measured."""
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)} for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)}
+        for line in Path(out, "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def weights(out, rollout=4):
@@ -31,7 +40,13 @@ def weights(out, rollout=4):
 
 
 def command(*flags, **kw):
-    return subprocess.run([sys.executable, "train.py", *map(str, flags)], cwd=ROOT, capture_output=True, text=True, **kw)
+    return subprocess.run(
+        [sys.executable, "train.py", *map(str, flags)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        **kw,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +80,29 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     train.main(["--out", str(out), "--resume"])  # the run's own flags
     assert same(out, whole[0]) and "from rollout 1" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
-    assert config["before"][0]["until_rollout"] == 1 and config["id"] == json.loads((whole[0] / "config.json").read_text())["id"]
+    assert (
+        config["before"][0]["until_rollout"] == 1
+        and config["id"] == json.loads((whole[0] / "config.json").read_text())["id"]
+    )
     train.main(["--out", str(out), "--resume"])  # done already: nothing happens
     assert same(out, whole[0])
 
 
 @pytest.mark.parametrize("moments", [5])
 def test_killed_at_random_moments(whole, tmp_path, moments):
-    """SIGKILL, wherever it hits, and --resume from the very first start on. bench/kill.py has 20 moments and vLLM."""
+    """SIGKILL, wherever it hits, and --resume from the very first start on. bench/kill.py has 20
+    moments and vLLM."""
     out, rng, killed = tmp_path / "run", random.Random(7), 0
     began = time.monotonic()
     assert command(*whole[1], "--out", tmp_path / "timed").returncode == 0
     length = time.monotonic() - began
     for _ in range(moments):
-        process = subprocess.Popen([sys.executable, "train.py", *whole[1], "--out", str(out), "--resume"], cwd=ROOT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "train.py", *whole[1], "--out", str(out), "--resume"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             process.wait(rng.uniform(0.5, 1) * length)
         except subprocess.TimeoutExpired:
@@ -94,15 +117,33 @@ def test_killed_at_random_moments(whole, tmp_path, moments):
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "missing", "checksums"])
 def test_a_damaged_checkpoint_is_not_used(whole, tmp_path, damage, capsys):
     out = without(whole[0], tmp_path / "run", 4)
-    file = out / "checkpoints" / "rollout_000003" / ("checksums.json" if damage == "checksums" else "trainer.pt" if damage == "empty" else "model.safetensors")
+    file = (
+        out
+        / "checkpoints"
+        / "rollout_000003"
+        / (
+            "checksums.json"
+            if damage == "checksums"
+            else "trainer.pt"
+            if damage == "empty"
+            else "model.safetensors"
+        )
+    )
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4
-    {"truncated": lambda: file.write_bytes(content[:-100]), "empty": lambda: file.write_bytes(b""), "flipped": lambda: file.write_bytes(content),
-     "missing": file.unlink, "checksums": lambda: file.write_text("{")}[damage]()
+    {
+        "truncated": lambda: file.write_bytes(content[:-100]),
+        "empty": lambda: file.write_bytes(b""),
+        "flipped": lambda: file.write_bytes(content),
+        "missing": file.unlink,
+        "checksums": lambda: file.write_text("{"),
+    }[damage]()
     train.main(["--out", str(out), "--resume"])
     said = capsys.readouterr().out
     assert "rollout_000003 is damaged" in said and "from rollout 2" in said and same(out, whole[0])
-    assert (out / "checkpoints" / "damaged_rollout_000003").exists()  # and does not count as one of those kept
+    assert (
+        out / "checkpoints" / "damaged_rollout_000003"
+    ).exists()  # and does not count as one of those kept
 
 
 def test_with_keep_1_a_damaged_last_checkpoint_loses_nothing(whole, tmp_path):
@@ -111,7 +152,7 @@ def test_with_keep_1_a_damaged_last_checkpoint_loses_nothing(whole, tmp_path):
     for stray in ("rollout_000001.notes", "rollout_000009_backup"):
         (out / "checkpoints" / stray).write_text("mine")
     train.main(["--out", str(out), "--resume", "--keep", "1", "--rollouts", "4"])
-    assert same(out, whole[0]) and [p.name for p in checkpoint.folders(out)][-1] == "rollout_000004"
+    assert same(out, whole[0]) and [p.name for p in checkpoint_folders(out)][-1] == "rollout_000004"
     assert (out / "checkpoints" / "rollout_000001.notes").exists()
 
 
@@ -120,36 +161,81 @@ def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
     with open(out / "metrics.jsonl", "a") as file:
         file.write("garbage\n")
     train.main([*whole[1], "--out", str(out), "--resume"])
-    assert same(out, whole[0]) and "garbage" in (out / "metrics.jsonl.old").read_text()  # what there was is not thrown away
+    assert (
+        same(out, whole[0]) and "garbage" in (out / "metrics.jsonl.old").read_text()
+    )  # what there was is not thrown away
     out = tmp_path / "new"
     out.mkdir()
-    (out / "config.json").write_text('{"fla')  # killed while it was written, in a version that did not write aside
+    (out / "config.json").write_text(
+        '{"fla'
+    )  # killed while it was written, in a version that did not write aside
     train.main([*whole[1], "--out", str(out), "--resume"])
     assert same(out, whole[0])
 
 
 def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
-    for flags, named in (("--lr 1e-3", "--lr was 0.0001 and is now 0.001"), ("--loss grpo", "--loss was fade"), ("--seed 3", "--seed"),
-                         ("--delta_min 0.5", "--delta_min was 0.3 and is now 0.5"), ("--rollouts 9", "--rollouts"), ("--temperature 0.5", "--temperature")):
+    for flags, named in (
+        ("--lr 1e-3", "--lr was 0.0001 and is now 0.001"),
+        ("--loss grpo", "--loss was fade"),
+        ("--seed 3", "--seed"),
+        ("--delta_min 0.5", "--delta_min was 0.3 and is now 0.5"),
+        ("--rollouts 9", "--rollouts"),
+        ("--temperature 0.5", "--temperature"),
+    ):
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", str(out), "--resume", *flags.split()])
         said = capsys.readouterr().err
-        assert stop.value.code == 2 and named in said and "--force" in said and said.count("\n") == 1
+        assert (
+            stop.value.code == 2 and named in said and "--force" in said and said.count("\n") == 1
+        )
     train.main(["--out", str(out), "--resume", "--keep", "5", "--save_every", "3"])
-    assert "resuming, but --keep was 9 and is now 5" in capsys.readouterr().out and same(out, whole[0])
+    assert "resuming, but --keep was 9 and is now 5" in capsys.readouterr().out and same(
+        out, whole[0]
+    )
     out = without(whole[0], tmp_path / "other", 4)
-    train.main(["--out", str(out), "--resume", "--lr", "1e-3", "--loss", "grpo", "--temperature", "0.8", "--schedule", "constant", "--force"])
+    train.main(
+        [
+            "--out",
+            str(out),
+            "--resume",
+            "--lr",
+            "1e-3",
+            "--loss",
+            "grpo",
+            "--temperature",
+            "0.8",
+            "--schedule",
+            "constant",
+            "--force",
+        ]
+    )
     assert "--lr was" in capsys.readouterr().out and weights(out) != weights(whole[0])
-    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])  # what was forced is done
-    assert last["optim/lr"] == pytest.approx(1e-3) and "adv/fade_alpha" not in last and last["sampler/logp_absdiff_max"] < 1e-4
+    last = json.loads(
+        (out / "metrics.jsonl").read_text().splitlines()[-1]
+    )  # what was forced is done
+    assert (
+        last["optim/lr"] == pytest.approx(1e-3)
+        and "adv/fade_alpha" not in last
+        and last["sampler/logp_absdiff_max"] < 1e-4
+    )
     for fixed in ("--lora_rank 2", f"--model {out}/checkpoints/rollout_000003"):
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", str(out), "--resume", "--force", *fixed.split()])
         assert stop.value.code == 2 and "train another" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"flags": ', '{"flags": {"lr": null, "schedule": "cosin"}}', '{"flags": {"group_size": "x"}}', None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"flags": ',
+        '{"flags": {"lr": null, "schedule": "cosin"}}',
+        '{"flags": {"group_size": "x"}}',
+        None,
+    ],
+)
 def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     (out / "config.json").unlink() if content is None else (out / "config.json").write_text(content)
@@ -161,10 +247,35 @@ def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsy
 
 def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
     def rows(n):
-        return "".join(json.dumps(dict(prompt=f"{i},2={i + 2}:", answer=dict(nums=[i, 2], target=i + 2), reward="countdown")) + "\n" for i in range(n))
+        return "".join(
+            json.dumps(
+                dict(
+                    prompt=f"{i},2={i + 2}:",
+                    answer=dict(nums=[i, 2], target=i + 2),
+                    reward="countdown",
+                )
+            )
+            + "\n"
+            for i in range(n)
+        )
+
     file, out = tmp_path / "own.jsonl", tmp_path / "run"
     file.write_text(rows(8))
-    train.main(["--model", base, *SMALL, "--data", str(file), "--rollouts", "1", "--schedule", "constant", "--out", str(out)])
+    train.main(
+        [
+            "--model",
+            base,
+            *SMALL,
+            "--data",
+            str(file),
+            "--rollouts",
+            "1",
+            "--schedule",
+            "constant",
+            "--out",
+            str(out),
+        ]
+    )
     file.write_text(rows(9))
     with pytest.raises(SystemExit) as stop:
         train.main(["--out", str(out), "--resume", "--rollouts", "2"])
@@ -174,14 +285,27 @@ def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(whole, tmp_path, number):
     out = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "train.py", *whole[1], "--out", str(out), "--save_every", "0"], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *whole[1], "--out", str(out), "--save_every", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     deadline = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text().count("\n") and time.monotonic() < deadline:
+    while (
+        not (out / "metrics.jsonl").exists()
+        or not (out / "metrics.jsonl").read_text().count("\n")
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     process.send_signal(number)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number and "--resume continues" in said and "Traceback" not in said
+    assert (
+        process.returncode == 128 + number
+        and "--resume continues" in said
+        and "Traceback" not in said
+    )
     saved = [p.name for p in (out / "checkpoints").iterdir()]
     assert len(saved) == 1
     done = command("--out", out, "--resume")
@@ -190,8 +314,17 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
 
 def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path):
     out = without(whole[0], tmp_path / "run", 4)
-    holder = subprocess.Popen([sys.executable, "-c", f"import checkpoint, pathlib; checkpoint.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()"],
-                              cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import pathlib; from experiment import checkpoint; "
+            f"checkpoint.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()",
+        ],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     holder.stdout.readline()
     done = command("--out", out, "--resume")
     holder.communicate(b"\n")
@@ -207,10 +340,16 @@ def tmpfs(tmp_path):
     def mount(options):
         folder = tmp_path / f"tmpfs{len(made)}"
         folder.mkdir()
-        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True).returncode:
+        if (
+            os.geteuid()
+            or subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True
+            ).returncode
+        ):
             pytest.skip("mounting is not allowed here")
         made.append(folder)
         return folder
+
     yield mount
     for folder in made:
         subprocess.run(["umount", "-l", folder])
@@ -222,7 +361,10 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmp_pa
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "cannot be written" in done.stderr and "--resume continues" in done.stderr
     good = checkpoint.newest(folder / "run")
-    assert good.name == "rollout_000002" and not (folder / "run" / "checkpoints" / "unfinished").exists()
+    assert (
+        good.name == "rollout_000002"
+        and not (folder / "run" / "checkpoints" / "unfinished").exists()
+    )
     subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
     done = command("--out", folder / "run", "--resume")
     assert done.returncode == 0 and same(folder / "run", whole[0])
@@ -230,21 +372,56 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmp_pa
 
 def test_a_full_disk_in_the_middle_of_the_log(base, tmpfs):
     folder = tmpfs("size=40k")
-    done = command("--model", base, *SMALL, "--save_every", "0", "--rollouts", "40", "--eval_every", "0", "--out", folder / "run")
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "cannot be written" in done.stderr
+    done = command(
+        "--model",
+        base,
+        *SMALL,
+        "--save_every",
+        "0",
+        "--rollouts",
+        "40",
+        "--eval_every",
+        "0",
+        "--out",
+        folder / "run",
+    )
+    assert (
+        done.returncode == 1
+        and "Traceback" not in done.stderr
+        and "cannot be written" in done.stderr
+    )
 
 
 def test_a_folder_that_cannot_be_written(base, tmpfs):
     folder = tmpfs("size=1m,ro")
     done = command("--model", base, *SMALL, "--out", folder / "run")
-    assert done.returncode == 2 and "cannot be written" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "cannot be written" in done.stderr.splitlines()[-1]
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
     scores = iter([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
     monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores)})
-    train.main(["--model", base, *SMALL, "--eval_every", "1", "--keep", "1", "--out", str(tmp_path / "run")])
-    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"rollout_000002", "rollout_000004"}
+    train.main(
+        [
+            "--model",
+            base,
+            *SMALL,
+            "--eval_every",
+            "1",
+            "--keep",
+            "1",
+            "--out",
+            str(tmp_path / "run"),
+        ]
+    )
+    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {
+        "rollout_000002",
+        "rollout_000004",
+    }
     train.main(["--out", str(tmp_path / "run"), "--resume"])
 
 
@@ -255,7 +432,17 @@ def test_lora_resumes(base, tmp_path):
     train.main(["--out", str(out), "--resume"])
     same(out, tmp_path / "whole")
     from transformers import AutoModelForCausalLM
-    merged, first = (AutoModelForCausalLM.from_pretrained(p).state_dict() for p in (out / "checkpoints" / "rollout_000004", base))
+
+    merged, first = (
+        AutoModelForCausalLM.from_pretrained(p).state_dict()
+        for p in (out / "checkpoints" / "rollout_000004", base)
+    )
     changed = [k for k in first if (merged[k] - first[k]).abs().max() > 1e-6]
-    assert merged.keys() == first.keys() and changed and all(".mlp." in k or ".self_attn." in k for k in changed)
-    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:])  # the sampler has the merged weights
+    assert (
+        merged.keys() == first.keys()
+        and changed
+        and all(".mlp." in k or ".self_attn." in k for k in changed)
+    )
+    assert all(
+        r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:]
+    )  # the sampler has the merged weights

@@ -10,76 +10,142 @@ from pathlib import Path
 import pytest
 import torch
 
-import policy
-import settings
 import train
 from conftest import ROOT
+from data import tiny
+from engine import loading
+from engine.sampler import default_kind
+from experiment import cli
+from experiment.run import claim_folder
 from losses import METHODS, Method, centred, token_mean
-from sampler import default_kind
 
-SMALL = ("--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --max_tokens 12 "
-         "--max_prompt_tokens 16 --lr 1e-4 --eval_every 1 --eval_problems 4 --eval_samples 2").split()
+SMALL = (
+    "--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 "
+    "--steps_per_rollout 2 --max_tokens 12 "
+    "--max_prompt_tokens 16 --lr 1e-4 --eval_every 1 --eval_problems 4 --eval_samples 2"
+).split()
 
 
 def run(model, out, *flags):
-    """A whole run of two small rollouts -> its records, the first being the evaluation before training."""
+    """A whole run of two small rollouts -> its records, the first being the evaluation before
+    training."""
     train.main(["--model", model, "--out", str(out), *SMALL, *flags])
     return [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
 
 
 # ---------------------------------------------------------------------------- flags
 
-@pytest.mark.parametrize("flags, named", [
-    ("--loss nope", "nope"),
-    ("--los grpo", "--los"), ("--group 8", "--group"), ("--eps_h 0.3", "--eps_h"),               # abbreviations
-    ("--learning_rate 1e-3", "--learning_rate"), ("--top_p 0.9", "--top_p"),                     # no such flags
-    ("--loss grpo --clip_alpha 3", "acpo"), ("--loss p3o --eps_low 0.1", "p3o has none"),        # another method's
-    ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
-    ("--objective nope", "nope"), ("--aggregate zscore", "zscore"),
-    ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
-    ("--steps_per_rollout 0", "--steps_per_rollout"), ("--rollouts -1", "--rollouts"), ("--rollouts two", "--rollouts"),
-    ("--loss grpo --group_size 1", "--group_size"), ("--loss passk --k 17", "--k"),
-    ("--loss cispo --ratio_max 0.2", "--ratio_max 1.2"), ("--loss fade --fade_ema 2", "--fade_ema"),
-    ("--loss fade --delta_min 0", "--delta_min"), ("--dual_clip 0.5", "--dual_clip"),
-    ("--lr 0", "--lr"), ("--lr nan", "--lr"), ("--lr inf", "--lr"), ("--temperature 0", "--temperature"),
-    ("--kl_coef -1", "--kl_coef"), ("--tis_cap nan", "--tis_cap"),
-    ("--tis_cap 2 --old_logprobs sampler", "--tis_cap"), ("--loss p3o --tis_cap 2", "--tis_cap"),
-    ("--loss passk --overlong_penalty 4", "passk"), ("--overlong_penalty 99", "--overlong_penalty"),
-    ("--sampler other", "other"), ("--schedule linear", "linear"), ("--dtype float16", "float16"),
-    ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
-    ("--data nope", "nope"), ("--data_dir {root}", "countdown is made"), ("--eval_problems 100000", "--eval_problems"),
-    ("--out {root}/tests/run", "already"),
-    ("--entropy_coef nan", "--entropy_coef"), ("--eps_low -5", "--eps_low"), ("--eps_low nan", "--eps_low"), ("--eps_high inf", "--eps_high"),
-    ("--loss fade --entropy_target nan", "--entropy_target"), ("--loss ar_lopti --prob_split 7", "--prob_split"),
-    ("--loss ar_lopti --prob_alpha 2", "--prob_alpha"), ("--loss maxrl --overlong_penalty 4", "maxrl"), ("--seed -1", "--seed"),
-    ("--seed 99999999999999999999999", "--seed"), ("--sampler_temperature 0", "--sampler_temperature"), ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
-    ("--max_refills 9", "--drop_uniform_groups"), ("--model=", "cannot be used"),
-    ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"), ("--offload", "torchrun --nproc_per_node 1"), ("--tp 2", "--tp 2"),
-    ("--tp 1 --force", "--force goes with --resume"), ("--check --resume", "--check does not"), ("--lora_rank -1", "--lora_rank"),
-])
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        ("--loss nope", "nope"),
+        ("--los grpo", "--los"),
+        ("--group 8", "--group"),
+        ("--eps_h 0.3", "--eps_h"),  # abbreviations
+        ("--learning_rate 1e-3", "--learning_rate"),
+        ("--top_p 0.9", "--top_p"),  # no such flags
+        ("--loss grpo --clip_alpha 3", "acpo"),
+        ("--loss p3o --eps_low 0.1", "p3o has none"),  # another method's
+        ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
+        ("--objective nope", "nope"),
+        ("--aggregate zscore", "zscore"),
+        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
+        ("--steps_per_rollout 0", "--steps_per_rollout"),
+        ("--rollouts -1", "--rollouts"),
+        ("--rollouts two", "--rollouts"),
+        ("--loss grpo --group_size 1", "--group_size"),
+        ("--loss passk --k 17", "--k"),
+        ("--loss cispo --ratio_max 0.2", "--ratio_max 1.2"),
+        ("--loss fade --fade_ema 2", "--fade_ema"),
+        ("--loss fade --delta_min 0", "--delta_min"),
+        ("--dual_clip 0.5", "--dual_clip"),
+        ("--lr 0", "--lr"),
+        ("--lr nan", "--lr"),
+        ("--lr inf", "--lr"),
+        ("--temperature 0", "--temperature"),
+        ("--kl_coef -1", "--kl_coef"),
+        ("--tis_cap nan", "--tis_cap"),
+        ("--tis_cap 2 --old_logprobs sampler", "--tis_cap"),
+        ("--loss p3o --tis_cap 2", "--tis_cap"),
+        ("--loss passk --overlong_penalty 4", "passk"),
+        ("--overlong_penalty 99", "--overlong_penalty"),
+        ("--sampler other", "other"),
+        ("--schedule linear", "linear"),
+        ("--dtype float16", "float16"),
+        ("--model /nowhere/at/all", "/nowhere/at/all"),
+        ("--model {root}", "config.json"),
+        ("--data nope", "nope"),
+        ("--data_dir {root}", "countdown is made"),
+        ("--eval_problems 100000", "--eval_problems"),
+        ("--out {root}/tests/run", "already"),
+        ("--entropy_coef nan", "--entropy_coef"),
+        ("--eps_low -5", "--eps_low"),
+        ("--eps_low nan", "--eps_low"),
+        ("--eps_high inf", "--eps_high"),
+        ("--loss fade --entropy_target nan", "--entropy_target"),
+        ("--loss ar_lopti --prob_split 7", "--prob_split"),
+        ("--loss ar_lopti --prob_alpha 2", "--prob_alpha"),
+        ("--loss maxrl --overlong_penalty 4", "maxrl"),
+        ("--seed -1", "--seed"),
+        ("--seed 99999999999999999999999", "--seed"),
+        ("--sampler_temperature 0", "--sampler_temperature"),
+        ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
+        ("--max_refills 9", "--drop_uniform_groups"),
+        ("--model=", "cannot be used"),
+        ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
+        ("--offload", "torchrun --nproc_per_node 1"),
+        ("--tp 2", "--tp 2"),
+        ("--tp 1 --force", "--force goes with --resume"),
+        ("--check --resume", "--check does not"),
+        ("--lora_rank -1", "--lora_rank"),
+    ],
+)
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built, so nothing loads
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "tests" / "run").mkdir(parents=True)
     (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
-    monkeypatch.setattr(train.tiny, "base_model", lambda: pytest.fail("a model was built"))
-    monkeypatch.setattr(policy.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(tiny, "base_model", lambda: pytest.fail("a model was built"))
+    monkeypatch.setattr(
+        loading.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **k: pytest.fail("a model was loaded"),
+    )
     with pytest.raises(SystemExit) as stop:
         train.main(flags.format(root=tmp_path).split())
     said = capsys.readouterr()
-    assert stop.value.code == 2 and named in said.err and said.err.count("\n") == 1 and "Traceback" not in said.err
+    assert (
+        stop.value.code == 2
+        and named in said.err
+        and said.err.count("\n") == 1
+        and "Traceback" not in said.err
+    )
 
 
 def test_exit_codes_of_the_command(tmp_path, base):
     def command(*flags):
-        done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True
+        )
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
+
     code, said = command("--loss", "grpo", "--clip_alpha", "3")
     assert code == 2 and said.count("\n") == 1
     code, said = command("--model", base, "--out", str(tmp_path / "run"), *SMALL, "--lr", "1e30")
     assert code == 1 and "optimizer step" in said
-    code, said = command("--model", base, "--out", str(tmp_path / "two"), *SMALL, "--lr", "1e30", "--steps_per_rollout", "1")
+    code, said = command(
+        "--model",
+        base,
+        "--out",
+        str(tmp_path / "two"),
+        *SMALL,
+        "--lr",
+        "1e30",
+        "--steps_per_rollout",
+        "1",
+    )
     assert code == 1 and "ruined the weights" in said  # the next to see it is the sampler
 
 
@@ -89,30 +155,47 @@ def folder_with(base, tmp_path, **changes):
     shutil.copytree(base, folder)
     for name, content in changes.items():
         path = folder / name.replace("__", ".")
-        path.unlink() if content is None else path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        path.unlink() if content is None else path.write_bytes(
+            content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
     return str(folder)
 
 
-@pytest.mark.parametrize("changes, flags, named", [
-    (dict(model__safetensors=None), "", "cannot be loaded"),
-    (dict(model__safetensors=b""), "", "cannot be loaded"),
-    (dict(tokenizer__json=None, vocab__json=None, merges__txt=None), "", "tokenizer"),
-    ({}, "--max_prompt_tokens 3", "--max_prompt_tokens 3"),
-    ({}, "--max_tokens 5000", "4096 positions"),
-    ({}, "--data countdown34", "has 4"),
-])
+@pytest.mark.parametrize(
+    "changes, flags, named",
+    [
+        (dict(model__safetensors=None), "", "cannot be loaded"),
+        (dict(model__safetensors=b""), "", "cannot be loaded"),
+        (dict(tokenizer__json=None, vocab__json=None, merges__txt=None), "", "tokenizer"),
+        ({}, "--max_prompt_tokens 3", "--max_prompt_tokens 3"),
+        ({}, "--max_tokens 5000", "4096 positions"),
+        ({}, "--data countdown34", "has 4"),
+    ],
+)
 def test_models_that_cannot_be_used_are_refused(base, tmp_path, changes, flags, named, capsys):
     there = {k: v for k, v in changes.items() if Path(base, k.replace("__", ".")).exists()}
     with pytest.raises(SystemExit) as stop:
-        train.main(["--model", folder_with(base, tmp_path, **there), *SMALL, "--out", str(tmp_path / "run"), *flags.split()])
+        train.main(
+            [
+                "--model",
+                folder_with(base, tmp_path, **there),
+                *SMALL,
+                "--out",
+                str(tmp_path / "run"),
+                *flags.split(),
+            ]
+        )
     said = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2 and named in said[-1] and not (tmp_path / "run").exists()
 
 
 def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
+
     folder = folder_with(base, tmp_path)
-    weights = {k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k}
+    weights = {
+        k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k
+    }
     save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
     with pytest.raises(SystemExit) as stop:
         train.main(["--model", folder, *SMALL, "--out", str(tmp_path / "run")])
@@ -120,31 +203,56 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
 
 
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
-    folder = folder_with(base, tmp_path, generation_config__json=dict(do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1))
+    folder = folder_with(
+        base,
+        tmp_path,
+        generation_config__json=dict(do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1),
+    )
     run(folder, tmp_path / "run", "--rollouts", "1")
     assert (tmp_path / "run" / "checkpoints" / "rollout_000001" / "generation_config.json").exists()
 
 
 def test_a_folder_belongs_to_one_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = train.parse_args(["--loss", "grpo"])
-    assert [str(train.start_run(*given)) for _ in range(3)] == ["runs/grpo-16-0", "runs/grpo-16-0.2", "runs/grpo-16-0.3"]
+    args, _ = train.parse_args(["--loss", "grpo"])
+    assert [str(claim_folder(args)) for _ in range(3)] == [
+        "runs/grpo-16-0",
+        "runs/grpo-16-0.2",
+        "runs/grpo-16-0.3",
+    ]
 
 
 def test_problems_from_a_file_and_programs(base, tmp_path):
     """A file of one's own, with verifiers mixed; the held-out problems from another."""
-    rows = [dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), reward="countdown"), dict(prompt="2+2=", answer="4", reward="math"),
-            dict(prompt="x=", answer=["a"], reward="table"), dict(prompt="def", answer=dict(tests=[dict(input="", output="1")]), reward="code")]
+    rows = [
+        dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), reward="countdown"),
+        dict(prompt="2+2=", answer="4", reward="math"),
+        dict(prompt="x=", answer=["a"], reward="table"),
+        dict(prompt="def", answer=dict(tests=[dict(input="", output="1")]), reward="code"),
+    ]
     for name, some in (("a", rows), ("b", rows[:1] * 4)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    records = run(base, tmp_path / "run", "--data", str(tmp_path / "a.jsonl"), "--eval_data", str(tmp_path / "b.jsonl"))
+    records = run(
+        base,
+        tmp_path / "run",
+        "--data",
+        str(tmp_path / "a.jsonl"),
+        "--eval_data",
+        str(tmp_path / "b.jsonl"),
+    )
     assert len(records) == 3 and f"eval/{tmp_path / 'b.jsonl'}/mean@2" in records[0]
-    assert {json.loads(line)["reward"] for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()} <= {"countdown", "math", "table", "code"}
+    assert {
+        json.loads(line)["reward"]
+        for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    } <= {"countdown", "math", "table", "code"}
     assert all(r["grader/error"] == 0 for r in records[1:])
 
 
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
-    for loss, present, absent in (("acpo", "--clip_alpha", "--ratio_max"), ("cispo", "--ratio_max", "--clip_alpha")):
+    for loss, present, absent in (
+        ("acpo", "--clip_alpha", "--ratio_max"),
+        ("cispo", "--ratio_max", "--clip_alpha"),
+    ):
         with pytest.raises(SystemExit) as stop:
             train.main(["--loss", loss, "--help"])
         text = capsys.readouterr().out
@@ -152,14 +260,19 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
 
 
 def test_flags_reach_the_method():
-    args, method, hp = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
-    assert hp == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
+    args, method = train.parse_args(
+        "--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split()
+    )
+    assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
-    assert train.parse_args(["--loss", "dapo"])[2]["eps_high"] == 0.28
+    assert train.parse_args(["--loss", "dapo"])[1].flags["eps_high"] == 0.28
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
-    assert train.parse_args([])[0].lr == settings.EMBEDDED["lr"] and train.parse_args(["--model", "x"])[0].lr == 1e-6
+    assert (
+        train.parse_args([])[0].lr == cli.EMBEDDED["lr"]
+        and train.parse_args(["--model", "x"])[0].lr == 1e-6
+    )
 
 
 def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
@@ -169,15 +282,21 @@ def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one(
         assert not set(method.flags) & common
         for axis in ("advantage", "select", "objective", "aggregate"):
             for flag in __import__("losses").keyword_only(getattr(method, axis)):
-                owners.setdefault(flag[0], set()).add(axis)
+                owners.setdefault(flag, set()).add(axis)
     assert all(len(axes) == 1 for axes in owners.values()), owners  # so that rows can be crossed
 
 
 # ---------------------------------------------------------------------------- whole runs
 
+
 def numbers(record):
-    return {k: v for k, v in record.items() if isinstance(v, (int, float)) and not k.startswith(("time/", "perf/", "seconds"))
-            and k != "grader/seconds_max"}
+    return {
+        k: v
+        for k, v in record.items()
+        if isinstance(v, (int, float))
+        and not k.startswith(("time/", "perf/", "seconds"))
+        and k != "grader/seconds_max"
+    }
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -187,10 +306,23 @@ def test_every_method_runs(name, base, tmp_path):
     passes = len(METHODS[name].passes)
     for record in records:
         assert all(math.isfinite(v) for v in numbers(record).values())
-        assert len(record["steps"]) == 2 * passes and record["step"] == 2 * passes * record["rollout"]
+        assert (
+            len(record["steps"]) == 2 * passes and record["step"] == 2 * passes * record["rollout"]
+        )
         assert record["sampler/logp_absdiff_max"] < 1e-4
-        assert {"policy/ess", "policy/ratio_std/bin0", "policy/ratio_std/bin4", "clip/frac", "loss/pg", "adv/mass_pos",
-                "optim/grad_norm", "groups/mixed", "tokens", "flops", "seconds"} <= set(record)
+        assert {
+            "policy/ess",
+            "policy/ratio_std/bin0",
+            "policy/ratio_std/bin4",
+            "clip/frac",
+            "loss/pg",
+            "adv/mass_pos",
+            "optim/grad_norm",
+            "groups/mixed",
+            "tokens",
+            "flops",
+            "seconds",
+        } <= set(record)
     if name == "acpo":
         assert {f"clip/range/bin{i}" for i in range(5)} <= set(records[0]["steps"][1])
     if name == "fade":
@@ -199,36 +331,90 @@ def test_every_method_runs(name, base, tmp_path):
 
 def test_the_run_folder(base, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
     out, folder = tmp_path / "run", base
-    run(folder, out, "--loss", "grpo", "--save_every", "1", "--keep", "1", "--rank_every", "1", "--rollouts", "3")
-    assert {p.name for p in out.iterdir()} == {"config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
-    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt", weights_only=False)["best"]["rollout"]
-    assert {p.name for p in (out / "checkpoints").iterdir()} == {"rollout_000003", f"rollout_{best:06d}"}  # --keep 1, the best, nothing unfinished
+    run(
+        folder,
+        out,
+        "--loss",
+        "grpo",
+        "--save_every",
+        "1",
+        "--keep",
+        "1",
+        "--rank_every",
+        "1",
+        "--rollouts",
+        "3",
+    )
+    assert {p.name for p in out.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "curves.png",
+        "checkpoints",
+    }
+    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt", weights_only=False)[
+        "best"
+    ]["rollout"]
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {
+        "rollout_000003",
+        f"rollout_{best:06d}",
+    }  # --keep 1, the best, nothing unfinished
     config = json.loads((out / "config.json").read_text())
-    assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore") and config["versions"]["torch"]
+    assert (
+        config["flags"]["lr"] == 1e-4
+        and config["method"].startswith("grpo = zscore")
+        and config["versions"]["torch"]
+    )
     last = out / "checkpoints" / "rollout_000003"
-    model, before = (AutoModelForCausalLM.from_pretrained(p) for p in (last, folder))  # an ordinary Hugging Face folder
-    assert AutoTokenizer.from_pretrained(last).decode([10]) == AutoTokenizer.from_pretrained(folder).decode([10])
+    model, before = (
+        AutoModelForCausalLM.from_pretrained(p) for p in (last, folder)
+    )  # an ordinary Hugging Face folder
+    assert AutoTokenizer.from_pretrained(last).decode([10]) == AutoTokenizer.from_pretrained(
+        folder
+    ).decode([10])
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
     trainer = torch.load(last / "trainer.pt", weights_only=False)
-    assert trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
+    assert (
+        trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
+    )
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert 0 < records[-1]["optim/head_rank1_share"] <= 1 and records[-1]["optim/update_ratio"] > 0
     sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
-    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "score", "tokens", "truncated"}
+    assert set(sample) == {
+        "rollout",
+        "prompt",
+        "completion",
+        "answer",
+        "reward",
+        "score",
+        "tokens",
+        "truncated",
+    }
 
 
 def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
-    a, b, c = (run(base, tmp_path / name, "--loss", "fade", "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))
+    a, b, c = (
+        run(base, tmp_path / name, "--loss", "fade", "--seed", seed)
+        for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
+    )
     assert [numbers(r) for r in a] == [numbers(r) for r in b]
     assert numbers(a[-1]) != numbers(c[-1])
 
 
 def test_every_option_together(base, tmp_path):
-    records = run(base, tmp_path / "run", *(
-        "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --tis_cap 2 --drop_uniform_groups --max_refills 2 --mask_truncated "
-        "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 --sampler_temperature 1.3 "
-        "--sampler_dtype bfloat16 --rollouts 3 --tokens_per_micro_batch 40").split())[1:]
+    records = run(
+        base,
+        tmp_path / "run",
+        *(
+            "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --tis_cap 2 --drop_uniform_groups "
+            "--max_refills 2 --mask_truncated "
+            "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
+            "--sampler_temperature 1.3 "
+            "--sampler_dtype bfloat16 --rollouts 3 --tokens_per_micro_batch 40"
+        ).split(),
+    )[1:]
     assert [r["rollout"] for r in records] == [1, 2, 3]
     assert records[0]["groups/sampled"] > 4  # groups of four are often all wrong: refilled
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
@@ -238,33 +424,80 @@ def test_every_option_together(base, tmp_path):
 
 def test_rollout_lag_trains_on_old_samples(base, tmp_path):
     for lag in (0, 2):
-        records = run(base, tmp_path / f"lag{lag}", "--loss", "grpo", "--aggregate", "token_mean", "--advantage", "raw",
-                      "--entropy_coef", "1.0", "--rollout_lag", str(lag), "--rollouts", "4", "--lr", "1e-3")[1:]
+        records = run(
+            base,
+            tmp_path / f"lag{lag}",
+            "--loss",
+            "grpo",
+            "--aggregate",
+            "token_mean",
+            "--advantage",
+            "raw",
+            "--entropy_coef",
+            "1.0",
+            "--rollout_lag",
+            str(lag),
+            "--rollouts",
+            "4",
+            "--lr",
+            "1e-3",
+        )[1:]
         first_steps = [r["steps"][0]["policy/kl_old"] for r in records]
         assert len(records) == 4  # as many updates as without
-        assert max(first_steps[:1]) < 1e-9 and (max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6)
+        assert max(first_steps[:1]) < 1e-9 and (
+            max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6
+        )
 
 
 def test_overlong_penalty_and_masking(base, tmp_path, monkeypatch):
-    """The reward falls over the last tokens; truncated completions leave the loss; a share without any is skipped."""
+    """The reward falls over the last tokens; truncated completions leave the loss; a share without
+    any is skipped."""
     seen = []
-    monkeypatch.setattr(train, "group_advantages", lambda m, r, s, **hp: (seen.append(r.clone()), METHODS["grpo"].advantage(r, s))[1])
+    monkeypatch.setattr(
+        train,
+        "group_advantages",
+        lambda m, r, s, **hp: (seen.append(r.clone()), METHODS["grpo"].advantage(r, s))[1],
+    )
 
     def rewards():  # without those of the flags' check, which are two rows
         return [r for r in seen if len(r) == 4]
-    records = run(base, tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8")[1:]
-    # of 8 tokens at most, the penalty begins with the first: 9 or 10 tokens are cut off, reward 0 - 1
+
+    records = run(
+        base, tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8"
+    )[1:]
+    # of 8 tokens at most, the penalty begins with the first: 9 or 10 tokens are cut off, reward 0
+    # - 1
     assert rewards() and all((r == -1).all() for r in rewards()) and records[0]["reward/mean"] == 0
-    records = run(base, tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "8")[1:]
-    assert records[0]["len/truncated_frac"] == 1 and records[0]["optim/skipped"] == 2 and not records[0]["steps"]
+    records = run(base, tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "8")[
+        1:
+    ]
+    assert (
+        records[0]["len/truncated_frac"] == 1
+        and records[0]["optim/skipped"] == 2
+        and not records[0]["steps"]
+    )
     seen.clear()
     run(base, tmp_path / "c", "--loss", "grpo", "--overlong_penalty", "4", "--max_tokens", "12")
-    assert {v for r in rewards() for v in r.flatten().tolist()} <= {-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0}
-    assert any(v in (0.5, -0.5) for r in rewards() for v in r.flatten().tolist())  # 10 of 12 tokens: half the penalty
+    assert {v for r in rewards() for v in r.flatten().tolist()} <= {
+        -1.0,
+        -0.75,
+        -0.5,
+        -0.25,
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+    }
+    assert any(
+        v in (0.5, -0.5) for r in rewards() for v in r.flatten().tolist()
+    )  # 10 of 12 tokens: half the penalty
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path):
-    with pytest.raises(train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"):
+    with pytest.raises(
+        train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"
+    ):
         run(base, tmp_path / "run", "--loss", "grpo", "--lr", "1e30")
     batch = torch.load(tmp_path / "run" / "failed_batch.pt", weights_only=False)
     assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
@@ -273,12 +506,14 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path):
 def test_a_new_row_has_its_flags_and_runs(base, tmp_path, monkeypatch):
     def bent(tokens, *, bend=2.0):
         """L = -A rho^bend / bend"""
-        return -tokens.advantages * tokens.ratio ** bend / bend
+        return -tokens.advantages * tokens.ratio**bend / bend
 
     monkeypatch.setitem(METHODS, "bent", Method(centred, bent, token_mean))
     records = run(base, tmp_path / "run", "--loss", "bent", "--bend", "3")
     assert len(records) == 3
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"] == dict(bend=3.0)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"] == dict(
+        bend=3.0
+    )
 
 
 def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, base):
@@ -290,11 +525,31 @@ def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch,
 
 @pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
 def test_the_reward_rises_with_vllm(base, tmp_path):
-    """The real thing in small, as a user starts it: held-out accuracy and reward go up within twelve rollouts."""
-    done = subprocess.run([sys.executable, "train.py", "--loss", "fade", "--steps_per_rollout", "16", "--rollouts", "12",
-                           "--eval_every", "12", "--out", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
+    """The real thing in small, as a user starts it: held-out accuracy and reward go up within
+    twelve rollouts."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "train.py",
+            "--loss",
+            "fade",
+            "--steps_per_rollout",
+            "16",
+            "--rollouts",
+            "12",
+            "--eval_every",
+            "12",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    first, *records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, *records = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     rewards = [r["reward/mean"] for r in records]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.02
     assert records[-1]["eval/countdown/mean@16"] > first["eval/countdown/mean@16"] + 0.02

@@ -1,0 +1,1 @@
+"""A run and what keeps it: flags, folder, checkpoints, log, --check."""

@@ -1,0 +1,319 @@
+"""train.py's command line: parsing, a resumed run's flags, and every error that can be said before
+a model loads. Whatever is wrong with flags, data or model is one sentence and exit code 2.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import sys
+import zlib
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import data
+import losses
+from engine import parallel
+from engine.parallel import say
+from engine.sampler import default_kind
+from experiment import failures
+from experiment.files import checkpoint_folders
+from graders import sandbox
+from losses import METHODS, Tokens, group_advantages, policy_loss
+
+# what is right for a model of a million parameters; the defaults of the flags are for real ones
+EMBEDDED = dict(rollouts=50, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10,
+                tokens_per_micro_batch=4096)
+
+# what a run may change when it is resumed: nothing here has a part in what is learnt
+FREE = {"rollouts", "eval_every", "save_every", "save_rollouts", "keep", "rank_every", "wandb",
+        "tensorboard", "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload",
+        "tp", "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
+OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
+
+refuse = partial(failures.refuse, "train.py")
+
+
+# ---------------------------------------------------------------------------- parsing
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):  # without the page of usage in front of it
+        refuse(message)
+
+    def flag(self, name, default, help, **options):
+        """One flag, typed as its default."""
+        if default is not None and "action" not in options:
+            options["type"] = type(default)
+        self.add_argument(f"--{name}", default=default, help=f"{help} ({default})", **options)
+
+
+def parse_args(argv, add_flags, description):
+    """-> args, and the Method with its hyperparameters.
+
+    add_flags: a function of Parser.flag that adds the flags of all methods; those of the chosen
+    method follow from its row."""
+    parser = Parser(prog="train.py", allow_abbrev=False, description=description, add_help=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser.flag)
+    argv = sys.argv[1:] if argv is None else argv
+    common = set(vars(parser.parse_known_args([])[0]))
+
+    # a resumed run's flags are the defaults. A flag that its config.json lacks was added later:
+    # its default here has to be what the run did without it
+    saved = saved_flags(parser.parse_known_args(argv)[0])
+    defaults = {name: value for name, value in saved.items() if value is not None}
+    parser.set_defaults(**{name: defaults[name] for name in common & set(defaults)})
+
+    # the method is chosen first: its flags join the others
+    chosen = parser.parse_known_args(argv)[0]
+    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
+    for name, value in method.flags.items():
+        parser.add_argument(f"--{name}", type=float if value is None else type(value),
+                            default=defaults.get(name, value), help=f"of {chosen.loss} ({value})")
+    parser.add_argument("-h", "--help", action="help", help="this page, for the method chosen")
+    if chosen.model is None:
+        parser.set_defaults(**EMBEDDED)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
+    # what follows from other flags is set in `resolve`. config.json keeps it as it was given, so
+    # that it follows anew when the run is resumed
+    args.given, args.saved = vars(args).copy(), saved
+    method = method.bind(**{name: getattr(args, name) for name in method.flags})
+    resolve(args, method)
+    return args, method
+
+
+def refuse_unknown(name, loss, method):
+    owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
+    problem = (f"{name} is a flag of {', '.join(owners)}" if owners
+               else f"{name}: there is no such flag; --help lists them")
+    own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none of its own"
+    refuse(f"{problem}; {loss} has {own_flags}")
+
+
+def resolve(args, method):
+    """Sets what follows from other flags, and refuses what cannot work."""
+    args.old_logprobs = args.old_logprobs or method.old_logprobs
+    if args.max_refills is not None and not args.drop_uniform_groups:
+        refuse("--max_refills is for --drop_uniform_groups, which is not given")
+    if args.max_refills is None:
+        args.max_refills = 4 * args.drop_uniform_groups
+    if args.sampler_temperature is None:
+        args.sampler_temperature = args.temperature
+    args.sampler_dtype = args.sampler_dtype or args.dtype
+    check_ranges(args)
+    check_ranks(args)
+    check_combinations(args)
+    check_method(args, method)
+    check_paths(args)
+
+
+def default_out(args):
+    return Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
+
+
+# ---------------------------------------------------------------------------- a resumed run
+
+def saved_flags(args):
+    """The flags of the run that --resume is to continue; none where there is none yet."""
+    out = default_out(args)
+    if not args.resume or not checkpoint_folders(out):
+        return {}
+    try:
+        return dict(json.loads((out / "config.json").read_text())["flags"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was "
+               f"({e}); --out of a new run leaves this one as it is")
+
+
+def flags_of(args):
+    """The flags as config.json keeps them: as given, but for what was found at the start."""
+    flags = dict(args.given, model=args.model, tokens_per_micro_batch=args.tokens_per_micro_batch)
+    return {name: value for name, value in flags.items() if name not in OF_THIS_START}
+
+
+def compare(args):
+    """Says what is not as it was in the run to be resumed. Refuses what changes what is learnt,
+    but for --force."""
+    saved = args.saved
+    now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
+    changes = {name: f"--{name} was {saved[name]} and is now {value}" for name, value in now.items()
+               if name in saved and value != saved[name]}
+    changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method"
+                    for name in set(saved) - set(now)})
+    if "data_checksum" in changes:
+        changes["data_checksum"] = f"the problems of --data {args.data} are not the run's"
+    fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
+    if fixed:
+        refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
+               "with --model CHECKPOINT")
+    free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
+    learnt = [text for name, text in changes.items() if name not in free]
+    if learnt and not args.force:
+        refuse(f"{'; '.join(learnt)}: that is another method or other data than the run's; "
+               "--force continues all the same")
+    for text in changes.values():
+        say(f"resuming, but {text}")
+
+
+# ---------------------------------------------------------------------------- what cannot work
+
+def check_ranges(args):
+    for name in ("rollouts", "problems_per_rollout", "group_size", "steps_per_rollout",
+                 "max_tokens", "max_prompt_tokens", "eval_problems", "eval_samples", "keep", "tp"):
+        if getattr(args, name) < 1:
+            refuse(f"--{name} must be 1 or more, not {getattr(args, name)}")
+    for name in ("lr", "temperature", "sampler_temperature", "max_grad_norm",
+                 "gpu_memory_utilization"):
+        if not getattr(args, name) > 0:
+            refuse(f"--{name} must be above 0, not {getattr(args, name)}")
+    for name, value in vars(args).items():
+        most = 2**63 if isinstance(value, int) else math.inf
+        if isinstance(value, (int, float)) and name != "entropy_coef" and not 0 <= value < most:
+            refuse(f"--{name} must be 0 or more, and finite, not {value}")
+    if not math.isfinite(args.entropy_coef):
+        refuse(f"--entropy_coef must be finite, not {args.entropy_coef}")
+    if args.gpu_memory_utilization >= 1:
+        refuse("--gpu_memory_utilization is a share of the GPU's memory, below 1, "
+               f"not {args.gpu_memory_utilization}")
+    if args.tokens_per_micro_batch is not None and args.tokens_per_micro_batch < 1:
+        refuse(f"--tokens_per_micro_batch must be 1 or more, not {args.tokens_per_micro_batch}")
+
+
+def check_ranks(args):
+    ranks = parallel.world()
+    if args.offload and "RANK" not in os.environ:
+        refuse("--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ...")
+    if args.tp > 1 and args.sampler != "vllm":
+        refuse(f"--tp {args.tp} is vLLM's: not for --sampler {args.sampler}")
+    if ranks % args.tp:
+        refuse(f"--tp {args.tp}: vLLM engines of {args.tp} GPUs need a number of ranks that is a "
+               f"multiple of it, not {ranks}")
+    if (engines := ranks // args.tp) > min(args.problems_per_rollout, args.eval_problems):
+        refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems "
+               f"{args.eval_problems} must be at least the number of engines, {engines}")
+
+
+def check_combinations(args):
+    sequences = args.problems_per_rollout * args.group_size
+    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.countdown.FORMS):
+        refuse(f"--data_dir: {args.data} is made, not read")
+    if (args.force and not args.resume) or (args.check and args.resume):
+        refuse("--force goes with --resume, and --check does not")
+    if sequences % args.steps_per_rollout:
+        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
+               f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
+    if args.overlong_penalty > args.max_tokens:
+        refuse(f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
+               f"{args.max_tokens}")
+    if args.tis_cap and args.old_logprobs == "sampler":
+        refuse("--tis_cap corrects for the sampler a second time: --old_logprobs sampler is "
+               "already its own")
+    if args.sampler == "vllm" and default_kind() != "vllm":
+        refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
+               "more")
+    for package in ("wandb", "tensorboard"):
+        if getattr(args, package) and not importlib.util.find_spec(package):
+            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+
+
+def check_method(args, method):
+    """Tries the method on a toy batch, so that a hyperparameter out of range is said now."""
+    if method.advantage is losses.maxrl and args.overlong_penalty:
+        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
+    logprobs = torch.linspace(-2, -1, 2 * args.group_size).view(2, -1)
+    rewards = (torch.arange(2 * args.group_size).view(2, -1) % 3 == 0).float()
+    tokens = Tokens(logprobs, logprobs, logprobs, logprobs < 0, -logprobs)
+    try:
+        shaped = rewards - 0.5 * bool(args.overlong_penalty)
+        group_advantages(method, shaped, dict(entropy=1.0))
+        for token_filter in method.passes:
+            policy_loss(method, tokens, args.max_tokens, token_filter=token_filter)
+    except ValueError as e:
+        refuse(str(e))
+
+
+def check_paths(args):
+    if (args.out and Path(args.out, "metrics.jsonl").exists()
+            and not args.resume and not args.check):
+        refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
+               "folder")
+    if (args.model and Path(args.model).exists()
+            and not Path(args.model, "config.json").exists()):
+        refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
+
+
+# ---------------------------------------------------------------------------- data and tokenizer
+
+def load_data(args):
+    """-> the problems to learn from, the held-out ones, and the ids of those left out because
+    their gold answer cannot be graded."""
+    left_out, test_set = [], []
+    try:
+        if args.eval_every:
+            test_set = data.load(args.eval_data or args.data, "test", args.data_dir)
+        train_set = data.load(args.data, "train", args.data_dir, left_out)
+    except data.DataError as e:
+        other = (": --eval_data NAME holds out another's, --eval_every 0 none"
+                 if "no test split" in str(e) else "")
+        refuse(f"{e}{other}")
+    test_set = test_set[:args.eval_problems]
+    if args.eval_every and len(test_set) < args.eval_problems:
+        refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has "
+               f"{len(test_set)} held-out problems")
+    rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
+    try:
+        sandbox.prepare([*test_set, *rows], args.allow_unsafe_code)
+    except PermissionError as e:
+        refuse(str(e))
+    learnt = {str(p["prompt"]) for p in rows}
+    if both := sum(str(p["prompt"]) in learnt for p in test_set):
+        say(f"{both} of the {len(test_set)} held-out problems are learnt from, too: their scores "
+            "say little; --eval_data names others")
+    text = json.dumps([rows, test_set], sort_keys=True, default=str)
+    args.given["data_checksum"] = zlib.crc32(text.encode())
+    compare(args)
+    return train_set, test_set, left_out
+
+
+def load_tokenizer(args, train_set, test_set):
+    """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
+    prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
+    of them."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from engine.loading import eos_ids
+    rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
+    try:
+        config = AutoConfig.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        eos = eos_ids(args.model, tokenizer)
+        lengths, held_out = ([len(data.encode(tokenizer, p, args.template)) for p in problems]
+                             for problems in (rows, test_set))
+    except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
+        refuse(f"--model {args.model} cannot be used: "
+               f"{(str(e) or type(e).__name__).splitlines()[0]}")
+    if not eos:
+        refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
+               "configuration")
+    if not min(lengths + held_out):
+        refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files "
+               "complete?")
+    short = [p for p, n in zip(rows, lengths, strict=True) if n <= args.max_prompt_tokens]
+    made_too_long = len(short) < len(rows) and not isinstance(train_set, list)
+    if not short or max(held_out, default=0) > args.max_prompt_tokens or made_too_long:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has "
+               f"{max(lengths + held_out)} tokens")
+    if len(short) < len(rows):
+        say(f"{args.data}: left out {len(rows) - len(short)} of {len(rows)} problems, their prompts"
+            f" are longer than --max_prompt_tokens {args.max_prompt_tokens}")
+        train_set = short
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if args.max_prompt_tokens + args.max_tokens > positions:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
+               f"are more than the model's {positions} positions")
+    return tokenizer, eos, train_set

