@@ -1,0 +1,1 @@
+"""Figures, tables and the anatomy of updates: python -m analysis."""

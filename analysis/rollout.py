@@ -1,0 +1,98 @@
+"""A rollout that train.py --save_rollouts kept, and the walk along its run's optimizer steps."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine import parallel
+from engine.loading import load, lr_factor
+from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_shares
+from losses import AXES, Method, every_token, group_advantages, row
+
+
+@dataclass
+class Kept:
+    """A kept rollout, and the policy that its steps are taken with again."""
+
+    batch: Batch
+    rewards: torch.Tensor  # [P, G]
+    state: dict            # what the advantage knew of the rollouts before
+    flags: dict            # of the run
+    method: Method         # whose advantages the batch has
+    policy: Policy
+    rollout: int           # its number in the run
+    coefficients: dict     # of losses.policy_loss and the entropy bonus, as the run had them
+
+    def use(self, method):
+        """Goes over to another method: the batch gets its advantages. -> the advantages [P, G]"""
+        self.method = method
+        advantages = group_advantages(method, self.rewards, dict(self.state))
+        self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
+        return advantages
+
+    def tokens(self, rows=None):
+        """The Tokens of the rollout, or of some of its rows, at the policy as it is now."""
+        batch = self.batch if rows is None else self.batch.rows(rows)
+        return batch.tokens(*compute_logprobs(self.policy, batch))
+
+    def backward(self, rows=None, token_filter=every_token, method=None):
+        """Adds the gradient of one optimizer step on the rollout, or on some of its rows, to the
+        parameters' .grad, by another method's loss if one is given. -> what to log of it"""
+        batch = self.batch if rows is None else self.batch.rows(rows)
+        return backward(self.policy, batch, method or self.method, self.flags["max_tokens"],
+                        token_filter, **self.coefficients)
+
+
+def open_rollout(path, model=None):
+    """Opens a kept rollout with a model, by default the one that its run began with.
+
+    Raises OSError, ValueError, KeyError and pickle's errors for a file that is no rollout, for a
+    rollout that teaches nothing, and for a model that cannot be loaded."""
+    saved = torch.load(path, map_location=parallel.device(), weights_only=False)
+    flags, batch = saved["flags"], Batch(**saved["batch"])
+    if flags["lora_rank"]:
+        raise ValueError(
+            "its run trained adapters (--lora_rank), which are not kept with a rollout")
+    probe = batch.rows(torch.arange(4) % len(batch.ids))
+    policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],
+                  budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"])
+    method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
+    method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
+    coefficients = {name: flags[name] for name in ("entropy_coef", "tis_cap", "kl_coef")}
+    kept = Kept(batch, saved["rewards"], saved["state"], flags, method, policy, saved["rollout"],
+                coefficients)
+    if not kept.use(method).any():
+        raise ValueError("no completion of this rollout has an advantage: "
+                         "each group is solved as a whole, or not at all")
+    return kept
+
+
+def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
+    """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0.
+
+    Yields (steps taken, rows of the next step, its pass); the rows are None after the last step.
+    Raises ValueError for a number of steps that does not divide the completions."""
+    flags, passes = kept.flags, kept.method.passes
+    count = steps or flags["steps_per_rollout"]
+    if len(kept.batch.ids) % count:
+        raise ValueError(
+            f"its {len(kept.batch.ids)} completions do not divide into {count} steps")
+    optimizer = optimizer(kept.policy.parameters(), lr=lr or flags["lr"],
+                          weight_decay=flags["weight_decay"], fused=True)
+    # the learning rate goes on from where the run's was when it came to this rollout
+    per_rollout = flags["steps_per_rollout"] * len(passes)
+    factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)
+    before = (kept.rollout - 1) * per_rollout
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(before + step))
+    shares = [rows.to(parallel.device()) for rows in
+              shuffled_shares(len(kept.batch.ids), count, flags["seed"], kept.rollout)]
+    plan = [(token_filter, rows) for token_filter in passes for rows in shares
+            if kept.batch.mask[rows].any()]
+    for taken, (token_filter, rows) in enumerate(plan):
+        yield taken, rows, token_filter
+        optimizer.zero_grad()
+        kept.backward(rows, token_filter)
+        torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), flags["max_grad_norm"])
+        optimizer.step()
+        schedule.step()
+    yield len(plan), None, every_token
