@@ -1,7 +1,8 @@
 #!/bin/bash
-# Two nodes of eight GPUs: sbatch docs/slurm.sh, from the repository's folder, after ./run_all.sh has made .venv there and
-# model and data are in the Hub's cache. Queue it as often as the run needs: one after the other, each continues where the
-# one before it stopped.
+# Two nodes of eight GPUs. Start it with `sbatch docs/slurm.sh` from the repository's folder. Before
+# that, ./run_all.sh has to have made .venv there, and model and data have to be in the Hub's cache.
+# Queue it as often as the run needs it: the jobs run one after the other, and each continues where
+# the one before it stopped.
 #SBATCH --job-name=nanorlvr
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -12,7 +13,7 @@
 #SBATCH --dependency=singleton
 #SBATCH --time=08:00:00
 #SBATCH --signal=TERM@900
-# 15 minutes before the end every process gets SIGTERM: it finishes the rollout, saves, and stops
+# Every process gets SIGTERM 15 minutes before the end. It finishes the rollout, saves, and stops.
 
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK HF_HUB_OFFLINE=1
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500

@@ -1,0 +1,121 @@
+# ./run_all.sh grid and ./run_all.sh full: a file of runs, some of them at a time. run_all.sh sources
+# this after the set-up; TRAIN, EXTRA, gpus and lock are its own.
+# Environment: GRID=file of lines "name  steps...  flags" (as results/grid.txt), SEEDS, ROLLOUTS,
+# JOBS=runs at a time, RUNS=folder; for full MODEL, DATA, and BENCHMARKS="aime24,amc23" on which
+# every end model is evaluated
+
+runs_of() { # file -> lines "name steps seed flags", a run each, one seed after the other
+  local seed name rest steps
+  for seed in $SEEDS; do
+    grep -v -e '^#' -e '^ *$' "$1" | while read -r name rest; do
+      for steps in ${rest%%--*}; do echo "$name $steps $seed --${rest#*--}"; done
+    done
+  done
+}
+
+one_run() { # name steps seed flags
+  local out=$RUNS/$1-$2-$3 flags="$COMMON ${*:4} $EXTRA" model
+  [ "$(cat "$out/done" 2>/dev/null)" = "$flags" ] && return
+  # shellcheck disable=SC2086
+  $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $flags >"$out.log" 2>&1 || {
+    echo "$out failed: $(tail -n 1 "$out.log")"
+    return 1
+  }
+  if [ -n "$BENCHMARKS" ]; then
+    model=$(ls -d "$out"/checkpoints/rollout_* | tail -n 1)
+    .venv/bin/python eval.py --model "$model" --benchmarks "$BENCHMARKS" --samples 8 \
+      --max_prompt_tokens 1024 --max_tokens 3072 --out "$out/eval" >>"$out.log" 2>&1 || {
+      echo "$out: its evaluation failed: $(tail -n 1 "$out.log")"
+      return 1
+    }
+  fi
+  echo "$flags" >"$out/done"
+  echo "$out is done"
+}
+
+how_long() { # file of runs: times a few rollouts of the first two, and says how long all will take
+  local left name steps seed flags out
+  left=$(while read -r name steps seed flags; do
+    [ -f "$RUNS/$name-$steps-$seed/done" ] || echo
+  done <"$1" | wc -l)
+  [ "$left" -gt 0 ] || return 0
+  # built once, not by every run
+  [[ $COMMON == *--model* ]] || .venv/bin/python -m data.tiny >/dev/null
+  head -n 2 "$1" | while read -r name steps seed flags; do
+    out=$RUNS/timing-$name-$steps
+    rm -rf "$out"
+    # shellcheck disable=SC2086
+    $TRAIN --steps_per_rollout "$steps" $COMMON $flags $EXTRA --rollouts 3 --eval_every 0 \
+      --save_every 0 --out "$out" >"$RUNS/timing.log" 2>&1 </dev/null || {
+      echo "run_all.sh: the first run does not work:"
+      tail -n 3 "$RUNS/timing.log"
+      exit 1
+    }
+  done || exit 1
+  .venv/bin/python bench/how_long.py --runs "$left" --jobs "$JOBS" --rollouts "$ROLLOUTS" \
+    --eval_every "$EVAL_EVERY" "$RUNS"/timing-*
+  rm -rf "$RUNS"/timing-*
+}
+
+run_grid() { # file of lines "name  steps...  flags"
+  local folders what
+  [ -z "${METHODS:-}${STEPS:-}" ] || {
+    echo "run_all.sh: METHODS and STEPS are not for grid and full: GRID=file names other runs than $1" >&2
+    exit 2
+  }
+  lock
+  if [ "$JOBS" -gt 1 ]; then export OMP_NUM_THREADS=1; fi # a core each
+  runs_of "$1" >"$RUNS/.list" || true
+  [ -s "$RUNS/.list" ] || {
+    echo "run_all.sh: there is no run in $1" >&2
+    exit 2
+  }
+  export RUNS TRAIN COMMON EXTRA BENCHMARKS
+  how_long "$RUNS/.list"
+  export -f one_run
+  xargs -P "$JOBS" -L 1 bash -c 'one_run "$@"' _ <"$RUNS/.list" || {
+    echo "run_all.sh: not all runs were finished; the same command again continues" >&2
+    exit 1
+  }
+  folders=($(awk -v runs="$RUNS" '{print runs "/" $1 "-" $2 "-" $3}' "$RUNS/.list"))
+  .venv/bin/python -m analysis keep "${folders[@]}" --out "$RUNS/runs.jsonl"
+  .venv/bin/python -m analysis table "$RUNS/runs.jsonl" --out "$RUNS/table.md"
+  .venv/bin/python -m analysis curves "$RUNS/runs.jsonl" --out "$RUNS/curves.png"
+  # runs without evaluations have no pass@k
+  .venv/bin/python -m analysis passk "$RUNS/runs.jsonl" --out "$RUNS/passk.png" || true
+}
+
+grid() { # the runs of the embedded base behind RESULTS.md, for CPU cores, one each
+  local standard=${GRID:-}${SEEDS:-}${ROLLOUTS:-}${EXTRA}
+  RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$cores} ROLLOUTS=${ROLLOUTS:-20}
+  EVAL_EVERY=$ROLLOUTS TRAIN=".venv/bin/python train.py" CUDA_VISIBLE_DEVICES=""
+  export CUDA_VISIBLE_DEVICES
+  COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $EVAL_EVERY"
+  COMMON="$COMMON --save_every 0 --rank_every 5 --sampler transformers"
+  run_grid "${GRID:-results/grid.txt}"
+  if [ -z "$standard" ]; then
+    cp "$RUNS/runs.jsonl" results/runs.jsonl
+    .venv/bin/python -m analysis results --measure
+  else
+    echo "RESULTS.md stays as it is: it is of results/grid.txt with five seeds and no other flags"
+  fi
+}
+
+full() { # ACPO's settings, on all GPUs there are
+  : "${MODEL:?give the model, as in MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full}"
+  : "${DATA:?give the problems: countdown34, or orz}"
+  RUNS=${RUNS:-runs/$(basename "$MODEL")-$DATA} SEEDS=${SEEDS:-0} JOBS=${JOBS:-1}
+  ROLLOUTS=${ROLLOUTS:-200} EVAL_EVERY=10
+  if [ "$gpus" -gt 1 ]; then JOBS=1; fi # each run takes them all
+  COMMON="--model $MODEL --data $DATA --rollouts $ROLLOUTS --lr 1e-6 --group_size 10"
+  COMMON="$COMMON --max_prompt_tokens 1024 --max_tokens 3072 --eval_every $EVAL_EVERY --eval_samples 8"
+  if [ "$DATA" = orz ]; then
+    COMMON="$COMMON --eval_data math500"
+    BENCHMARKS=${BENCHMARKS:-aime24,aime25,amc23,math500,minerva,olympiad}
+  fi
+  run_grid "${GRID:-results/full.txt}"
+}
+
+cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+BENCHMARKS=${BENCHMARKS:-}
+"$1"
