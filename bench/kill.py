@@ -1,9 +1,11 @@
-"""Kills a run at random moments and resumes it each time: does it end as the run that nothing interrupted?
+"""Kills a run at random moments and resumes it each time: does it end as the run that nothing
+interrupted?
 
     python bench/kill.py                         20 SIGKILLs over 30 rollouts of fade, with vLLM
     python bench/kill.py --ranks 2 --loss grpo   under torchrun; all its processes are killed
 
-Compared are the final weights, bit for bit, metrics.jsonl but for what a clock measured, and samples.jsonl.
+Compared are the final weights, bit for bit, metrics.jsonl but for what a clock measured, and
+samples.jsonl.
 """
 
 import argparse
@@ -21,21 +23,57 @@ MEASURED = ("time/", "perf/", "seconds", "grader/seconds")
 
 
 def start(args, out):
-    script = [str(ROOT / "train.py"), "--loss", args.loss, "--rollouts", str(args.rollouts), "--problems_per_rollout", "16", "--save_every", "1",
-              "--eval_every", "10", "--eval_problems", "32", "--sampler", args.sampler, "--out", str(out), "--resume"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(args.ranks)] if args.ranks > 1 else []
-    return subprocess.Popen([sys.executable, *launcher, *script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            env=dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // args.ranks))))
+    script = [
+        str(ROOT / "train.py"),
+        "--loss",
+        args.loss,
+        "--rollouts",
+        str(args.rollouts),
+        "--problems_per_rollout",
+        "16",
+        "--save_every",
+        "1",
+        "--eval_every",
+        "10",
+        "--eval_problems",
+        "32",
+        "--sampler",
+        args.sampler,
+        "--out",
+        str(out),
+        "--resume",
+    ]
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(args.ranks)]
+        if args.ranks > 1
+        else []
+    )
+    return subprocess.Popen(
+        [sys.executable, *launcher, *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // args.ranks))),
+    )
 
 
 def ending(out):
-    rows = [{k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)} for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)}
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
     last = max((out / "checkpoints").glob("rollout_*"))
-    return (last / "model.safetensors").read_bytes(), rows, (out / "samples.jsonl").read_text(), last.name
+    return (
+        (last / "model.safetensors").read_bytes(),
+        rows,
+        (out / "samples.jsonl").read_text(),
+        last.name,
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rollouts", type=int, default=30)
     parser.add_argument("--loss", default="fade")
@@ -50,14 +88,20 @@ def main():
         told, _ = process.communicate()
         if process.returncode:
             sys.exit(told.decode()[-3000:])
-        once = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] / args.rollouts  # of one rollout
+        once = (
+            json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+            / args.rollouts
+        )  # of one rollout
         log, last = out / "metrics.jsonl", []
 
         def logged():
             return log.read_text().count("\n") if log.exists() else 0
-        for kill in range(args.kills):
+
+        for _ in range(args.kills):
             process, first = start(args, out), logged()
-            for _ in range(rng.choice([0, 1, 1, 2])):  # records that it may still write; none: killed while it starts
+            for _ in range(
+                rng.choice([0, 1, 1, 2])
+            ):  # records that it may still write; none: killed while it starts
                 while process.poll() is None and logged() == first:
                     time.sleep(0.01)
                 first = logged()
@@ -66,7 +110,9 @@ def main():
                 if process.returncode:
                     sys.exit(process.stdout.read().decode()[-3000:])
                 break  # it got to the end
-            subprocess.run(["pkill", "-KILL", "-f", str(out)], check=True)  # torchrun's workers have sessions of their own
+            subprocess.run(
+                ["pkill", "-KILL", "-f", str(out)], check=True
+            )  # torchrun's workers have sessions of their own
             process.communicate()
             last.append(logged() - 1)
         process = start(args, out)
@@ -74,8 +120,14 @@ def main():
         if process.returncode:
             sys.exit(told.decode()[-3000:])
         (a, b, c, name), (d, e, f, other) = ending(whole), ending(out)
-        print(f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {len(last)} kills, last logged rollouts {last}")
-        print(f"final weights identical: {a == d}; metrics.jsonl: {b == e}; samples.jsonl: {c == f}; both end with {name}: {name == other}")
+        print(
+            f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {len(last)} kills, last logged "
+            f"rollouts {last}"
+        )
+        print(
+            f"final weights identical: {a == d}; metrics.jsonl: {b == e}; "
+            f"samples.jsonl: {c == f}; both end with {name}: {name == other}"
+        )
         sys.exit(not (a == d and b == e and c == f and name == other))
 
 

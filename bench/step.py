@@ -1,12 +1,15 @@
-"""Seconds per rollout by phase, and two ratios from one run on one machine, with nothing else running.
+"""Seconds per rollout by phase, and two ratios from one run on one machine, with nothing else
+running.
 
     python bench/step.py                            (a) our rollout over its parts done bare
-    python bench/step.py --trl OTHER/bin/python     and (b) TRL's GRPOTrainer over ours; that interpreter has
+    python bench/step.py --trl OTHER/bin/python     and (b) TRL's GRPOTrainer over ours; that
+    interpreter has
                                                     bench/requirements-trl.txt
 
-The parts done bare: the engine's generate for the same prompts, one forward without gradient over the same tokens,
-and forward, backward and AdamW on the same shares of them, in the simplest loop. Ours and the others take turns;
-medians over rollouts, the first two of each turn left out, and the median of the turns' ratios.
+The parts done bare: the engine's generate for the same prompts, one forward without gradient over
+the same tokens, and forward, backward and AdamW on the same shares of them, in the simplest loop.
+Ours and the others take turns; medians over rollouts, the first two of each turn left out, and the
+median of the turns' ratios.
 """
 
 import argparse
@@ -22,10 +25,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import train  # noqa: E402
-from data import tiny  # noqa: E402
-from policy import micro_batches  # noqa: E402
-from sampler import default_kind, make_sampler  # noqa: E402
+import train
+from data import tiny
+from engine.policy import micro_batches
+from engine.sampler import default_kind, make_sampler
 
 SKIP = 2
 
@@ -37,30 +40,59 @@ def ours(folder, rollouts, sampler, steps):
     def keep(prompts, completions, device="cpu"):
         batches.append((prompts, completions, make_batch(prompts, completions, device)))
         return batches[-1][2]
+
     train.make_batch = keep
-    train.main(["--loss", "grpo", "--rollouts", str(rollouts), "--steps_per_rollout", str(steps), "--eval_every", "0",
-                "--save_every", "0", "--out", folder, "--sampler", sampler])
+    train.main(
+        [
+            "--loss",
+            "grpo",
+            "--rollouts",
+            str(rollouts),
+            "--steps_per_rollout",
+            str(steps),
+            "--eval_every",
+            "0",
+            "--save_every",
+            "0",
+            "--out",
+            folder,
+            "--sampler",
+            sampler,
+        ]
+    )
     train.make_batch = make_batch
-    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()], batches[1:]  # the first tries the model
+    return [
+        json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()
+    ], batches
 
 
 def bare(batches, kind, steps):
-    """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of `batches`."""
+    """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of
+    `batches`."""
     folder = tiny.base_model()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     sampler = make_sampler(kind, folder, dtype="float32", max_length=48, eos=[1])
 
     def logprobs(batch):
-        logits = model(batch.ids[:, :(batch.prompt_len + batch.completion_len).max()], use_cache=False).logits[:, :-1]
-        return logits.log_softmax(-1).gather(-1, batch.ids[:, 1:logits.shape[1] + 1, None])[..., 0]
+        logits = model(
+            batch.ids[:, : (batch.prompt_len + batch.completion_len).max()], use_cache=False
+        ).logits[:, :-1]
+        return logits.log_softmax(-1).gather(-1, batch.ids[:, 1 : logits.shape[1] + 1, None])[
+            ..., 0
+        ]
+
     seconds = []
     for prompts, _, batch in batches:
         marks = [time.perf_counter()]
         unique = prompts[::16]
         if kind == "vllm":
-            params = sampler.vllm.SamplingParams(n=16, max_tokens=16, stop_token_ids=[1], logprobs=0, detokenize=False)
-            sampler.engine.generate([{"prompt_token_ids": p} for p in unique], params, use_tqdm=False)
+            params = sampler.vllm.SamplingParams(
+                n=16, max_tokens=16, stop_token_ids=[1], logprobs=0, detokenize=False
+            )
+            sampler.engine.generate(
+                [{"prompt_token_ids": p} for p in unique], params, use_tqdm=False
+            )
         else:
             sampler.sample(unique, 16, seed=0, temperature=1.0, max_tokens=16)
         marks.append(time.perf_counter())
@@ -80,7 +112,9 @@ def bare(batches, kind, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rollouts", type=int, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps per rollout")
@@ -88,7 +122,7 @@ def main():
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     args = parser.parse_args()
     phases, parts, ratios, trl = {}, [], [], []
-    for turn in range(args.turns):
+    for _ in range(args.turns):
         with tempfile.TemporaryDirectory() as folder:
             records, batches = ours(folder + "/run", args.rollouts, args.sampler, args.steps)
         for record in records[SKIP:]:
@@ -100,19 +134,45 @@ def main():
         parts += done
         ratios.append(mine / statistics.median(map(sum, done)))
         if args.trl:
-            out = subprocess.run([args.trl, str(Path(__file__).with_name("trl_step.py")), tiny.base_model(), str(args.rollouts),
-                                  str(args.steps)], capture_output=True, text=True)
+            out = subprocess.run(
+                [
+                    args.trl,
+                    str(Path(__file__).with_name("trl_step.py")),
+                    tiny.base_model(),
+                    str(args.rollouts),
+                    str(args.steps),
+                ],
+                capture_output=True,
+                text=True,
+            )
             if out.returncode:
                 sys.exit(out.stderr[-3000:])
             trl.append((statistics.median(json.loads(out.stdout.splitlines()[-1])[SKIP:]), mine))
-    print(f"\n{args.sampler}, {args.steps} steps per rollout, 1024 completions; median seconds per rollout")
-    print("ours  " + ", ".join(f"{name[5:]} {statistics.median(v):.3f}" for name, v in phases.items()))
-    print("bare  " + ", ".join(f"{name} {statistics.median(v):.3f}" for name, v in zip(("sample", "logp", "update"), zip(*parts))))
-    print(f"(a) ours / its parts done bare: {statistics.median(ratios):.3f}  (turns: {', '.join(f'{r:.3f}' for r in ratios)})")
+    print(
+        f"\n{args.sampler}, {args.steps} steps per rollout, 1024 completions; median seconds per "
+        f"rollout"
+    )
+    print(
+        "ours  " + ", ".join(f"{name[5:]} {statistics.median(v):.3f}" for name, v in phases.items())
+    )
+    print(
+        "bare  "
+        + ", ".join(
+            f"{name} {statistics.median(v):.3f}"
+            for name, v in zip(("sample", "logp", "update"), zip(*parts))
+        )
+    )
+    print(
+        f"(a) ours / its parts done bare: {statistics.median(ratios):.3f}  "
+        f"(turns: {', '.join(f'{r:.3f}' for r in ratios)})"
+    )
     if trl:
         over = [theirs / mine for theirs, mine in trl]
-        print(f"(b) TRL / ours: {statistics.median(over):.2f}  (turns: {', '.join(f'{r:.2f}' for r in over)}; "
-              f"TRL {statistics.median(t for t, _ in trl):.2f} s)")
+        print(
+            f"(b) TRL / ours: {statistics.median(over):.2f}  "
+            f"(turns: {', '.join(f'{r:.2f}' for r in over)}; "
+            f"TRL {statistics.median(t for t, _ in trl):.2f} s)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Seconds of each rollout of TRL's GRPOTrainer on the embedded base: trl_step.py MODEL ROLLOUTS STEPS. See step.py.
+"""Seconds of each rollout of TRL's GRPOTrainer on the embedded base: trl_step.py MODEL ROLLOUTS
+STEPS. See step.py.
 
-The same model, prompts, group size, completions and optimizer steps per rollout, learning rate, clip and reward;
-generation by transformers, which is what TRL has on a CPU.
+The same model, prompts, group size, completions and optimizer steps per rollout, learning rate,
+clip and reward; generation by transformers, which is what TRL has on a CPU.
 """
 
 import json
@@ -15,13 +16,18 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import data  # noqa: E402
-from rewards import countdown  # noqa: E402
+import data
+from rewards import countdown
 
 model, rollouts, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 train_set = data.load("countdown", "train")
 problems = [p for rollout in range(rollouts) for p in data.batch(train_set, 64, 0, rollout)]
-dataset = Dataset.from_list([dict(prompt=p["prompt"], nums=p["answer"]["nums"], target=p["answer"]["target"]) for p in problems])
+dataset = Dataset.from_list(
+    [
+        dict(prompt=p["prompt"], nums=p["answer"]["nums"], target=p["answer"]["target"])
+        for p in problems
+    ]
+)
 
 
 def reward(completions, nums, target, **_):
@@ -40,9 +46,32 @@ class Clock(TrainerCallback):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    GRPOTrainer(model=model, reward_funcs=reward, train_dataset=dataset, callbacks=[Clock()], args=GRPOConfig(
-        output_dir=folder, per_device_train_batch_size=1024 // steps, steps_per_generation=steps, num_generations=16,
-        max_completion_length=16, max_steps=rollouts * steps, learning_rate=5e-5, lr_scheduler_type="constant", beta=0.0,
-        epsilon=0.2, loss_type="grpo", temperature=1.0, bf16=False, use_cpu=True, gradient_checkpointing=False,
-        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)).train()
+    GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        train_dataset=dataset,
+        callbacks=[Clock()],
+        args=GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=1024 // steps,
+            steps_per_generation=steps,
+            num_generations=16,
+            max_completion_length=16,
+            max_steps=rollouts * steps,
+            learning_rate=5e-5,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            epsilon=0.2,
+            loss_type="grpo",
+            temperature=1.0,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+    ).train()
 print(json.dumps([b - a for a, b in zip(Clock.marks, Clock.marks[1:])]))

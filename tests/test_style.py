@@ -1,0 +1,79 @@
+"""The shape of the code: what the core may weigh, which way imports point, what ruff finds."""
+
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+
+import pytest
+
+from conftest import ROOT
+
+CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
+        "data/__init__.py", "data/countdown.py"]
+LINES, TOKENS = 2050, 15_500
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+          tokenize.ENDMARKER}
+OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
+MAY_IMPORT = {  # at the top of a file; what stands within a function is imported when it is called
+    "losses.py": set(), "graders": set(), "rewards.py": {"graders"}, "data": {"rewards"},
+    "engine": {"losses"}, "eval.py": {"data", "rewards", "graders", "engine", "experiment"},
+    "experiment": OURS - {"train", "analysis"}, "train.py": OURS - {"analysis"},
+    "analysis": OURS - {"train"}}
+FOLDERS = [name for name in MAY_IMPORT if not name.endswith(".py")]
+SOURCES = sorted(path for name in FOLDERS for path in (ROOT / name).glob("*.py")) + sorted(
+    ROOT.glob("*.py"))
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_the_core_keeps_to_its_budget():
+    texts = [(ROOT / name).read_text() for name in CORE]
+    lines = sum(len(text.splitlines()) for text in texts)
+    tokens = sum(token.type not in LAYOUT for text in texts
+                 for token in tokenize.generate_tokens(io.StringIO(text).readline))
+    assert lines <= LINES and tokens <= TOKENS, f"{lines} lines, {tokens} tokens"
+    assert {path.name for path in ROOT.glob("*.py")} == {"losses.py", "train.py", "rewards.py",
+                                                         "eval.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_function_fits_on_a_screen(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name != "add_flags":  # a table
+            most = 95 if node.name == "main" and path.name == "train.py" else 50
+            assert node.end_lineno - node.lineno < most, f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_point_one_way(path):
+    folder = path.name if path.parent == ROOT else path.parent.name
+    imported = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.split(".")[0])
+    allowed = MAY_IMPORT[folder] | {folder}
+    assert imported & OURS <= allowed, f"{name_of(path)} imports {imported & OURS - allowed}"
+    if path.name == "losses.py":
+        assert imported - set(sys.stdlib_module_names) == {"torch"}
+
+
+@pytest.mark.parametrize("command", ["train.parse_args(['--loss', 'fade'])",
+                                     "eval.parse_args(['--samples', '2'])"])
+def test_flags_are_parsed_before_anything_heavy_is_imported(command):
+    heavy = {"transformers", "vllm", "peft", "matplotlib", "sympy", "datasets",
+             "torch.distributed.fsdp", "torch.nn.attention.varlen"}
+    code = f"import sys, train, eval; {command}; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing():
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "."], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
