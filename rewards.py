@@ -227,7 +227,8 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     list to which [reward, what went wrong or None, seconds] of each completion are added.
     Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error and
     seconds_max. Whatever a verifier does, grade does not raise."""
-    jobs = [(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
+    jobs = [worker.Job(p["reward"], text, p["answer"],
+                       seconds=timeout or SECONDS.get(p["reward"], TIMEOUT))
             for p, texts in zip(problems, completions, strict=True) for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:

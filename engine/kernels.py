@@ -82,9 +82,11 @@ def packed_attention(module, query, key, value, attention_mask, *, cu_seq_lens_q
         from torch.nn.attention.varlen import varlen_attn  # takes long to import
         # rotations may have made float32 of some
         q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-        window = (sliding_window - 1 if sliding_window else -1, 0)
+        options = dict(scale=scaling, window_size=(sliding_window - 1 if sliding_window else -1, 0))
+        if grouped:  # torch 2.11 does not know the word
+            options["enable_gqa"] = True
         out = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
-                          scale=scaling, enable_gqa=grouped, window_size=window)
+                          **options)
         return out[None], None
     assert not sliding_window, "only on a GPU"  # elsewhere there is no such kernel: one by one
     sequences = zip(*(x.split(cu_seq_lens_q.diff().tolist(), 2) for x in (query, key, value)),

@@ -1,9 +1,9 @@
-"""Worker processes that can be killed: one job goes out, one line comes back, or the worker dies.
+"""Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
     python -m graders.worker rewards       what a worker runs: jobs on stdin, results on stdout
 
-The module that is named on the command line has the verifiers, in its VERIFIERS. A job is the JSON
-line [name, completion, answer], its result the JSON line [reward, fault].
+The module that is named on the command line has the verifiers, in its VERIFIERS. Jobs go out as a
+JSON line of [name, completion, answer]s, and the result of each is a JSON line [reward, fault].
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from graders import Unparsed, UnparsedGold, sandbox
 from graders.lines import LineReader
@@ -27,6 +28,15 @@ START_SECONDS = 60.0  # A new process may take so long to import the verifiers.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 # A small machine gets more workers than cores, so that some can hang while others work.
 WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+class Job(NamedTuple):
+    """seconds: what one completion may take."""
+
+    name: str
+    completion: str
+    answer: object
+    seconds: float
 
 
 # ------------------------------------------------------------------ the parent's side
@@ -46,12 +56,17 @@ class Worker:
         self.lines, self.warm = LineReader(self.process.stdout.fileno()), set()
         self.lines.read(START_SECONDS)
 
-    def ask(self, name, completion, answer, seconds):
-        """-> [reward, fault or None] of one job. Raises TimeoutError, or the errors of a process
-        that has ended."""
-        self.process.stdin.write(json.dumps((name, completion, answer)).encode() + b"\n")
+    def send(self, jobs):
+        """One line, which the process reads whole before it begins: it cannot block the pipe."""
+        self.process.stdin.write(json.dumps(jobs).encode() + b"\n")
         self.process.stdin.flush()
-        return self.lines.read(seconds)
+
+    def warm_up(self, name):
+        """A verifier's first call may import much: sympy takes a second."""
+        if name not in self.warm:
+            self.send([(name, "", None)])
+            self.lines.read(START_SECONDS)
+            self.warm.add(name)
 
     def stop(self):
         """Kills the process, if there is one, and removes the folders of the programs it ran."""
@@ -64,28 +79,31 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # The buffer may hold what it did not take.
                 process.stdin.close()
 
-    def run(self, name, completion, answer, limit):
-        """-> [reward, fault or None, seconds] of one job, which may take `limit` seconds.
+    def run(self, jobs):
+        """-> [reward, fault or None, seconds] of the first jobs: of all, or up to the one that cost
+        the process its life.
 
-        It raises nothing on the job's account: a job that takes too long is a timeout, and one that
+        It raises nothing on a job's account: a job that takes too long is a timeout, and one that
         ends its process is an error."""
         if self.process and self.process.poll() is not None:
-            self.stop()  # It died between two jobs, which is not the fault of this one.
-        began, allowed = time.monotonic(), START_SECONDS
+            self.stop()  # It died between two blocks, which is not the fault of a job.
+        results, began, allowed = [], time.monotonic(), START_SECONDS
         try:
             if self.process is None:
                 self.start()
-            if name not in self.warm:  # Its first call may import much: sympy takes a second.
-                self.ask(name, "", None, START_SECONDS)
-                self.warm.add(name)
-            began, allowed = time.monotonic(), limit
-            return [*self.ask(name, completion, answer, allowed), time.monotonic() - began]
+            for name in {job.name for job in jobs}:
+                self.warm_up(name)
+            self.send([job[:3] for job in jobs])
+            for job in jobs:
+                began, allowed = time.monotonic(), job.seconds
+                results.append([*self.lines.read(allowed), time.monotonic() - began])
         except TimeoutError:
             self.stop()
-            return [0.0, "timeout", allowed]
+            results.append([0.0, "timeout", allowed])
         except (EOFError, BrokenPipeError):
             self.stop()
-            return [0.0, "error: the worker process died", time.monotonic() - began]
+            results.append([0.0, "error: the worker process died", time.monotonic() - began])
+        return results
 
 
 @functools.cache
@@ -95,23 +113,29 @@ def pool(module, size):
 
 
 def run_jobs(module, jobs, size):
-    """Runs jobs in `size` workers that have the verifiers of `module`.
+    """Runs Jobs in `size` workers that have the verifiers of `module`.
 
-    Each job is (name, completion, answer, seconds that it may take). Returns a list of
-    [reward, fault or None, seconds that it took] of each, in order."""
+    Returns a list of [reward, fault or None, seconds that it took] of each, in order."""
     results = [None] * len(jobs)
-    waiting = queue.SimpleQueue()
-    for number in range(len(jobs)):
-        waiting.put(number)
+    # Blocks save waiting for each line; short ones, so that a slow job holds up little.
+    step = max(1, min(64, -(-len(jobs) // (4 * size))))
+    starts = queue.SimpleQueue()
+    for start in range(0, len(jobs), step):
+        starts.put(start)
 
     def keep_busy(worker):
         with contextlib.suppress(queue.Empty):
             while True:
-                number = waiting.get_nowait()
-                results[number] = worker.run(*jobs[number])
+                start = starts.get_nowait()
+                end = min(start + step, len(jobs))
+                while start < end:  # What a dead process left is for the next one.
+                    block = worker.run(jobs[start:end])
+                    results[start:start + len(block)] = block
+                    start += len(block)
 
     with ThreadPoolExecutor(size) as threads:  # one thread for each worker
-        list(threads.map(keep_busy, pool(module, size)[:len(jobs)]))  # list() raises their errors
+        busy = pool(module, size)[:starts.qsize()]
+        list(threads.map(keep_busy, busy))  # list() raises their errors
     return results
 
 
@@ -130,7 +154,7 @@ def graded(verifiers, name, completion, answer):
 
 
 def serve(module):
-    """Says that it is ready, then answers each job on stdin with a line, until stdin ends.
+    """Says that it is ready, then answers each job of each line on stdin with a line.
 
     The results go to a private copy of stdout: what a verifier prints goes nowhere."""
     results = os.fdopen(os.dup(1), "w")
@@ -138,8 +162,8 @@ def serve(module):
     verifiers = importlib.import_module(module).VERIFIERS
     print('"ready"', file=results, flush=True)
     for line in sys.stdin:
-        result = graded(verifiers, *json.loads(line))
-        print(json.dumps(result), file=results, flush=True)
+        for job in json.loads(line):
+            print(json.dumps(graded(verifiers, *job)), file=results, flush=True)
 
 
 if __name__ == "__main__":

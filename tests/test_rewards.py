@@ -231,8 +231,8 @@ def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
     problem = dict(reward="code", answer=dict(tests=[dict(input="", output="")], fn_name=None))
     one = worker.Worker("rewards")
     try:
-        _, fault, seconds = one.run("code", "```\nimport time\ntime.sleep(60)\n```",
-            problem["answer"], 1.0)
+        _, fault, seconds = one.run([worker.Job(
+        "code", "```\nimport time\ntime.sleep(60)\n```", problem["answer"], 1.0)])[0]
         assert fault == "timeout" and seconds < 3 and not list(tmp_path.iterdir())
     finally:
         one.stop()
