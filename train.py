@@ -2,8 +2,7 @@
 
     python train.py --loss fade --steps_per_rollout 16        the embedded base, on a laptop
     python train.py --model Qwen/Qwen2.5-1.5B-Instruct --data countdown34 --loss acpo
-    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500 \
-        --max_tokens 3072 --loss p3o
+    torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500
 
 The method is a row of losses.METHODS; its functions' keyword-only arguments are flags here, and
 `--loss NAME --help` lists them. The loop is `main`, at the end; one optimizer step is `update`.

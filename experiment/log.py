@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from engine import parallel
+from eval import mean
 from experiment.failures import RunFailed
 from losses import gradient_mass
 
@@ -38,10 +39,10 @@ def timed(times, name):
     times[f"time/{name}"] = times.get(f"time/{name}", 0.0) + time.perf_counter() - began
 
 
-def mean(values):
-    """Of those that are numbers; None where there is none."""
+def mean_of_some(values):
+    """The mean of those that are not nan; None where there is none."""
     values = [v for v in values if v == v]
-    return sum(values) / len(values) if values else None
+    return mean(values) if values else None
 
 
 def outcome(groups):
@@ -58,9 +59,9 @@ def outcome(groups):
         "groups/solve_rate_hist": [sum(k == i for k in solved) for i in range(size + 1)],
         "len/mean": mean(lengths), "len/min": min(lengths), "len/max": max(lengths),
         "len/sum": sum(lengths), "len/truncated_frac": mean(c.truncated for c, _ in pairs),
-        "len/mean_terminated": mean(len(c.tokens) for c, _ in pairs if not c.truncated),
-        "len/mean_correct": mean(len(c.tokens) for c, r in pairs if r == 1),
-        "len/mean_wrong": mean(len(c.tokens) for c, r in pairs if r != 1)}
+        "len/mean_terminated": mean_of_some(len(c.tokens) for c, _ in pairs if not c.truncated),
+        "len/mean_correct": mean_of_some(len(c.tokens) for c, r in pairs if r == 1),
+        "len/mean_wrong": mean_of_some(len(c.tokens) for c, r in pairs if r != 1)}
 
 
 def examples(groups, tokenizer):
@@ -102,7 +103,7 @@ def optimizer_steps(records):
         return NAMES.get(name) or f"policy/{name}"
     steps = [{rename(name): float(value) for name, value in record.items()} for record in records]
     names = steps[0] if steps else ()
-    return {**{name: mean(step[name] for step in steps) for name in names}, "steps": steps}
+    return {**{name: mean_of_some(step[name] for step in steps) for name in names}, "steps": steps}
 
 
 class HeadChange:
