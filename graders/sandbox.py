@@ -167,7 +167,8 @@ def started(code, inputs, fn_name, timeout, memory_mb):
             while lines.read_chunk(5.0):
                 pass  # The pipe ends with the runner, and so with the process tree.
         os.close(read_end)
-        os.chmod(folder, 0o700)
+        with contextlib.suppress(FileNotFoundError):  # The program may have removed it.
+            os.chmod(folder, 0o700)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,17 +1,19 @@
 """Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
-    python -m graders.worker rewards       what a worker runs: jobs on stdin, results on stdout
+    python -m graders.worker rewards LIFE      what a worker runs: jobs on stdin, results on stdout
 
 The module that is named on the command line has the verifiers, in its VERIFIERS. Jobs go out as a
 JSON line of [name, completion, answer]s, and the result of each is a JSON line [reward, fault].
 """
 
 import contextlib
+import fcntl
 import functools
 import importlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -49,10 +51,12 @@ class Worker:
 
     def start(self):
         """Starts the process. Raises TimeoutError or EOFError if it does not become ready."""
+        life, self.life = os.pipe()  # The process dies when this end is closed, or we are dead.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "graders.worker", self.module], start_new_session=True,
+            [sys.executable, "-m", "graders.worker", self.module, str(life)], pass_fds=(life,),
             cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(life)
         self.lines, self.warm = LineReader(self.process.stdout.fileno()), set()
         self.lines.read(START_SECONDS)
 
@@ -74,6 +78,7 @@ class Worker:
         if process:
             process.kill()
             process.wait()
+            os.close(self.life)
             sandbox.sweep(process.pid)
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):  # The buffer may hold what it did not take.
@@ -153,6 +158,17 @@ def graded(verifiers, name, completion, answer):
         return [0.0, f"error: {type(e).__name__}: {e}"[:500]]
 
 
+def die_with_parent(life):
+    """The kernel kills this process when the other end of the pipe `life` is closed.
+
+    A thread that looks for the parent would not do: a regular expression that hangs holds Python's
+    lock. Linux alone can do this."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def serve(module):
     """Says that it is ready, then answers each job of each line on stdin with a line.
 
@@ -167,4 +183,5 @@ def serve(module):
 
 
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
     serve(sys.argv[1])

@@ -1,9 +1,11 @@
 """rewards.py: the verifiers' tables, programs, the audit, workers that hang, crash and talk."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -236,3 +238,33 @@ def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
         assert fault == "timeout" and seconds < 3 and not list(tmp_path.iterdir())
     finally:
         one.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process by a pipe's end")
+def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
+    """Also where the verifier hangs in C code, which holds Python's lock."""
+    (tmp_path / "hanging.py").write_text(
+        "import re\n"
+        "VERIFIERS = {'hang': lambda completion, _: completion and re.match('(a+)+$', "
+        "completion)}\n")
+    parent = subprocess.Popen(
+        [sys.executable, "-c",
+         "from graders import worker; w = worker.Worker('hanging'); w.start(); "
+         "print(w.process.pid, flush=True); "
+         "w.run([worker.Job('hang', 'a' * 60 + 'b', None, 600.0)])"], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=f"{ROOT}:{tmp_path}"))
+    child = int(parent.stdout.readline())
+    time.sleep(1.0)  # it is in the regular expression by then
+
+    def lives():
+        try:
+            return Path(f"/proc/{child}/stat").read_text().split()[2] not in "ZX"
+        except FileNotFoundError:
+            return False
+    assert lives()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while lives() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not lives()

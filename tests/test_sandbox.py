@@ -32,6 +32,8 @@ CASES = [
     S("plain", 1, "print(int(input())*2)"),
     S("main guard", 1, "def main():\n    print(int(input())*2)\nif __name__=='__main__':\n"
       "    main()"),
+    S("removes its folder", 1, "import os, shutil\nprint(int(input())*2)\n"
+      "shutil.rmtree(os.getcwd(), ignore_errors=True)"),
     S("sys.stdin.read", 1, "import sys\nprint(int(sys.stdin.read())*2)"),
     S("iterate stdin", 1, "import sys\nfor line in sys.stdin:\n    print(int(line)*2)"),
     S("buffer", 1, "import sys\ninput=sys.stdin.buffer.readline\nprint(int(input())*2)"),
@@ -186,6 +188,17 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         while (left := alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left
+
+
+def test_a_program_that_removes_its_folder_is_a_verdict(monkeypatch):
+    """Where the kernel gives it no file system of its own, that is the folder that we made."""
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--ipc", "--fork",
+        "--kill-child"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not unshare")
+    monkeypatch.setattr(sandbox, "unshared", lambda: (("pid",), command))
+    gone = "import os, shutil\nprint(int(input())*2)\nshutil.rmtree(os.getcwd())"
+    assert run_tests(gone, IO[:1]) and not run_tests(gone + "\nprint(7)", IO)
 
 
 def test_in_a_user_namespace_as_well(monkeypatch):
