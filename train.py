@@ -33,7 +33,7 @@ def add_flags(flag):
     # method
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
-        flag(axis, None, f"another {axis} than the method's", choices=losses.cells(axis),
+        flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
              metavar="NAME")
     # problem
     flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings "

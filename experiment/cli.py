@@ -4,6 +4,7 @@ a model loads. Whatever is wrong with flags, data or model is one sentence and e
 
 import argparse
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -69,7 +70,8 @@ def parse_args(argv, add_flags, description):
 
     # the method is chosen first: its flags join the others
     chosen = parser.parse_known_args(argv)[0]
-    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
+    method = chosen_row(chosen)
+    check_row(chosen.loss, method, common)
     for name, value in method.flags.items():
         parser.add_argument(f"--{name}", type=float if value is None else type(value),
                             default=defaults.get(name, value), help=f"of {chosen.loss} ({value})")
@@ -85,6 +87,34 @@ def parse_args(argv, add_flags, description):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     resolve(args, method)
     return args, method
+
+
+def chosen_row(args):
+    """The row of --loss, with the cells of --advantage, --select, --objective, --aggregate."""
+    cells = {axis: getattr(args, axis) for axis in losses.AXES}
+    for axis, name in cells.items():
+        if name and name not in (there := losses.cells(axis)):
+            refuse(f"--{axis} {name}: there is no such {axis}, there are {', '.join(there)}; a "
+                   "function is one of them once a row of METHODS uses it")
+    return losses.row(args.loss, **cells)
+
+
+def check_row(name, method, common):
+    """Refuses what is wrong in the functions of a row, for one's own methods. common: the names of
+    the flags that every method has."""
+    defaults = {}
+    for f in method.functions:
+        where = f"{name}: the function {f.__name__} of losses.py"
+        if not f.__doc__:
+            refuse(f"{where} has no docstring; its first line should be the formula")
+        for flag, default in losses.keyword_only(f).items():
+            if default is inspect.Parameter.empty:
+                refuse(f"{where}: {flag} has no default; a flag needs one, as in {flag}=1.0")
+            if flag in common:
+                refuse(f"{where}: --{flag} is a flag of train.py already; give {flag} another name")
+            if defaults.setdefault(flag, default) != default:
+                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
+                       "of the row; one flag has one default")
 
 
 def refuse_unknown(name, loss, method):
@@ -229,8 +259,12 @@ def check_method(args, method):
     rewards = (torch.arange(2 * args.group_size).view(2, -1) % 3 == 0).float()
     tokens = Tokens(logprobs, logprobs, logprobs, logprobs < 0, -logprobs)
     try:
-        shaped = rewards - 0.5 * bool(args.overlong_penalty)
-        group_advantages(method, shaped, dict(entropy=1.0))
+        shaped, state = rewards - 0.5 * bool(args.overlong_penalty), dict(entropy=1.0)
+        group_advantages(method, shaped, state)
+        for name, value in state.items():
+            if not isinstance(value, (int, float)):
+                refuse(f"{method.advantage.__name__} puts a {type(value).__name__} into state"
+                       f"[{name!r}]: state is saved and logged, and holds plain numbers (float(x))")
         for token_filter in method.passes:
             policy_loss(method, tokens, args.max_tokens, token_filter=token_filter)
     except ValueError as e:

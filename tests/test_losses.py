@@ -553,3 +553,35 @@ def test_the_cards_print():
         assert text.startswith(name + " = ") and method.source
         for flag in method.flags:
             assert f"{flag}=" in text
+
+
+DEFAULTS = {  # every row's flags: a default that changes is a decision, and is made here, too
+    "reinforce": dict(),
+    "rloo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "dr_grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "dapo": dict(eps_low=0.2, eps_high=0.28, dual_clip=None),
+    "cispo": dict(ratio_max=5.0),
+    "gspo": dict(eps_low=0.0003, eps_high=0.0004),
+    "sapo": dict(tau_pos=1.0, tau_neg=1.05),
+    "gmpo": dict(eps_low=0.4, eps_high=0.4),
+    "dppo": dict(tv_low=0.2, tv_high=0.2, ratio_max=20.0),
+    "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None),
+    "p3o": dict(),
+    "fade": dict(alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02, eps_low=0.2,
+                 eps_high=0.2, dual_clip=None),
+    "asym": dict(delta=2.0, eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "power": dict(alpha=2.0, eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "maxrl": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "passk": dict(k=4, eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "ar_lopti": dict(prob_alpha=0.3, eps_low=0.2, eps_high=0.24, dual_clip=None, prob_split=0.5),
+    "top_entropy": dict(entropy_share=0.2, eps_low=0.2, eps_high=0.28, dual_clip=None),
+    "bottom_entropy": dict(entropy_share=0.8, eps_low=0.2, eps_high=0.28, dual_clip=None),
+}
+
+
+def test_no_default_changes_unnoticed():
+    assert {name: method.flags for name, method in METHODS.items() if name in DEFAULTS} == DEFAULTS
+    assert METHODS["p3o"].old_logprobs == "sampler"
+    others = [METHODS[name] for name in DEFAULTS if name != "p3o"]
+    assert {method.old_logprobs for method in others} == {"trainer"}

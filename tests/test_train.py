@@ -1,5 +1,6 @@
 """train.py: flags and their errors, whole small runs, what they leave behind."""
 
+import inspect
 import json
 import math
 import shutil
@@ -17,7 +18,7 @@ from engine import loading
 from engine.sampler import default_kind
 from experiment import cli
 from experiment.run import claim_folder
-from losses import METHODS, Method, centred, token_mean
+from losses import METHODS, Method, asym, centred, token_mean
 
 SMALL = (
     "--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 "
@@ -284,6 +285,49 @@ def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one(
             for flag in __import__("losses").keyword_only(getattr(method, axis)):
                 owners.setdefault(flag, set()).add(axis)
     assert all(len(axes) == 1 for axes in owners.values()), owners  # so that rows can be crossed
+
+
+def own_objective(docstring="L = -A rho", **keywords):
+    def own(tokens, **_):
+        return -tokens.advantages * tokens.ratio
+
+    own.__doc__ = docstring
+    parameters = [inspect.Parameter("tokens", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for name, default in keywords.items():
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    own.__signature__ = inspect.Signature(parameters)
+    return own
+
+
+def tensor_state(rewards, state):
+    """A = r - rbar"""
+    state["mean"] = rewards.mean()
+    return centred(rewards, state)
+
+
+@pytest.mark.parametrize(
+    "row, named",
+    [
+        (Method(centred, own_objective(docstring=None), token_mean), "own of losses.py has no doc"),
+        (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has no default"),
+        (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
+        (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
+        (Method(tensor_state, own_objective(), token_mean), "a Tensor into state['mean']"),
+    ],
+    ids=["docstring", "default", "flag", "two defaults", "tensor in state"],
+)
+def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
+    monkeypatch.setitem(METHODS, "mine", row)
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(["--loss", "mine"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and named in said and said.count("\n") == 1
+
+
+def test_a_cell_exists_once_a_row_uses_it(capsys):
+    with pytest.raises(SystemExit):
+        train.parse_args(["--advantage", "weigh_failures"])
+    assert "once a row of METHODS uses it" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- whole runs
