@@ -5,7 +5,7 @@
 
 The second command grades completions that a file holds. A command that was cut off continues when
 it is started again. The flags stand in experiment/eval_flags.py, reading and writing completions in
-experiment/completions.py. train.py's --eval_every uses `sample` and `summarise`, too.
+experiment/completions.py. train.py's --eval_every uses `sample_rows` and `summarise`, too.
 """
 
 import itertools
@@ -83,8 +83,8 @@ def interval(values, draws=2000):
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 
 
-def sample(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens, top_p=1.0,
-           template=None):
+def sample_rows(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
+                top_p=1.0, template=None):
     """-> for each problem its completions as rows {completion, score, tokens, truncated}, and the
     grader's counters."""
     prompts = [data.encode(tokenizer, problem, template) for problem in problems]
@@ -151,7 +151,7 @@ def parse_args(argv=None):
     return args
 
 
-def load(args):
+def load_benchmarks(args):
     """-> {benchmark: problems}"""
     sets = {}
     for name in dict.fromkeys(args.benchmarks.split(",")):
@@ -176,17 +176,21 @@ def load_model(args):
     """-> the sampler and the tokenizer of --model"""
     from transformers import AutoTokenizer  # takes seconds: not before flags are refused
 
-    from engine.loading import eos_ids
+    from engine.loading import eos_ids, positions_of
     if not args.model:
         from data import tiny
         args.model = tiny.base_model()
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
-        eos = eos_ids(args.model, tokenizer)
+        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
     except (OSError, ValueError) as e:
         refuse(f"--model {args.model} cannot be loaded: {str(e).splitlines()[0]}")
+    longest = args.max_prompt_tokens + args.max_tokens
+    if longest > positions:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
+               f"are more than the model's {positions} positions")
     sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
-                           max_length=args.max_prompt_tokens + args.max_tokens)
+                           max_length=longest)
     return sampler, tokenizer
 
 
@@ -204,7 +208,7 @@ def sample_rest(args, sets, path):
         for name, problems in sets.items():
             for start in range(done[name], len(problems), size):
                 chunk = problems[start:start + size]
-                groups, _ = sample(
+                groups, _ = sample_rows(
                     sampler, tokenizer, chunk, args.samples, template=args.template,
                     seed=seed_of("eval.py", args.seed, name, start), temperature=args.temperature,
                     max_tokens=args.max_tokens, top_p=args.top_p)
@@ -242,7 +246,7 @@ def report(args, sets, path, out):
     write_report(out, vars(args), results, args.k)
 
 
-def claim(out, settings, path):
+def claim_folder(out, settings, path):
     """Makes the folder and notes the settings; refuses one with completions of other settings."""
     noted = out / "settings.json"
     try:
@@ -260,9 +264,9 @@ def claim(out, settings, path):
 
 def main(argv=None):
     args = parse_args(argv)
-    sets, out = load(args), Path(args.out)
+    sets, out = load_benchmarks(args), Path(args.out)
     path = out / "completions.jsonl"
-    claim(out, {name: value for name, value in vars(args).items() if name != "out"}, path)
+    claim_folder(out, {name: value for name, value in vars(args).items() if name != "out"}, path)
     if args.completions:
         grade_file(args, sets, path)
     else:

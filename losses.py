@@ -113,9 +113,9 @@ def leave_one_out(rewards, state):
     return centred(rewards, state) * (rewards.shape[1] / (rewards.shape[1] - 1))
 
 
-def weigh_failures(centred, delta):
+def weigh_failures(advantages, delta):
     """Divides what is below the mean by delta: above 1 it favours successes, below 1 failures."""
-    return torch.where(centred < 0, centred / delta, centred)
+    return torch.where(advantages < 0, advantages / delta, advantages)
 
 
 def focus(rewards, exponent):
@@ -143,10 +143,10 @@ def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, f
     delta = clip(1 + H - H*, delta_min, 1), H a moving average of the entropy, from the first, H0
 
     entropy_target is H* in nats; None is half of H0, for an absolute number does not carry over
-    between models. fade_ema is the weight of the NEW value: our source writes
-    p <- b p + (1 - b) rbar with b = 0.02, which would forget 98% of the past at every rollout; we
-    keep its number and read it the other way round. Both averages take the new rollout in before
-    they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
+    between models. fade_ema is the weight of the NEW value. The note that we have of the paper
+    writes p <- b p + (1 - b) rbar with b = 0.02, which would forget 98% of the past at every
+    rollout; here p <- (1 - fade_ema) p + fade_ema rbar. Both averages take the new rollout in
+    before they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
     if not 0 <= fade_ema <= 1:
         raise ValueError(f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
     if not (alpha_max >= 1 and 0 < delta_min <= 1):
@@ -181,10 +181,12 @@ def passk(rewards, state, *, k=4):
         raise ValueError("passk counts successes: rewards must be 0 or 1 (no --overlong_penalty)")
     failures = (rewards == 0).sum(1, keepdim=True)
 
-    def all_within(counts, size, k):  # the chance that k of size are all among so many
-        return rewards.new_tensor([math.comb(max(n, 0), k) / math.comb(size, k) for n in counts])
-    unsolved = all_within(range(size + 1), size, k)[failures]  # 1 - R, [P, 1]
-    others = all_within(range(-1, size), size - 1, k - 1)[failures]
+    def all_fail(failures_of, size, k):
+        """The chance that k of `size`, drawn without replacement, are all among the failures."""
+        chances = [math.comb(max(n, 0), k) / math.comb(size, k) for n in failures_of]
+        return rewards.new_tensor(chances)[failures]
+    unsolved = all_fail(range(size + 1), size, k)                            # 1 - R, [P, 1]
+    others = all_fail([f - 1 for f in range(size + 1)], size - 1, k - 1)  # beside one failure
     spread = (unsolved * (1 - unsolved)).sqrt()
     return torch.where(spread > 0, (unsolved - others * (rewards == 0)) / spread, 0.0)
 
@@ -401,7 +403,7 @@ class Method:
     aggregate: Callable
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
-    passes: tuple = (every_token,)  # for each, the rollout is gone through once, with its tokens
+    passes: tuple = (every_token,)  # a pass over the rollout for each: the loss is of its tokens
     old_logprobs: str = "trainer"   # default of --old_logprobs: what the ratio is taken against
     source: str = ""
 
@@ -474,7 +476,7 @@ def row(name, **axes):
     return replace(METHODS[name], **chosen)
 
 
-def bound(method, hyperparameters):
+def with_hyperparameters(method, hyperparameters):
     """A row, given by name or itself, with these hyperparameters in place of its own."""
     method = METHODS[method] if isinstance(method, str) else method
     return method.bind(**hyperparameters)
@@ -490,7 +492,7 @@ def group_advantages(method, rewards, state, **hp):
     over the run, with the rollout's mean token entropy (nats) in state["entropy"]. hp:
     hyperparameters in place of the row's. Returns [P, G]. Raises ValueError for a hyperparameter
     out of range, or a group of one where a spread is needed."""
-    method = bound(method, hp)
+    method = with_hyperparameters(method, hp)
     # in float64: a group of equal rewards of 0.7 has a std of 0 there. Rounding would give it
     # an advantage, once it is divided by 0 + 1e-6
     advantages = method.call(method.advantage, rewards.double(), state)
@@ -508,7 +510,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_tok
     the k3 estimate of KL(pi | pi_ref). hp: hyperparameters in place of the row's.
     Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of
     range."""
-    method = bound(method, hp)
+    method = with_hyperparameters(method, hp)
     tokens = tokens.without_junk()
     whole = size or step_size(tokens.mask, max_tokens)
     token_loss, metrics = objective_of(method, tokens)
@@ -527,7 +529,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_tok
     if size:
         return loss, {}
     metrics.update(measure(method, tokens), loss=loss)
-    return loss, {name: value.detach() for name, value in metrics.items()}
+    return loss, {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 
 
 def objective_of(method, tokens):
@@ -575,8 +577,8 @@ def card(name):
     method = METHODS[name]
     notes = json.loads((Path(__file__).parent / "docs" / "methods.json").read_text()).get(name, {})
     entries = [(axis, inspect.getdoc(getattr(method, axis)) or "") for axis in AXES]
-    entries += [("pass", inspect.getdoc(f)) for f in method.passes if f is not every_token]
-    entries += [*{"source": method.source, **notes}.items()]
+    entries += [("pass", inspect.getdoc(f) or "") for f in method.passes if f is not every_token]
+    entries += {"source": method.source or "none given", **notes}.items()
     lines = [f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13)
              for label, text in entries]
     return "\n".join([describe(name, method), *lines])

@@ -2,9 +2,10 @@
 
     python rewards.py FILE.jsonl       counts and examples of what the verifiers make of its rows
 
-A verifier is a pure function (completion, answer) -> reward. To add one, write it below REWARDS and
-put it there; a problem names the one it wants. A completion that makes its verifier hang or crash
-costs its own time limit, is counted, and gets 0. No other reward is touched.
+A verifier is a pure function (completion, answer) -> reward. To add one, write it directly below
+the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names the one it wants. A
+completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
+No other reward is touched.
 """
 
 import functools
@@ -56,7 +57,7 @@ def arithmetic(text, longest=200):
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""
         value = operand()
-        while tokens[0] in symbols:
+        while tokens[0] in symbols:  # a list: "" is in every text
             symbol, right = tokens.pop(0), operand()
             if symbol == "/" and right == 0:
                 raise Unparsed("division by zero")
@@ -192,7 +193,7 @@ TIMEOUT = 4.0  # seconds for one completion
 SECONDS = {"code": 600.0}  # instead of TIMEOUT: a program has a limit for each of its tests
 
 
-# ------------------------------------------------------------------ which golds data.load takes
+# ------------------------------------------------------------------ can a gold answer be graded?
 
 def gold_math(_, gold):
     from graders.math_equal import readable
@@ -217,6 +218,12 @@ GOLDS = {"math": gold_math, "countdown": gold_countdown, "table": gold_table, "c
 VERIFIERS = {  # what the workers run; a gold answer of which nothing else is known is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
     **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
+
+
+def prepare(names):
+    """Imports what these verifiers need, before the time of a completion runs."""
+    if {"math", "table", "lenient_math", "gold_math", "gold_table"} & set(names):
+        import graders.math_equal  # noqa: F401  (sympy takes a second)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):

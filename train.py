@@ -19,7 +19,7 @@ import losses
 from engine import parallel
 from engine.policy import backward, compute_logprobs, make_batch, shuffled_shares
 from engine.sampler import Completion, default_kind, make_sampler, seed_of
-from eval import powers_of_two, sample, summarise
+from eval import powers_of_two, sample_rows, summarise
 from experiment import cli, log
 from experiment.failures import NotFinite, RunFailed
 from losses import METHODS, group_advantages
@@ -135,47 +135,54 @@ class Group(NamedTuple):
     rewards: list[float]
 
 
+def sample_groups(sampler, tokenizer, problems, args, seed, timed):
+    """-> a Group of each problem, and what the graders counted."""
+    prompts = [data.encode(tokenizer, p, args.template) for p in problems]
+    if (longest := max(map(len, prompts))) > args.max_prompt_tokens:
+        raise RunFailed(f"a prompt of {longest} tokens is longer than --max_prompt_tokens "
+                        f"{args.max_prompt_tokens}")
+    with timed("sample"):
+        completions = sampler.sample(prompts, args.group_size, seed=seed,
+                                     temperature=args.sampler_temperature,
+                                     max_tokens=args.max_tokens)
+    with timed("reward"):
+        texts = [[data.decode(tokenizer, c, prompt) for c in group]
+                 for prompt, group in zip(prompts, completions, strict=True)]
+        rewards, counts = grade(problems, texts)
+    groups = zip(problems, prompts, completions, texts, rewards, strict=True)
+    return [Group(*fields) for fields in groups], counts
+
+
 def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     """-> the P groups to learn from, and what to log of all that was sampled.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced,
     from other problems, up to --max_refills times. What is still missing then is filled up with
     them, so that the batch keeps its size."""
-    mixed, uniform, counters = [], [], Counter()
+    mixed, uniform, counters, slowest = [], [], Counter(), 0.0
     for attempt in range(1 + args.max_refills):
         if attempt and len(mixed) >= args.problems_per_rollout:
             break
-        counted = Counter()
+        counts = {}
 
-        def groups_of(problems, engine):  # what one engine does, of all problems of the attempt
-            prompts = [data.encode(tokenizer, p, args.template) for p in problems]
-            if (longest := max(map(len, prompts))) > args.max_prompt_tokens:
-                raise RunFailed(f"a prompt of {longest} tokens is longer than --max_prompt_tokens "
-                                f"{args.max_prompt_tokens}")
-            with timed("sample"):
-                completions = sampler.sample(
-                    prompts, args.group_size, seed=seed_of(args.seed, rollout, attempt, engine),
-                    temperature=args.sampler_temperature, max_tokens=args.max_tokens)
-            with timed("reward"):
-                texts = [[data.decode(tokenizer, c, prompt) for c in group]
-                         for prompt, group in zip(prompts, completions)]
-                rewards, counts = grade(problems, texts)
-            counted.update(counts)
-            return list(map(Group, problems, prompts, completions, texts, rewards))
+        def on_engine(problems, engine):
+            seed = seed_of(args.seed, rollout, attempt, engine)
+            groups, counted = sample_groups(sampler, tokenizer, problems, args, seed, timed)
+            counts.update(counted)
+            return groups
 
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        for group in parallel.map_over_engines(groups_of, problems, args.tp):
+        for group in parallel.map_over_engines(on_engine, problems, args.tp):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
-        for counts in parallel.gather(counted)[::args.tp]:
-            slowest = max(counters["seconds_max"], counts.pop("seconds_max"))
-            counters.update(counts)
-            counters["seconds_max"] = slowest
-    groups = mixed + uniform
+        for counted in parallel.gather(counts)[::args.tp]:  # one of each engine's ranks
+            slowest = max(slowest, counted.pop("seconds_max"))
+            counters.update(counted)
+    groups, counters["seconds_max"] = mixed + uniform, slowest
     metrics = {**log.outcome(groups), **{f"grader/{k}": v for k, v in counters.items()}}
     return groups[:args.problems_per_rollout], metrics
 
 
-def score(policy, reference, groups, args):
+def scored_batch(policy, reference, groups, args):
     """-> the Batch of the groups' P G completions with the log probabilities of the weights that
     sampled them, and what to log of those."""
     completions = [c for group in groups for c in group.completions]
@@ -206,9 +213,10 @@ def rewards_of(groups, batch, args):
 def evaluate(sampler, tokenizer, test_set, args, rollout):
     """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights."""
     def rows_of(problems, engine):
-        rows, _ = sample(sampler, tokenizer, problems, args.eval_samples, template=args.template,
-                         seed=seed_of("eval", rollout, engine), temperature=args.temperature,
-                         max_tokens=args.max_tokens)
+        rows, _ = sample_rows(
+            sampler, tokenizer, problems, args.eval_samples, template=args.template,
+            seed=seed_of("eval", rollout, engine), temperature=args.temperature,
+            max_tokens=args.max_tokens)
         return rows
     rows = parallel.map_over_engines(rows_of, test_set, args.tp)
     scores = summarise(rows, powers_of_two(args.eval_samples))
@@ -296,7 +304,7 @@ def main(argv=None):
     policy, reference, optimizer, schedule = load_policy(args, method, tokenizer, eos,
                                                          train_set[0], resumed_from)
 
-    def load_sampler():
+    def load_sampler():  # a run claims its folder before this takes its time
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                             memory=args.gpu_memory_utilization, tp=args.tp,
                             max_length=args.max_prompt_tokens + args.max_tokens)
@@ -314,11 +322,11 @@ def main(argv=None):
 
         for rollout in run.rollouts():
             # ---- sample P problems x G completions, grade them, score every token
-            for number in run.to_sample():  # --rollout_lag rollouts ahead
+            for number in run.to_sample():  # from 0 on, --rollout_lag ahead of the learning
                 groups, metrics = sample_and_grade(sampler, tokenizer, train_set, args, number,
                                                    run.timed)
                 with run.timed("logp"):
-                    batch, gaps = score(policy, reference, groups, args)
+                    batch, gaps = scored_batch(policy, reference, groups, args)
                 run.pending.append((batch, rewards_of(groups, batch, args), {**metrics, **gaps},
                                     log.examples(groups, tokenizer)))
             sampler.sleep()
@@ -349,8 +357,8 @@ def main(argv=None):
 
     sampler.close()  # before the process group
     parallel.stop()
-    if run.signals:
-        sys.exit(128 + run.signals[0])
+    if run.stopping:
+        sys.exit(128 + run.stopping[0])
 
 
 if __name__ == "__main__":
@@ -360,5 +368,6 @@ if __name__ == "__main__":
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("train.py: interrupted; --resume continues from the last checkpoint", file=sys.stderr)
+        print("train.py: interrupted; --resume continues from the last checkpoint, or starts again "
+              "where there is none", file=sys.stderr)
         sys.exit(130)

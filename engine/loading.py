@@ -23,6 +23,12 @@ def eos_ids(model, tokenizer):
     return sorted({i for ids in lists for i in ids if i is not None})
 
 
+def positions_of(model):
+    """The most tokens that a prompt and its completion may have together."""
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    return getattr(config, "max_position_embeddings", None) or math.inf
+
+
 def layers_of(model):
     """The model's transformer blocks."""
     names = set(model._no_split_modules or ())

@@ -165,9 +165,9 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
     gradient, then d outputs / d weights of each micro-batch."""
     size = step_size(batch.mask, max_tokens)
 
-    def step_loss(rows, logprobs, entropy, size_or_none=size):
+    def step_loss(rows, logprobs, entropy, whole=size):
         tokens = rows.tokens(logprobs, entropy.detach())
-        loss, metrics = policy_loss(method, tokens, max_tokens, size=size_or_none,
+        loss, metrics = policy_loss(method, tokens, max_tokens, size=whole,
                                     token_filter=token_filter, **coefficients)
         if entropy_coef:
             counts = method.call(token_filter, tokens).detach()
@@ -185,11 +185,11 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
         output = policy(micro_batch)
         if not rows:  # nothing is left for this rank, but it has to go along
             (0 * output[0].sum()).backward()
-        elif d_outputs:
-            used = [(x, d[rows]) for x, d in zip(output, d_outputs, strict=True) if d is not None]
-            torch.autograd.backward(*zip(*used, strict=True))
+        elif d_outputs is not None:
+            used = [i for i, d in enumerate(d_outputs) if d is not None]
+            torch.autograd.backward([output[i] for i in used], [d_outputs[i][rows] for i in used])
         else:
             step_loss(micro_batch, *output)[0].backward()
         outputs.append(tuple(x.detach() for x in output))
-    _, metrics = step_loss(batch, *gather_rows(batch, parts, outputs), size_or_none=None)
+    _, metrics = step_loss(batch, *gather_rows(batch, parts, outputs), whole=None)
     return metrics  # of the whole step: no average of averages

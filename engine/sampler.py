@@ -39,7 +39,7 @@ def default_kind():
 def make_sampler(kind, model, **settings):
     """kind: "vllm" or "transformers"; model: a Hugging Face folder or id; settings: see the class.
 
-    A sampler has four calls: sample, load_weights, sleep and wake (and close, at the end)."""
+    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end."""
     if kind == "vllm":
         return VLLMSampler(model, **settings)
     from engine.hf_sampler import TransformersSampler

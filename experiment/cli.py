@@ -41,6 +41,10 @@ refuse = partial(failures.refuse, "train.py")
 # ---------------------------------------------------------------------------- parsing
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.options = {}  # {flag: its default, type and choices}
+
     def error(self, message):  # without the page of usage in front of it
         refuse(message)
 
@@ -48,7 +52,30 @@ class Parser(argparse.ArgumentParser):
         """One flag, typed as its default."""
         if default is not None and "action" not in options:
             options["type"] = type(default)
+        self.options[name] = dict(options, default=default)
         self.add_argument(f"--{name}", default=default, help=f"{help} ({default})", **options)
+
+    def restore(self, saved):
+        """Makes a resumed run's flags the defaults, as far as there are such flags yet. A flag
+        that its config.json lacks was added later: its default has to be what the run did
+        without it."""
+        for name in self.options.keys() & saved.keys():
+            if not fits(saved[name], self.options[name]):
+                refuse(f"--resume: the run's config.json has {name} = {saved[name]!r}, which "
+                       f"--{name} does not take")
+            if saved[name] is not None:
+                self.set_defaults(**{name: saved[name]})
+
+
+def fits(value, options):
+    """May a saved value be a flag's? options: its default, and type, choices or action."""
+    if options.get("action") == "store_true":
+        return isinstance(value, bool)
+    if value is None:
+        return options["default"] is None
+    kind = options.get("type", str)
+    kinds = (int, float) if kind is float else (kind,)
+    return type(value) in kinds and value in options.get("choices", [value])
 
 
 def parse_args(argv, add_flags, description):
@@ -60,30 +87,28 @@ def parse_args(argv, add_flags, description):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser.flag)
     argv = sys.argv[1:] if argv is None else argv
-    common = set(vars(parser.parse_known_args([])[0]))
-
-    # a resumed run's flags are the defaults. A flag that its config.json lacks was added later:
-    # its default here has to be what the run did without it
     saved = saved_flags(parser.parse_known_args(argv)[0])
-    defaults = {name: value for name, value in saved.items() if value is not None}
-    parser.set_defaults(**{name: defaults[name] for name in common & set(defaults)})
-
+    parser.restore(saved)
     # the method is chosen first: its flags join the others
     chosen = parser.parse_known_args(argv)[0]
     method = chosen_row(chosen)
-    check_row(chosen.loss, method, common)
+    check_row(chosen.loss, method, set(parser.options))
     for name, value in method.flags.items():
-        parser.add_argument(f"--{name}", type=float if value is None else type(value),
-                            default=defaults.get(name, value), help=f"of {chosen.loss} ({value})")
+        kind = dict(type=float) if value is None else {}
+        parser.flag(name, value, f"of {chosen.loss}", **kind)
     parser.add_argument("-h", "--help", action="help", help="this page, for the method chosen")
     if chosen.model is None:
         parser.set_defaults(**EMBEDDED)
+    parser.restore(saved)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
     # what follows from other flags is set in `resolve`. config.json keeps it as it was given, so
     # that it follows anew when the run is resumed
-    args.given, args.saved = vars(args).copy(), saved
+    args.given = vars(args).copy()
+    # a run without a checkpoint starts again, and may do so with other flags
+    args.saved = saved if checkpoint_folders(default_out(args)) else {}
+    args.defaults = {name: options["default"] for name, options in parser.options.items()}
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     resolve(args, method)
     return args, method
@@ -149,13 +174,16 @@ def default_out(args):
 # ---------------------------------------------------------------------------- a resumed run
 
 def saved_flags(args):
-    """The flags of the run that --resume is to continue; none where there is none yet."""
+    """The flags of the run that --resume is to continue or, where it has no checkpoint yet, to
+    start again; none where there is no such run."""
     out = default_out(args)
-    if not args.resume or not checkpoint_folders(out):
+    if not args.resume:
         return {}
     try:
         return dict(json.loads((out / "config.json").read_text())["flags"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        if not checkpoint_folders(out):
+            return {}
         refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was "
                f"({e}); --out of a new run leaves this one as it is")
 
@@ -169,12 +197,17 @@ def flags_of(args):
 def compare(args):
     """Says what is not as it was in the run to be resumed. Refuses what changes what is learnt,
     but for --force."""
-    saved = args.saved
+    if not (saved := args.saved):
+        return
     now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
-    changes = {name: f"--{name} was {saved[name]} and is now {value}" for name, value in now.items()
-               if name in saved and value != saved[name]}
+    # what config.json lacks was the default then
+    before = {"data_checksum": None, **args.defaults, **saved}
+    changes = {name: f"--{name} was {before[name]} and is now {value}"
+               for name, value in now.items() if value != before[name]}
+    # a preset that the row did not use was once kept with the flags
+    unused = METHODS[saved["loss"]].preset if saved.get("loss") in METHODS else {}
     changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method"
-                    for name in set(saved) - set(now)})
+                    for name in set(saved) - set(now) - set(unused)})
     if "data_checksum" in changes:
         changes["data_checksum"] = f"the problems of --data {args.data} are not the run's"
     fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
@@ -318,14 +351,13 @@ def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
     prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
     of them."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    from engine.loading import eos_ids
+    from engine.loading import eos_ids, positions_of
     rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
     try:
-        config = AutoConfig.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
-        eos = eos_ids(args.model, tokenizer)
+        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
         lengths, held_out = ([len(data.encode(tokenizer, p, args.template)) for p in problems]
                              for problems in (rows, test_set))
     except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
@@ -346,7 +378,6 @@ def load_tokenizer(args, train_set, test_set):
         say(f"{args.data}: left out {len(rows) - len(short)} of {len(rows)} problems, their prompts"
             f" are longer than --max_prompt_tokens {args.max_prompt_tokens}")
         train_set = short
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 
 class RunFailed(RuntimeError):
@@ -20,4 +21,6 @@ def refuse(program, message):
     """Flags, data or a model cannot be used: one sentence, once on each node, and exit code 2."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{program}: {message}", file=sys.stderr)
+    else:
+        time.sleep(1)  # torchrun ends all ranks with the first, which must not be this silent one
     sys.exit(2)

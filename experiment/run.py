@@ -82,9 +82,12 @@ class Run:
                              for batch, rewards, *rest in saved.get("pending", []))
         if resumed_from:
             self.continue_schedule(saved["optimizer_steps"])
-            if any(args.saved[name] != args.given[name] for name in ("loss", "advantage")):
+            changed = {name for name, value in args.saved.items() if value != args.given.get(name)}
+            if changed & {"loss", "advantage"}:
                 self.state = {}  # another method's averages
-        self.signals, self.times, self.began = [], Counter(), time.perf_counter()
+        # signals that this rank got, and those of all ranks, on which they end together
+        self.asked, self.stopping = [], []
+        self.times, self.began = Counter(), time.perf_counter()
         self.head = log.HeadChange(policy, head_of(args.model) if args.rank_every else None)
 
     def continue_schedule(self, steps):
@@ -130,7 +133,7 @@ class Run:
         if error:
             return
         self.bar.close()
-        if self.signals:
+        if self.stopping:
             say(f"stopped by a signal; train.py --out {self.out} --resume continues")
             return
         if parallel.rank() == 0:
@@ -146,7 +149,7 @@ class Run:
         handlers = {number: signal.signal(number, self.note_signal)
                     for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while self.rollout < self.args.rollouts and not self.signals:
+            while self.rollout < self.args.rollouts and not self.stopping:
                 self.rollout += 1
                 self.times, self.began = Counter(), time.perf_counter()
                 # a method that draws numbers can be resumed, too
@@ -158,9 +161,9 @@ class Run:
                 signal.signal(number, handler)
 
     def note_signal(self, number, _):
-        if self.signals:
+        if self.asked:
             raise KeyboardInterrupt
-        self.signals.append(number)
+        self.asked.append(number)
         # not print: it may be what was interrupted
         os.write(2, b"\ntrain.py: saving and stopping after this rollout; "
                     b"once more stops at once\n")
@@ -221,10 +224,10 @@ class Run:
     def save(self, metrics):
         """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
         args = self.args
-        # every rank stops where one was asked to
+        # all ranks decide here, and only here: a signal that comes later is for the next rollout
         last = self.rollout == args.rollouts
-        self.signals = [] if last else sum(parallel.gather(self.signals), [])
-        if not (self.signals or last or self.due(args.save_every)):
+        self.stopping = [] if last else sum(parallel.gather(self.asked), [])
+        if not (self.stopping or last or self.due(args.save_every)):
             return
         score = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
         if score is not None and (self.best is None or score > self.best["score"]):

@@ -2,8 +2,9 @@
 
     python -m graders.worker rewards LIFE      what a worker runs: jobs on stdin, results on stdout
 
-The module that is named on the command line has the verifiers, in its VERIFIERS. Jobs go out as a
-JSON line of [name, completion, answer]s, and the result of each is a JSON line [reward, fault].
+The module that is named on the command line has the verifiers, in its VERIFIERS, and may have a
+function prepare(names), which imports what they need. Jobs go out as a JSON line of [name,
+completion, answer]s. Back comes a line when all is imported, then a line [reward, fault] for each.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from graders import Unparsed, UnparsedGold, sandbox
 from graders.lines import LineReader
 
 FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # what a fault begins with
-START_SECONDS = 60.0  # A new process may take so long to import the verifiers.
+START_SECONDS = 60.0  # A process may take so long to import the verifiers and what they need.
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 # A small machine gets more workers than cores, so that some can hang while others work.
@@ -47,30 +48,16 @@ class Worker:
     """One worker process. It is started when first needed, and again after it was killed."""
 
     def __init__(self, module):
-        self.module, self.process, self.warm = module, None, set()
+        self.module, self.process = module, None
 
     def start(self):
-        """Starts the process. Raises TimeoutError or EOFError if it does not become ready."""
         life, self.life = os.pipe()  # The process dies when this end is closed, or we are dead.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "graders.worker", self.module, str(life)], pass_fds=(life,),
             cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(life)
-        self.lines, self.warm = LineReader(self.process.stdout.fileno()), set()
-        self.lines.read(START_SECONDS)
-
-    def send(self, jobs):
-        """One line, which the process reads whole before it begins: it cannot block the pipe."""
-        self.process.stdin.write(json.dumps(jobs).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def warm_up(self, name):
-        """A verifier's first call may import much: sympy takes a second."""
-        if name not in self.warm:
-            self.send([(name, "", None)])
-            self.lines.read(START_SECONDS)
-            self.warm.add(name)
+        self.lines = LineReader(self.process.stdout.fileno())
 
     def stop(self):
         """Kills the process, if there is one, and removes the folders of the programs it ran."""
@@ -96,9 +83,10 @@ class Worker:
         try:
             if self.process is None:
                 self.start()
-            for name in {job.name for job in jobs}:
-                self.warm_up(name)
-            self.send([job[:3] for job in jobs])
+            # One line, which the process reads whole before it begins: it cannot block the pipe.
+            self.process.stdin.write(json.dumps([job[:3] for job in jobs]).encode() + b"\n")
+            self.process.stdin.flush()
+            self.lines.read(START_SECONDS)  # It has imported what the jobs need.
             for job in jobs:
                 began, allowed = time.monotonic(), job.seconds
                 results.append([*self.lines.read(allowed), time.monotonic() - began])
@@ -170,16 +158,19 @@ def die_with_parent(life):
 
 
 def serve(module):
-    """Says that it is ready, then answers each job of each line on stdin with a line.
+    """Answers each line on stdin: with a line when it is ready, and then with one for each job.
 
     The results go to a private copy of stdout: what a verifier prints goes nowhere."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    verifiers = importlib.import_module(module).VERIFIERS
-    print('"ready"', file=results, flush=True)
+    module = importlib.import_module(module)
+    prepare = getattr(module, "prepare", lambda names: None)
     for line in sys.stdin:
-        for job in json.loads(line):
-            print(json.dumps(graded(verifiers, *job)), file=results, flush=True)
+        jobs = json.loads(line)
+        prepare({name for name, *_ in jobs})
+        print('"ready"', file=results, flush=True)
+        for job in jobs:
+            print(json.dumps(graded(module.VERIFIERS, *job)), file=results, flush=True)
 
 
 if __name__ == "__main__":

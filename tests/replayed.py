@@ -25,6 +25,6 @@ if __name__ == "__main__":
     def scored(policy, reference, groups, args):
         return Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}
 
-    train.sample_and_grade, train.score = sampled, scored
+    train.sample_and_grade, train.scored_batch = sampled, scored
     train.rewards_of = lambda groups, batch, args: saved["rewards"]
     train.main(sys.argv[2:])

@@ -525,6 +525,8 @@ def test_a_new_method_is_a_function_and_a_row():
         "mine", method.bind(bend=3.0)
     )
     loss, metrics = policy_loss(method, random_tokens(), 7, bend=3.0)
+    counted = replace(method, objective=lambda tokens: (squared(tokens), dict(mine=0.5)))
+    assert policy_loss(counted, random_tokens(), 7)[1]["mine"] == 0.5  # any number can be logged
     assert loss.isfinite() and "clip_frac" in metrics and every_token in method.functions
 
 

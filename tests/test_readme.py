@@ -90,7 +90,8 @@ def test_pages_link_to_what_is_there():
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " train.py" in c])
-def test_commands_have_flags_that_exist(command):
+def test_commands_have_flags_that_exist(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no runs yet
     args, method = train.parse_args(shlex.split(command.split(" train.py")[1]))
     assert args.loss in METHODS and method.flags is not None
 

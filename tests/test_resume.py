@@ -15,7 +15,7 @@ import pytest
 
 import train
 from conftest import ROOT
-from experiment import checkpoint
+from experiment import checkpoint, cli, run
 from experiment.files import checkpoint_folders
 
 SMALL = (
@@ -446,3 +446,88 @@ def test_lora_resumes(base, tmp_path):
     assert all(
         r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:]
     )  # the sampler has the merged weights
+
+
+# ---------------------------------------------------------------------------- signals and flags
+
+def stop_signal_at(monkeypatch, where, nth):
+    """SIGTERM at the nth call of experiment.run's tqdm.update or checkpoint.save."""
+    owner, name = dict(bar=(run.tqdm, "update"), save=(checkpoint, "save"))[where]
+    original, calls = getattr(owner, name), []
+
+    def called(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == nth:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, called)
+
+
+def test_a_signal_between_two_rollouts_saves_after_the_next(base, tmp_path, monkeypatch):
+    stop_signal_at(monkeypatch, "bar", 2)
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", base, *SMALL, "--save_every", "0", "--out", str(tmp_path / "run")])
+    assert stop.value.code == 128 + signal.SIGTERM
+    names = [path.name for path in checkpoint_folders(tmp_path / "run")]
+    assert names == ["rollout_000003"] and len(records(tmp_path / "run")) == 4
+
+
+def test_a_signal_during_the_last_checkpoint_changes_nothing(base, tmp_path, monkeypatch):
+    stop_signal_at(monkeypatch, "save", 4)
+    train.main(["--model", base, *SMALL, "--out", str(tmp_path / "run")])
+    assert (tmp_path / "run" / "curves.png").exists() and len(records(tmp_path / "run")) == 5
+
+
+def edited(whole, out, **flags):
+    """A copy of a run whose config.json has other flags; None takes one out."""
+    shutil.copytree(whole, out)
+    config = json.loads((out / "config.json").read_text())
+    config["flags"] = {k: v for k, v in {**config["flags"], **flags}.items() if v is not None}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def test_flags_that_an_old_config_lacks_had_their_defaults(whole, tmp_path, capsys):
+    out = edited(whole[0], tmp_path / "run", tis_cap=None, eps_low=None, advantage=None)
+    args, method = train.parse_args(["--out", str(out), "--resume"])
+    assert args.tis_cap == 0 and method.flags["eps_low"] == 0.2
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole[0])
+    for flags in ("--tis_cap 2", "--eps_low 0.01"):
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--out", str(out), "--resume", *flags.split()])
+        assert stop.value.code == 2 and flags.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [dict(loss="gone"), dict(objective="gone"), dict(seed=[1]), dict(dtype="float8"),
+     dict(mask_truncated="yes"), dict(eps_low="small")],
+    ids=str,
+)
+def test_saved_flags_that_nothing_takes_are_a_sentence(whole, tmp_path, flags, capsys):
+    out = edited(whole[0], tmp_path / "run", **flags)
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(["--out", str(out), "--resume"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and next(iter(flags)) in said
+
+
+def test_a_run_without_a_checkpoint_starts_again_with_its_flags(whole, tmp_path):
+    out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
+    args, _ = train.parse_args(["--out", str(out), "--resume", "--rollouts", "3"])
+    assert (args.loss, args.rollout_lag, args.rollouts, args.saved) == ("fade", 1, 3, {})
+
+
+def test_a_preset_that_the_row_did_not_use_is_no_change(whole, tmp_path, monkeypatch):
+    """Runs once kept the eps_high of dapo also with --objective cispo."""
+    out = edited(whole[0], tmp_path / "run", loss="dapo", objective="cispo", ratio_max=5.0,
+                 eps_high=0.28)
+    args, _ = train.parse_args(["--out", str(out), "--resume"])
+    before = {k: args.saved.pop(k) for k in ("eps_low", "alpha_max") if k in args.saved}
+    for name in [k for k in args.saved if k not in args.given and k != "eps_high"]:
+        args.saved.pop(name)  # fade's
+    cli.compare(args)
+    assert before and "eps_high" in args.saved
+
