@@ -130,11 +130,11 @@ def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
 def test_the_base_solves_some_and_has_something_to_learn(base, tokenizer):
     from engine.loading import eos_ids
     from engine.sampler import make_sampler
-    from eval import powers_of_two, sample, summarise
+    from eval import powers_of_two, sample_rows, summarise
     sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
                            eos=eos_ids(base, tokenizer))
-    rows, _ = sample(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0,
-                     temperature=1.0, max_tokens=16)
+    rows, _ = sample_rows(sampler, tokenizer, data.load("countdown", "test")[:256], 16, seed=0,
+                          temperature=1.0, max_tokens=16)
     scores = summarise(rows, powers_of_two(16))
     assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.8
     assert scores["truncated_frac"] < 0.05

@@ -167,3 +167,10 @@ def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path):
     with pytest.raises(SystemExit):  # other settings do not continue it
         eval.main(["--model", base, *SMALL, "--temperature", "0.5",
                    "--out", str(tmp_path / "cut")])
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(base, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["--model", base, "--limit", "2", "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "4096 positions" in error and error.count("\n") == 1
