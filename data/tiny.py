@@ -22,6 +22,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
+from data.recipe import EMBEDDED
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
@@ -122,7 +123,8 @@ def base_model(**changes):
         unfinished = Path(tempfile.mkdtemp(dir=cache))
         for part in train(recipe):
             part.save_pretrained(unfinished)
-        (unfinished / "recipe.json").write_text(json.dumps(recipe, indent=1))
+        content = dict(settings=EMBEDDED, trained=recipe)
+        (unfinished / "recipe.json").write_text(json.dumps(content, indent=1))
         try:
             # renamed in one piece: a build that is cut off leaves nothing that looks like a model
             unfinished.rename(folder)
