@@ -149,9 +149,10 @@ def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, f
     before they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
     if not 0 <= fade_ema <= 1:
         raise ValueError(f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
-    if not (alpha_max >= 1 and 0 < delta_min <= 1):
-        raise ValueError(f"--alpha_max must be 1 or more and --delta_min in (0, 1], "
-                         f"not {alpha_max} and {delta_min}")
+    if not alpha_max >= 1:
+        raise ValueError(f"--alpha_max must be 1 or more, not {alpha_max}")
+    if not 0 < delta_min <= 1:
+        raise ValueError(f"--delta_min must be above 0 and at most 1, not {delta_min}")
     entropy = state["entropy"]
     first = state.setdefault("fade_entropy_first", entropy)
     p = (1 - fade_ema) * state.get("fade_solve_rate", 0.5) + fade_ema * float(rewards.mean())

@@ -28,7 +28,8 @@ from rewards import grade
 # ---------------------------------------------------------------------------- the flags
 
 def add_flags(flag):
-    """The flags that every method has: name, default, what it is."""
+    """The flags that every method has: name, default, what it is. A switch that is on is switched
+    off by --no-NAME."""
     kinds, dtypes = ("vllm", "transformers"), ("float32", "bfloat16")
     # method
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
@@ -45,9 +46,8 @@ def add_flags(flag):
     flag("eval_data", None, "the held-out problems; default the test split of --data")
     flag("template", None, "how a problem becomes a prompt; default by task and model, see "
          "data/README.md", choices=data.TEMPLATES)
-    flag("allow_unsafe_code", False, "run sampled programs also where nothing isolates them",
-         action="store_true")
-    flag("seed", 0, "of problems, sampling and shuffling")
+    flag("allow_unsafe_code", False, "sampled programs run also where nothing isolates them")
+    flag("seed", 0, "the seed of problems, sampling and shuffling")
     # batch: P problems x G completions -> S optimizer steps
     flag("rollouts", 200, "rollouts in all")
     flag("problems_per_rollout", 64, "problems sampled for one rollout, P")
@@ -57,37 +57,36 @@ def add_flags(flag):
     # the model's side
     flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
          "the memory there is", type=int)
-    flag("activation_checkpointing", False, "compute layers again in the backward pass instead of "
-         "keeping them", action="store_true")
-    flag("compile", False, "torch.compile of each layer", action="store_true")
-    flag("offload", False, "keep weights, gradients and optimizer on the CPU; under torchrun",
-         action="store_true")
-    flag("lora_rank", 0, "train adapters of this rank on every linear layer, alpha twice that, "
-         "instead of the weights; 0 is off")
+    flag("activation_checkpointing", False, "the backward pass computes layers again instead of "
+         "keeping them")
+    flag("compile", False, "torch.compile of each layer")
+    flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
+    flag("lora_rank", 0, "rank of adapters on every linear layer, alpha twice that, which are "
+         "trained instead of the weights; 0 is off")
     # sampling
     flag("sampler", default_kind(), "vllm or transformers", choices=kinds)
     flag("max_tokens", 1024, "longest completion, in tokens")
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens")
-    flag("temperature", 1.0, "of the policy, in sampling and training alike")
-    flag("sampler_temperature", None, "of the sampler alone, to be off-policy on purpose",
-         type=float)
-    flag("sampler_dtype", None, "of the sampler, where it is not --dtype", choices=dtypes)
+    flag("temperature", 1.0, "temperature of the policy, in sampling and training alike")
+    flag("sampler_temperature", None, "temperature of the sampler alone, to be off-policy on "
+         "purpose", type=float)
+    flag("sampler_dtype", None, "the sampler's dtype, where it is not --dtype", choices=dtypes)
     flag("gpu_memory_utilization", 0.4, "share of the GPU's memory for vLLM")
     flag("tp", 1, "GPUs that one vLLM engine is spread over")
-    flag("rollout_lag", 0, "train on what was sampled this many rollouts ago")
+    flag("rollout_lag", 0, "rollouts between sampling and learning: it learns from what was "
+         "sampled so many ago")
     # rewards
-    flag("drop_uniform_groups", False, "sample anew for groups that are all right or all wrong",
-         action="store_true")
+    flag("drop_uniform_groups", False, "groups that are all right or all wrong are replaced by "
+         "newly sampled ones")
     flag("max_refills", None, "times that --drop_uniform_groups refills a rollout at most; "
          "default 4", type=int)
-    flag("mask_truncated", False, "leave completions that hit max_tokens out of the loss",
-         action="store_true")
+    flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
     flag("overlong_penalty", 0, "the reward falls to -1 over the last so many tokens before "
          "max_tokens; 0 is off")
     # loss
     flag("old_logprobs", None, "the ratio's reference; default the method's",
          choices=("trainer", "sampler"))
-    flag("tis_cap", 0.0, "weigh tokens by min(pi_trainer / pi_sampler, cap); 0 is off")
+    flag("tis_cap", 0.0, "tokens weigh min(pi_trainer / pi_sampler, cap); 0 is off")
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
     flag("entropy_coef", 0.0, "weight of the entropy bonus")
     # optimizer: AdamW on float32 weights
@@ -95,9 +94,9 @@ def add_flags(flag):
     flag("warmup", 0, "optimizer steps of linear warm-up")
     flag("schedule", "constant", "the learning rate's; cosine falls towards 0 at the end",
          choices=("constant", "cosine"))
-    flag("weight_decay", 0.0, "AdamW's")
+    flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm")
-    flag("dtype", "bfloat16" if torch.cuda.is_available() else "float32", "of the trainer's "
+    flag("dtype", "bfloat16" if torch.cuda.is_available() else "float32", "dtype of the trainer's "
          "computation", choices=dtypes)
     # evaluation and log
     flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")
@@ -105,17 +104,15 @@ def add_flags(flag):
     flag("eval_samples", 16, "completions of each")
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept, besides the best one")
-    flag("save_rollouts", False, "keep every rollout as a file, for the analysis of its updates",
-         action="store_true")
+    flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
     flag("resume", False, "continue the run in --out, with its flags, from its newest checkpoint; "
-         "start it where there is none", action="store_true")
-    flag("force", False, "resume with another method's flags all the same", action="store_true")
-    flag("check", False, "try everything on a few completions, print a table, and stop",
-         action="store_true")
+         "start it where there is none")
+    flag("force", False, "--resume also with other flags of the method or other data")
+    flag("check", False, "try everything on a few completions, print a table, and stop")
     flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
-    flag("wandb", None, "also log to this Weights & Biases project")
-    flag("tensorboard", False, "also log for TensorBoard, in the run's folder", action="store_true")
+    flag("wandb", None, "Weights & Biases project to log to, too")
+    flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
 
 
 def parse_args(argv=None):
@@ -178,7 +175,8 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
             slowest = max(slowest, counted.pop("seconds_max"))
             counters.update(counted)
     groups, counters["seconds_max"] = mixed + uniform, slowest
-    metrics = {**log.outcome(groups), **{f"grader/{k}": v for k, v in counters.items()}}
+    metrics = {**log.outcome(groups, counters["unparsed_answer"]),
+               **{f"grader/{k}": v for k, v in counters.items()}}
     return groups[:args.problems_per_rollout], metrics
 
 
@@ -210,12 +208,14 @@ def rewards_of(groups, batch, args):
     return rewards - (over / args.overlong_penalty).clamp(0, 1).view_as(rewards)
 
 
-def evaluate(sampler, tokenizer, test_set, args, rollout):
-    """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights."""
+def evaluate(sampler, tokenizer, test_set, args):
+    """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights.
+
+    All evaluations of a run have one seed: where weights have not changed, nor has a score."""
     def rows_of(problems, engine):
         rows, _ = sample_rows(
             sampler, tokenizer, problems, args.eval_samples, template=args.template,
-            seed=seed_of("eval", rollout, engine), temperature=args.temperature,
+            seed=seed_of("eval", args.seed, engine), temperature=args.temperature,
             max_tokens=args.max_tokens)
         return rows
     rows = parallel.map_over_engines(rows_of, test_set, args.tp)
@@ -318,7 +318,7 @@ def main(argv=None):
         if resumed_from:
             sampler.load_weights(parallel.weights(policy))
         elif args.eval_every:
-            run.log_evaluation(evaluate(sampler, tokenizer, test_set, args, 0))
+            run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
 
         for rollout in run.rollouts():
             # ---- sample P problems x G completions, grade them, score every token
@@ -351,7 +351,7 @@ def main(argv=None):
             # ---- evaluate, log, save
             if run.due(args.eval_every):
                 with run.timed("eval"):
-                    metrics.update(evaluate(sampler, tokenizer, test_set, args, rollout))
+                    metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, samples)
             run.save(metrics)
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import zlib
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 import data
 import losses
+from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
@@ -25,14 +27,11 @@ from experiment.files import checkpoint_folders
 from graders import sandbox
 from losses import METHODS, Tokens, group_advantages, policy_loss
 
-# what is right for a model of a million parameters; the defaults of the flags are for real ones
-EMBEDDED = dict(rollouts=50, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10,
-                tokens_per_micro_batch=4096)
-
 # what a run may change when it is resumed: nothing here has a part in what is learnt
-FREE = {"rollouts", "eval_every", "save_every", "save_rollouts", "keep", "rank_every", "wandb",
-        "tensorboard", "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload",
-        "tp", "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
+FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
+        "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
+        "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload", "tp",
+        "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
 
 refuse = partial(failures.refuse, "train.py")
@@ -40,20 +39,51 @@ refuse = partial(failures.refuse, "train.py")
 
 # ---------------------------------------------------------------------------- parsing
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action):
+        """A flag's help, with the default that is in force."""
+        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        named = silent or "%(default)s" in action.help
+        return action.help if named else f"{action.help} (%(default)s)"
+
+    def _format_action_invocation(self, action):
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0]  # --no-NAME would stand at every switch
+        return super()._format_action_invocation(action)
+
+
 class Parser(argparse.ArgumentParser):
     def __init__(self, **settings):
-        super().__init__(**settings)
+        super().__init__(formatter_class=Help, allow_abbrev=False, add_help=False, **settings)
         self.options = {}  # {flag: its default, type and choices}
 
     def error(self, message):  # without the page of usage in front of it
         refuse(message)
 
-    def flag(self, name, default, help, **options):
-        """One flag, typed as its default."""
-        if default is not None and "action" not in options:
-            options["type"] = type(default)
-        self.options[name] = dict(options, default=default)
-        self.add_argument(f"--{name}", default=default, help=f"{help} ({default})", **options)
+    def flag(self, name, default, help, type=None, choices=None, group=None, **options):
+        """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME."""
+        kind = type or (str if default is None else default.__class__)
+        self.options[name] = dict(default=default, type=kind, choices=choices)
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif choices:
+            options["choices"] = choices
+        else:
+            options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
+        (group or self).add_argument(f"--{name}", default=default, help=help, **options)
+
+    def take(self, settings):
+        """Makes the settings of a model the defaults. Refuses what is no flag's value."""
+        for name, value in settings.items():
+            if name not in self.options or not fits(value, self.options[name]):
+                refuse(f"the model's recipe.json has {name} = {value!r}, which is not a flag of "
+                       "train.py with a value that it takes")
+        others = [f"{name} {self.options[name]['default']}" for name in settings]
+        if others:
+            self.epilog = textwrap.fill(
+                "Some defaults above are of the model's recipe.json, which the embedded base has, "
+                f"too. For a model without one they are {', '.join(others)}.")
+        self.set_defaults(**settings)
 
     def restore(self, saved):
         """Makes a resumed run's flags the defaults, as far as there are such flags yet. A flag
@@ -67,15 +97,12 @@ class Parser(argparse.ArgumentParser):
                 self.set_defaults(**{name: saved[name]})
 
 
-def fits(value, options):
-    """May a saved value be a flag's? options: its default, and type, choices or action."""
-    if options.get("action") == "store_true":
-        return isinstance(value, bool)
+def fits(value, option):
+    """May a value from a file be a flag's? option: its default, type and choices."""
     if value is None:
-        return options["default"] is None
-    kind = options.get("type", str)
-    kinds = (int, float) if kind is float else (kind,)
-    return type(value) in kinds and value in options.get("choices", [value])
+        return option["default"] is None
+    kinds = (int, float) if option["type"] is float else (option["type"],)
+    return type(value) in kinds and value in (option["choices"] or [value])
 
 
 def parse_args(argv, add_flags, description):
@@ -83,8 +110,8 @@ def parse_args(argv, add_flags, description):
 
     add_flags: a function of Parser.flag that adds the flags of all methods; those of the chosen
     method follow from its row."""
-    parser = Parser(prog="train.py", allow_abbrev=False, description=description, add_help=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
+                    description=description)
     add_flags(parser.flag)
     argv = sys.argv[1:] if argv is None else argv
     saved = saved_flags(parser.parse_known_args(argv)[0])
@@ -93,12 +120,20 @@ def parse_args(argv, add_flags, description):
     chosen = parser.parse_known_args(argv)[0]
     method = chosen_row(chosen)
     check_row(chosen.loss, method, set(parser.options))
-    for name, value in method.flags.items():
-        kind = dict(type=float) if value is None else {}
-        parser.flag(name, value, f"of {chosen.loss}", **kind)
-    parser.add_argument("-h", "--help", action="help", help="this page, for the method chosen")
-    if chosen.model is None:
-        parser.set_defaults(**EMBEDDED)
+    parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
+    for f in method.functions:
+        if names := [name for name in losses.keyword_only(f) if name not in parser.options]:
+            formula = inspect.getdoc(f).split("\n\n")[0]
+            group = parser.add_argument_group(f"flags of {chosen.loss}: {f.__name__}", formula)
+        for name in names:
+            value = method.flags[name]
+            parser.flag(name, value, "default %(default)s", group=group,
+                        type=float if value is None else None)
+    try:
+        settings = settings_of(chosen.model)
+    except ValueError as e:
+        refuse(str(e))
+    parser.take(settings)
     parser.restore(saved)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -109,9 +144,18 @@ def parse_args(argv, add_flags, description):
     # a run without a checkpoint starts again, and may do so with other flags
     args.saved = saved if checkpoint_folders(default_out(args)) else {}
     args.defaults = {name: options["default"] for name, options in parser.options.items()}
+    args.origin = origin(argv, saved, settings, chosen.model)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     resolve(args, method)
     return args, method
+
+
+def origin(argv, saved, settings, model):
+    """-> {flag: where its value comes from}, of those that have not train.py's default."""
+    of_model = "the model's recipe.json" if model else "the embedded base's"
+    given = {text.split("=")[0].removeprefix("--") for text in argv if text.startswith("--")}
+    return {**dict.fromkeys(settings, of_model), **dict.fromkeys(saved, "as the run had it"),
+            **dict.fromkeys(given, "given")}
 
 
 def chosen_row(args):
@@ -201,15 +245,20 @@ def compare(args):
         return
     now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
     # what config.json lacks was the default then
-    before = {"data_checksum": None, **args.defaults, **saved}
+    before = {**args.defaults, **saved}
+    checksums = dict(train_checksum="learn from", eval_checksum="evaluate on")
     changes = {name: f"--{name} was {before[name]} and is now {value}"
-               for name, value in now.items() if value != before[name]}
-    # a preset that the row did not use was once kept with the flags
+               for name, value in now.items() if name in before and value != before[name]}
+    # once kept with the flags: a preset that the row did not use, one checksum for all problems
     unused = METHODS[saved["loss"]].preset if saved.get("loss") in METHODS else {}
+    unused = {*unused, *checksums, "data_checksum"}
     changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method"
-                    for name in set(saved) - set(now) - set(unused)})
-    if "data_checksum" in changes:
-        changes["data_checksum"] = f"the problems of --data {args.data} are not the run's"
+                    for name in set(saved) - set(now) - unused})
+    for name, use in checksums.items():
+        if None in (now.get(name), before.get(name)):  # a run that did not evaluate has none
+            changes.pop(name, None)
+        elif name in changes:
+            changes[name] = f"the problems to {use} are not those that the run had"
     fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
     if fixed:
         refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
@@ -265,8 +314,10 @@ def check_combinations(args):
     sequences = args.problems_per_rollout * args.group_size
     if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.countdown.FORMS):
         refuse(f"--data_dir: {args.data} is made, not read")
-    if (args.force and not args.resume) or (args.check and args.resume):
-        refuse("--force goes with --resume, and --check does not")
+    if args.force and not args.resume:
+        refuse("--force overrules what --resume refuses: give it together with --resume")
+    if args.check and args.resume:
+        refuse("--check tries a setting and keeps nothing: give it without --resume")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -309,6 +360,10 @@ def check_paths(args):
             and not args.resume and not args.check):
         refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
                "folder")
+    if args.model and Path(args.model, "metrics.jsonl").exists():
+        there = checkpoint_folders(Path(args.model))
+        refuse(f"--model {args.model} is a run's folder, not a model's; "
+               + (f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint yet"))
     if (args.model and Path(args.model).exists()
             and not Path(args.model, "config.json").exists()):
         refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
@@ -339,12 +394,19 @@ def load_data(args):
         refuse(str(e))
     learnt = {str(p["prompt"]) for p in rows}
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
-        say(f"{both} of the {len(test_set)} held-out problems are learnt from, too: their scores "
-            "say little; --eval_data names others")
-    text = json.dumps([rows, test_set], sort_keys=True, default=str)
-    args.given["data_checksum"] = zlib.crc32(text.encode())
+        own_file = args.data.endswith(".jsonl") and args.eval_data in (None, args.data)
+        say((f"{args.data} has no held-out part: its first {len(test_set)} problems are evaluated, "
+             "and learnt from, too" if own_file else
+             f"{both} of the {len(test_set)} held-out problems are learnt from, too")
+            + ". Their scores say little of others; --eval_data names other problems")
+    args.given.update(train_checksum=checksum(rows),
+                      eval_checksum=checksum(test_set) if test_set else None)
     compare(args)
     return train_set, test_set, left_out
+
+
+def checksum(problems):
+    return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
 
 
 def load_tokenizer(args, train_set, test_set):

@@ -9,6 +9,7 @@ rest. Every record has the x-axes: rollout, step, tokens, seconds and flops so f
 import json
 import math
 import platform
+import re
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from engine import parallel
 from eval import mean
 from experiment.failures import RunFailed
 from losses import gradient_mass
+from rewards import grade
 
 # where a metric of losses.policy_loss has another name in the log; clip_... becomes clip/..., and
 # the rest policy/...
@@ -45,8 +47,9 @@ def mean_of_some(values):
     return mean(values) if values else None
 
 
-def outcome(groups):
-    """reward/, groups/ and len/ of train.Groups; a reward of 1 is solved."""
+def outcome(groups, unreadable):
+    """reward/, groups/ and len/ of train.Groups; a reward of 1 is solved, and a mixed group has
+    different rewards. unreadable: the completions in which the verifiers found no answer."""
     pairs = [(c, r) for group in groups
              for c, r in zip(group.completions, group.rewards, strict=True)]
     size, solved = len(groups[0].rewards), [sum(r == 1 for r in g.rewards) for g in groups]
@@ -55,7 +58,9 @@ def outcome(groups):
         "reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
         "groups/solved_none": mean(k == 0 for k in solved),
         "groups/solved_all": mean(k == size for k in solved),
-        "groups/mixed": mean(0 < k < size for k in solved), "groups/sampled": len(groups),
+        "reward/unreadable_frac": unreadable / len(pairs),
+        "groups/mixed": mean(len(set(g.rewards)) > 1 for g in groups),
+        "groups/sampled": len(groups),
         "groups/solve_rate_hist": [sum(k == i for k in solved) for i in range(size + 1)],
         "len/mean": mean(lengths), "len/min": min(lengths), "len/max": max(lengths),
         "len/sum": sum(lengths), "len/truncated_frac": mean(c.truncated for c, _ in pairs),
@@ -200,10 +205,40 @@ class Log:
 
 
 def line(record):
-    """A record in one line for the console."""
-    shown = {"reward/mean": "reward", "policy/entropy": "entropy", "len/mean": "length",
-             "policy/kl_old": "kl", "clip/frac": "clip", "policy/ess": "ess",
-             "optim/grad_norm": "grad"}
-    shown.update({k: k.split("/")[-1] for k in record if k.startswith("eval/") and "@" in k})
+    """A record in one line for the console; +- is the standard error over the problems."""
+    shown = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
+             "policy/entropy": "entropy", "len/mean": "length", "policy/kl_old": "kl",
+             "clip/frac": "clip", "policy/ess": "ess", "optim/grad_norm": "grad"}
     values = [f"{name} {record[k]:.3f}" for k, name in shown.items() if record.get(k) is not None]
+    for k in record:
+        if re.search(r"/mean@\d+$", k):
+            n = k.split("@")[1]
+            for name in (k, k.replace(f"mean@{n}", f"pass@{n}")):
+                if record.get(name) is not None:
+                    error = record.get(f"{name}_stderr")
+                    values.append(f"{name.split('/')[-1]} {record[name]:.3f}"
+                                  + (f" +- {error:.3f}" if error is not None else ""))
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
+
+
+def nothing_to_learn(sample, metrics):
+    """The warning of a rollout without a mixed group: what was sampled, and what the verifier made
+    of it. sample: one of `examples`."""
+    details = []
+    problem = dict(reward=sample["reward"], answer=sample["answer"])
+    grade([problem], [[sample["completion"]]], details=details)
+    (reward, fault, _), = details
+    text = sample["completion"]
+    short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
+    return (
+        f"WARNING  rollout {metrics['rollout']}: in no group do rewards differ, so that there is "
+        "nothing to learn from it. Mean reward "
+        f"{metrics['reward/mean']:.3f}, {metrics['reward/unreadable_frac']:.0%} of the completions "
+        f"without an answer to be read, {metrics['len/truncated_frac']:.0%} cut off at "
+        "max_tokens. One of them:\n"
+        f"  prompt      ...{sample['prompt'][-160:]!r}\n"
+        f"  completion  {short!r}\n"
+        f"  gold        {str(sample['answer'])[:160]!r}\n"
+        f"  verifier    {sample['reward']}: reward {reward:g}{f', {fault}' if fault else ''}\n"
+        "More are in samples.jsonl. Easier or harder problems (--data), another --template, more "
+        "--max_tokens or a larger --group_size may help. This is said once")

@@ -11,7 +11,9 @@ import uuid
 from collections import Counter, deque
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -85,8 +87,11 @@ class Run:
             changed = {name for name, value in args.saved.items() if value != args.given.get(name)}
             if changed & {"loss", "advantage"}:
                 self.state = {}  # another method's averages
+            if changed & {"eval_data", "eval_problems", "eval_samples", "eval_checksum"}:
+                self.best = None  # by other problems
         # signals that this rank got, and those of all ranks, on which they end together
         self.asked, self.stopping = [], []
+        self.warned = False
         self.times, self.began = Counter(), time.perf_counter()
         self.head = log.HeadChange(policy, head_of(args.model) if args.rank_every else None)
 
@@ -108,7 +113,8 @@ class Run:
         on_first = parallel.rank() == 0
         self.log_files = log.Log(self.out, self.args) if on_first else None
         self.bar = tqdm(total=self.args.rollouts, initial=self.rollout, unit="rollout",
-                        dynamic_ncols=True, disable=not on_first, leave=False)
+                        dynamic_ncols=True, leave=False,
+                        disable=None if on_first else True)  # None: where there is a terminal
         return self
 
     def write_config(self):
@@ -215,6 +221,9 @@ class Run:
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
         record = dict(rollout=self.rollout, **self.totals, **record, **self.times, **perf)
         self.write(dict(record, **{"time/rollout": seconds}), samples)
+        if record["groups/mixed"] == 0 and not self.warned and parallel.rank() == 0:
+            self.warned = True
+            self.bar.write(log.nothing_to_learn(samples[0], record))
 
     def write(self, record, samples=()):
         if self.log_files:
@@ -234,8 +243,8 @@ class Run:
             self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.rollout, self.policy, self.tokenizer, self.optimizer, args.keep,
-            self.best, sampled=self.sampled, optimizer_steps=self.schedule.last_epoch,
-            state=self.state, totals=dict(self.totals),
+            self.best, Path(args.model, "recipe.json"), sampled=self.sampled, state=self.state,
+            optimizer_steps=self.schedule.last_epoch, totals=dict(self.totals),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
@@ -245,6 +254,7 @@ def banner(args, method, policy, out, rollout):
     ranks, passes = parallel.world(), len(method.passes)
     return (
         f"model    {args.model}\n"
+        f"settings {settings_line(args)}\n"
         f"method   {losses.describe(args.loss, method)}\n"
         f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = "
         f"{sequences} sequences -> {args.steps_per_rollout * passes} optimizer steps of "
@@ -253,5 +263,22 @@ def banner(args, method, policy, out, rollout):
         f"rank{'s' * (ranks > 1)}\n"
         f"folder   {out or 'none: --check keeps nothing'}"
         f"{f', from rollout {rollout}' if args.resume else ''}\n"
-        "A loss near 0 is as it should be: advantages sum to about 0. Watch reward and the "
-        "held-out mean@n.")
+        f"{busy_machine()}"
+        "The loss says little about progress: watch reward, mixed groups and the held-out mean@n.")
+
+
+def settings_line(args):
+    """The settings that differ between models, and where their values come from."""
+    return ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
+                     for name in ("lr", "max_tokens", "rollouts", "dtype"))
+
+
+def busy_machine():
+    """A line for the banner where other processes use the cores that torch's threads count on."""
+    if torch.cuda.is_available() or "OMP_NUM_THREADS" in os.environ:
+        return ""
+    busy = psutil.cpu_percent(interval=0.3)  # this process sleeps meanwhile
+    if busy < 40:
+        return ""
+    return (f"machine  its cores are {busy:.0f}% busy with other processes: with OMP_NUM_THREADS=1 "
+            "in front, this command may be several times faster\n")

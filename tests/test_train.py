@@ -14,9 +14,9 @@ import torch
 import train
 from conftest import ROOT
 from data import tiny
+from data.recipe import EMBEDDED
 from engine import loading
 from engine.sampler import default_kind
-from experiment import cli
 from experiment.run import claim_folder
 from losses import METHODS, Method, asym, centred, token_mean
 
@@ -97,8 +97,8 @@ def run(model, out, *flags):
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
         ("--offload", "torchrun --nproc_per_node 1"),
         ("--tp 2", "--tp 2"),
-        ("--tp 1 --force", "--force goes with --resume"),
-        ("--check --resume", "--check does not"),
+        ("--tp 1 --force", "--force overrules what --resume refuses"),
+        ("--check --resume", "--check tries a setting"),
         ("--lora_rank -1", "--lora_rank"),
     ],
 )
@@ -271,7 +271,7 @@ def test_flags_reach_the_method():
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
     assert (
-        train.parse_args([])[0].lr == cli.EMBEDDED["lr"]
+        train.parse_args([])[0].lr == EMBEDDED["lr"]
         and train.parse_args(["--model", "x"])[0].lr == 1e-6
     )
 

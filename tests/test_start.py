@@ -1,0 +1,208 @@
+"""What a user is told when a run starts and while it goes on: settings and where they come from,
+errors of evaluations, a rollout that teaches nothing, a machine that is busy."""
+
+import json
+
+import psutil
+import pytest
+
+import train
+from conftest import ROOT
+from data.recipe import EMBEDDED, settings_of
+from experiment import log
+from experiment.check import Setting, check_golds
+from rewards import REWARDS, VERIFIERS
+from test_train import SMALL, run
+
+
+def refused(capsys, *flags):
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(list(flags))
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1, said
+    return said
+
+
+def help_of(capsys, *flags):
+    with pytest.raises(SystemExit):
+        train.parse_args([*flags, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+# ---------------------------------------------------------------------------- settings
+
+
+def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, capsys):
+    assert settings_of(base) == EMBEDDED == settings_of(None)
+    run(base, tmp_path / "run", "--save_every", "1", "--keep", "9")
+    folder = tmp_path / "run" / "checkpoints" / "rollout_000001"
+    assert settings_of(folder) == EMBEDDED
+    args, _ = train.parse_args(["--model", str(folder), "--lr", "1e-3"])
+    assert (args.max_tokens, args.rollouts, args.lr) == (16, 50, 1e-3)
+    capsys.readouterr()
+    run(str(folder), tmp_path / "next", "--eval_every", "0")
+    said = capsys.readouterr().out
+    assert "lr 0.0001 (given), max_tokens 12 (given), rollouts 2 (given), dtype float32" in said
+    assert settings_of(tmp_path / "next" / "checkpoints" / "rollout_000002") == EMBEDDED
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        ("", "lr 5e-05 (the embedded base's), max_tokens 16 (the embedded base's), rollouts 50"),
+        ("--model x", "lr 1e-06 (default), max_tokens 1024 (default), rollouts 200 (default)"),
+        ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
+        ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)"),
+    ],
+)
+def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
+    from experiment.run import settings_line
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
+    args, _ = train.parse_args(flags.format(recipe=tmp_path).split())
+    assert line in settings_line(args)
+
+
+@pytest.mark.parametrize(
+    "recipe, named",
+    [
+        ({"settings": {"learning_rate": 1}}, "learning_rate = 1"),
+        ({"settings": {"lr": "high"}}, "lr = 'high'"),
+        ({"lr": 1}, "recipe.json is not"),
+    ],
+)
+def test_a_recipe_that_holds_no_settings_is_refused(recipe, named, tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    assert named in refused(capsys, "--model", str(tmp_path))
+
+
+def test_help_shows_the_defaults_that_are_in_force(capsys):
+    text = help_of(capsys)
+    assert "learning rate (5e-05)" in text and "longest completion, in tokens (16)" in text
+    assert "max_tokens 1024" in text  # at the end: those of other models
+    text = help_of(capsys, "--model", "x")
+    assert "learning rate (1e-06)" in text and "(None)" not in text and "(False)" not in text
+    assert "--eps_high X default 0.28" in help_of(capsys, "--loss", "dapo")
+
+
+def test_a_run_given_as_a_model_names_its_checkpoint(base, tmp_path, capsys):
+    run(base, tmp_path / "run")
+    said = refused(capsys, "--model", str(tmp_path / "run"))
+    assert "is a run's folder" in said and "rollout_000002" in said
+
+
+def test_a_bool_is_a_switch_and_can_be_switched_off(monkeypatch):
+    assert train.parse_args(["--mask_truncated"])[0].mask_truncated is True
+    args, _ = train.parse_args(["--mask_truncated", "--no-mask_truncated"])
+    assert args.mask_truncated is False
+
+    def soft_clip(tokens, *, soft=True):
+        """L = -A rho"""
+        return -tokens.advantages * tokens.ratio
+    grpo = train.METHODS["grpo"]
+    monkeypatch.setitem(train.METHODS, "mine", type(grpo)(grpo.advantage, soft_clip,
+                                                          grpo.aggregate))
+    assert train.parse_args(["--loss", "mine"])[1].flags["soft"] is True
+    assert train.parse_args(["--loss", "mine", "--no-soft"])[1].flags["soft"] is False
+
+
+# ---------------------------------------------------------------------------- resuming
+
+
+def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, capsys):
+    run(base, tmp_path / "run")
+    out = ["--out", str(tmp_path / "run"), "--resume"]
+    train.main([*out, "--rollouts", "3", "--eval_every", "0"])
+    assert "problems" not in capsys.readouterr().out.split("model ")[0]
+    train.main([*out, "--rollouts", "4", "--eval_every", "1", "--eval_problems", "3"])
+    said = capsys.readouterr().out
+    assert "resuming, but --eval_problems was 4 and is now 3" in said
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
+
+
+# ---------------------------------------------------------------------------- noise, dead runs
+
+
+def own_file(tmp_path, answer):
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(dict(prompt=f"1,2,{i}={i + 3}:", answer=answer,
+                                            reward="math")) + "\n" for i in range(1, 5)))
+    return str(path)
+
+
+def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_path, capsys):
+    """Weights do not change, so neither may a score: a curve that moves would be noise."""
+    records = run(base, tmp_path / "run", "--data", own_file(tmp_path, "123454321"),
+                  "--eval_data", "countdown", "--eval_problems", "16", "--rollouts", "3")
+    scores = [{k: v for k, v in r.items() if k.startswith("eval/")} for r in records]
+    assert len(scores) == 4 and all(s == scores[0] for s in scores)
+    assert scores[0]["eval/countdown/mean@2_stderr"] > 0
+    assert [r["groups/mixed"] for r in records[1:]] == [0, 0, 0]
+    said = capsys.readouterr().out
+    assert said.count("WARNING") == 1 and "rollout 1: in no group do rewards differ" in said
+    warning = said.split("WARNING")[1]
+    assert "1,2," in warning and "<answer>" in warning and "'123454321'" in warning
+    assert "math: reward 0" in warning
+
+
+def test_two_seeds_have_other_draws(base, tmp_path):
+    flags = ["--rollouts", "1", "--eval_problems", "16", "--eval_samples", "4"]
+    (a, _), (b, _) = (run(base, tmp_path / seed, "--seed", seed, *flags) for seed in "01")
+    assert {k: v for k, v in a.items() if "@" in k} != {k: v for k, v in b.items() if "@" in k}
+
+
+def test_the_warning_says_what_the_verifier_made_of_the_completion():
+    sample = dict(prompt="p", completion="no box", answer="3", reward="math")
+    metrics = {"rollout": 4, "reward/mean": 0.0, "reward/unreadable_frac": 1.0,
+               "len/truncated_frac": 0.25}
+    text = log.nothing_to_learn(sample, metrics)
+    assert "100% of the completions without an answer" in text and "25% cut off" in text
+    assert "unparsed_answer" in text and "'no box'" in text
+
+
+def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
+    record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
+              "reward/unreadable_frac": 0.125, "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02,
+              "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03}
+    assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  "
+                                "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
+
+
+def test_a_busy_machine_is_told_what_may_help(monkeypatch):
+    from experiment.run import busy_machine
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
+    assert "90% busy" in busy_machine() and "OMP_NUM_THREADS=1" in busy_machine()
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 10.0)
+    assert busy_machine() == ""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
+    assert busy_machine() == ""
+
+
+def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
+    run(base, tmp_path / "run", "--data", own_file(tmp_path, "4"), "--eval_problems", "4",
+        "--rollouts", "1")
+    said = capsys.readouterr().out
+    assert "has no held-out part: its first 4 problems are evaluated, and learnt from, too" in said
+    assert "--eval_data" in said
+
+
+def test_a_verifier_without_a_check_of_golds_is_not_said_to_be_right(monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 0.0)
+    monkeypatch.setitem(VERIFIERS, "mine", REWARDS["mine"])
+    problems = [dict(reward="mine", answer=i) for i in range(4)]
+    monkeypatch.setattr("experiment.check.grade",
+                        lambda problems, texts: ([[0.0] for _ in texts], {}))
+    setting = Setting(None, None, None, None, None, [], problems, [], [])
+    what, figure, right, _ = next(check_golds(setting))
+    assert figure.startswith("0 of 0") and "not checked: mine" in figure and right
+
+
+def test_the_readme_names_the_flags_that_are_looked_for():
+    readme = (ROOT / "README.md").read_text()
+    assert "--kl_coef" in readme and "--mask_truncated" in readme and SMALL
