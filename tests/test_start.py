@@ -123,6 +123,16 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
 
 
+def test_a_run_that_kept_one_checksum_of_all_problems_is_resumed(base, tmp_path):
+    run(base, tmp_path / "run", "--rollouts", "1")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    del config["flags"]["train_checksum"], config["flags"]["eval_checksum"]
+    path.write_text(json.dumps(dict(config, flags=dict(config["flags"], data_checksum=1))))
+    train.main(["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"])
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
 # ---------------------------------------------------------------------------- noise, dead runs
 
 
