@@ -1,4 +1,4 @@
-"""Evaluation of a Hugging Face model on data's problems: avg@n, unbiased pass@k, maj@n, intervals.
+"""Evaluation of a Hugging Face model on data's problems: mean@n, unbiased pass@k, maj@n, errors.
 
     python eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmarks aime24,amc23 --out evals/qwen
     python eval.py --completions FILE.jsonl --benchmarks aime24,amc23 --out evals/again
@@ -9,17 +9,16 @@ experiment/completions.py. train.py's --eval_every uses `sample_rows` and `summa
 """
 
 import itertools
-import json
 import math
 import random
 from collections import Counter
 from pathlib import Path
+from statistics import stdev
 
 import data
 from engine.sampler import make_sampler, seed_of
 from experiment import completions, eval_flags
 from experiment.eval_flags import refuse
-from experiment.files import write
 from graders import sandbox
 from rewards import Unparsed, final_answer, grade
 
@@ -43,6 +42,11 @@ def powers_of_two(n):
 def mean(values):
     values = list(values)
     return sum(values) / len(values)
+
+
+def standard_error(values):
+    """Of the mean of the values of independent problems; None where there is one problem."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def majority(answers, rewards):
@@ -101,12 +105,15 @@ def sample_rows(sampler, tokenizer, problems, samples, *, seed, temperature, max
 
 
 def summarise(groups, ks):
-    """groups: for each problem its rows. -> {mean@n, pass@k, truncated_frac, mean_length}"""
+    """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
+    error over the problems, truncated_frac, mean_length}. A reward of 1 is a right completion."""
     n = len(groups[0])
     correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
+    of_problems = {f"mean@{n}": [c / n for c in correct],
+                   **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
     return {
-        f"mean@{n}": mean(c / n for c in correct),
-        **{f"pass@{k}": mean(pass_at_k(n, c, k) for c in correct) for k in ks},
+        **{name: mean(values) for name, values in of_problems.items()},
+        **{f"{name}_stderr": standard_error(values) for name, values in of_problems.items()},
         "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
         "mean_length": mean(row["tokens"] for rows in groups for row in rows),
     }
@@ -114,14 +121,10 @@ def summarise(groups, ks):
 
 def benchmark_results(problems, groups, ks):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n = len(groups[0])
+    n, results = len(groups[0]), summarise(groups, ks)
     accuracies = [mean(row["score"] == 1 for row in rows) for rows in groups]
-    average = mean(accuracies)
-    squares = sum((accuracy - average) ** 2 for accuracy in accuracies)
-    results = dict(
-        summarise(groups, ks), problems=len(problems), samples=n,
-        standard_error=(squares / max(1, len(accuracies) - 1) / len(accuracies)) ** 0.5,
-        interval=list(interval(accuracies)))
+    results.update(problems=len(problems), samples=n, interval=list(interval(accuracies)),
+                   standard_error=results[f"mean@{n}_stderr"])
     if problems[0]["reward"] in ("math", "lenient_math", "table"):
         results[f"maj@{n}"] = mean(
             majority([vote(row["completion"]) for row in rows], [row["score"] for row in rows])
@@ -136,12 +139,14 @@ def parse_ks(args):
     if not args.k:
         return None if args.completions else powers_of_two(args.samples)
     try:
-        ks = [int(k) for k in args.k.split(",")]
+        ks = sorted({int(k) for k in args.k.split(",")})
     except ValueError:
         refuse(f"--k {args.k}: whole numbers with commas between")
-    if min(ks) < 1 or max(ks) > args.samples and not args.completions:
-        refuse(f"--k {','.join(map(str, ks))}: pass@k needs k samples of each problem, "
-               f"and --samples is {args.samples}")
+    if min(ks) < 1:
+        refuse(f"--k {args.k}: every k is 1 or more")
+    if not args.completions and max(ks) > args.samples:
+        refuse(f"--k {args.k}: pass@k needs k samples of each problem, and --samples is "
+               f"{args.samples}")
     return ks
 
 
@@ -159,7 +164,7 @@ def load_benchmarks(args):
             problems = data.load(name, args.split, args.data_dir, lcb_release=args.lcb_release,
                                  lcb_from=args.lcb_from, lcb_to=args.lcb_to)
         except data.DataError as e:
-            refuse(str(e))
+            refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
         sets[name] = list(itertools.islice(problems, args.limit or None))
     try:
         sandbox.prepare(list(itertools.chain(*sets.values())), args.allow_unsafe_code)
@@ -172,25 +177,18 @@ def load_benchmarks(args):
     return sets
 
 
-def load_model(args):
+def load_model(args, sets):
     """-> the sampler and the tokenizer of --model"""
-    from transformers import AutoTokenizer  # takes seconds: not before flags are refused
-
-    from engine.loading import eos_ids, positions_of
     if not args.model:
-        from data import tiny
+        from data import tiny  # imports transformers, which takes seconds
         args.model = tiny.base_model()
+    tokenizer, eos = eval_flags.load_tokenizer(args, sets)
+    print(eval_flags.in_force(args))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
-    except (OSError, ValueError) as e:
-        refuse(f"--model {args.model} cannot be loaded: {str(e).splitlines()[0]}")
-    longest = args.max_prompt_tokens + args.max_tokens
-    if longest > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
-    sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
-                           max_length=longest)
+        sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
+                               max_length=args.max_prompt_tokens + args.max_tokens)
+    except Exception as e:  # there is no end to what can be wrong with weights
+        refuse(f"--model {args.model} cannot be loaded: {eval_flags.reason(e)}")
     return sampler, tokenizer
 
 
@@ -202,9 +200,9 @@ def sample_rest(args, sets, path):
     if not left:
         return
     from tqdm import tqdm
-    sampler, tokenizer = load_model(args)
+    sampler, tokenizer = load_model(args, sets)
     size = max(1, CHUNK // args.samples)
-    with open(path, "a") as file, tqdm(total=left, unit="problem") as bar:
+    with tqdm(total=left, unit="problem") as bar:
         for name, problems in sets.items():
             for start in range(done[name], len(problems), size):
                 chunk = problems[start:start + size]
@@ -212,7 +210,7 @@ def sample_rest(args, sets, path):
                     sampler, tokenizer, chunk, args.samples, template=args.template,
                     seed=seed_of("eval.py", args.seed, name, start), temperature=args.temperature,
                     max_tokens=args.max_tokens, top_p=args.top_p)
-                completions.append_chunk(file, [
+                completions.append_chunk(path, [
                     dict(benchmark=name, id=problem["id"], **row)
                     for problem, rows in zip(chunk, groups, strict=True) for row in rows])
                 bar.update(len(chunk))
@@ -221,52 +219,34 @@ def sample_rest(args, sets, path):
 
 def grade_file(args, sets, path):
     """Grades the rows of --completions. Nothing is written before all of them are graded."""
-    lines = []
+    graded = []
     given = completions.given_groups(args.completions, sets, args.k)
     for name, groups in given.items():
         texts = [[row["completion"] for row in rows] for rows in groups]
         rewards, _ = grade(sets[name], texts)
         for rows, scores in zip(groups, rewards, strict=True):
             for row, score in zip(rows, scores, strict=True):
-                graded = dict(row, tokens=row.get("tokens") or 0,
-                              truncated=bool(row.get("truncated")), score=score)
-                lines.append(json.dumps(graded) + "\n")
-        lines.append("\n")
-    write(path, "".join(lines))
+                graded.append(dict(row, tokens=row.get("tokens") or 0,
+                                   truncated=bool(row.get("truncated")), score=score))
+    completions.write_whole(path, graded)
 
 
 def report(args, sets, path, out):
     """Writes eval.json, eval.md and passk.png from completions.jsonl, and prints the table."""
     from experiment.report import write_report
-    rows, results = completions.rows_by_problem(path), {}
-    for name, problems in sets.items():
-        groups = [rows[name, problem["id"]] for problem in problems]
-        args.k = args.k or powers_of_two(len(groups[0]))
-        results[name] = benchmark_results(problems, groups, args.k)
+    rows = completions.rows_by_problem(path)
+    groups = {name: [rows[name, problem["id"]] for problem in problems]
+              for name, problems in sets.items()}
+    args.k = args.k or powers_of_two(min(len(group[0]) for group in groups.values()))
+    results = {name: benchmark_results(sets[name], groups[name], args.k) for name in sets}
     write_report(out, vars(args), results, args.k)
-
-
-def claim_folder(out, settings, path):
-    """Makes the folder and notes the settings; refuses one with completions of other settings."""
-    noted = out / "settings.json"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if noted.exists() and path.exists():
-            before = json.loads(noted.read_text())
-            different = [name for name in settings if settings[name] != before.get(name)]
-            if different:
-                refuse(f"--out {out} holds an evaluation with other settings "
-                       f"({', '.join(different)}): give another folder")
-        write(noted, json.dumps(settings, indent=1))
-    except OSError as e:
-        refuse(f"--out {out} cannot be written: {e.strerror}")
 
 
 def main(argv=None):
     args = parse_args(argv)
     sets, out = load_benchmarks(args), Path(args.out)
     path = out / "completions.jsonl"
-    claim_folder(out, {name: value for name, value in vars(args).items() if name != "out"}, path)
+    completions.claim_folder(out, vars(args))
     if args.completions:
         grade_file(args, sets, path)
     else:
@@ -275,4 +255,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    eval_flags.run(main)

@@ -1,61 +1,140 @@
-"""eval.py's flags, and the sentences that refuse what cannot work. train.py's are in cli.py."""
+"""eval.py's command line: parsing, every refusal, and how the command ends. train.py's is cli.py.
+
+Whatever is wrong with flags, data or model is one sentence and exit code 2. What fails on the way
+is one sentence and exit code 1.
+"""
 
 import argparse
+import math
+import re
+import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 
 import data
+from data.recipe import settings_of
 from engine.sampler import default_kind
 from experiment import failures
+from experiment.files import checkpoint_folders
+
+# the flags of sampling. --completions samples nothing, so that they are refused beside it
+SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
+            "template", "sampler", "dtype", "seed")
+OF_MODEL = ("max_tokens", "max_prompt_tokens")  # a model's recipe.json may have them
 
 refuse = partial(failures.refuse, "eval.py")
 
 
-def add_flags(parser):
-    flag = parser.add_argument
-    flag("--model", help="Hugging Face folder or id; without it the embedded base")
-    flag("--benchmarks", default="countdown",
-         help=f"of {', '.join(data.names())}, or files, with commas between (countdown)")
-    flag("--data_dir",
-         help="a folder of local JSONL files, with the Hub's field names, instead of the Hub")
-    flag("--split", default="test", help="train or test (test)")
-    flag("--limit", type=int, default=0, help="only the first so many problems of each; 0 is all")
-    flag("--samples", type=int, default=16, help="completions of each problem (16)")
-    flag("--k", help="the k of pass@k, with commas between; default 1, 2, 4, ... up to --samples")
-    flag("--temperature", type=float, default=1.0, help="of the sampler; 0 is greedy (1.0)")
-    flag("--top_p", type=float, default=1.0, help="of the sampler; 1 keeps all tokens (1.0)")
-    flag("--max_tokens", type=int,
-         help="the longest completion; default 16 for the embedded base, else 8192")
-    flag("--max_prompt_tokens", type=int, default=2048, help="the longest prompt (2048)")
-    flag("--template", choices=data.TEMPLATES,
-         help="how a problem becomes a prompt; default by task and model, see data/README.md")
-    flag("--lcb_release", help="release_v1 ... release_v6 (release_v6), or v1 ... v6 for one file")
-    flag("--lcb_from", help="LiveCodeBench's contests from this day on, such as 2024-08-01")
-    flag("--lcb_to", help="LiveCodeBench's contests up to this day")
-    flag("--sampler", default=default_kind(), choices=("vllm", "transformers"))
-    flag("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32",
-         choices=("float32", "bfloat16"), help="of weights and computation")
-    flag("--seed", type=int, default=0, help="of the sampler (0)")
-    flag("--lenient", action="store_true",
-         help="mathematics: accept an answer that is not in a box, too")
-    flag("--completions", metavar="FILE",
-         help="grade this file instead of sampling: rows {benchmark, id, completion}")
-    flag("--allow_unsafe_code", action="store_true",
-         help="run programs also where nothing isolates them")
-    flag("--out", default="eval", help="the folder for the results (eval)")
+# ---------------------------------------------------------------------------- parsing
 
+def add_flags(parser):
+    def flag(name, help, **options):
+        shown = "" if options.get("default") is None else " (%(default)s)"
+        parser.add_argument(f"--{name}", help=help + shown, **options)
+
+    flag("model", "Hugging Face folder or id; without it the embedded base")
+    flag("benchmarks", f"the problems: {', '.join(data.names())}, or files.jsonl of "
+         "{prompt, answer, reward} rows, with commas between", default="countdown",
+         metavar="NAME,NAME")
+    flag("data_dir", "a folder of local JSONL files, with the Hub's field names, instead of the "
+         "Hub")
+    flag("split", "the part of a data set; a file has one, which is both", default="test",
+         choices=("train", "test"))
+    flag("limit", "only the first so many problems of each benchmark; 0 is all of them", type=int,
+         default=0)
+    flag("samples", "completions of each problem, n", type=int, default=16)
+    flag("k", "the k of pass@k, with commas between; default 1, 2, 4, ... up to the number of "
+         "completions of a problem")
+    flag("temperature", "temperature of the sampler; 0 is greedy", type=float, default=1.0)
+    flag("top_p", "the sampler draws from the most probable tokens that have this share of the "
+         "probability together; 1 keeps all", type=float, default=1.0)
+    flag("max_tokens", "the longest completion, in tokens", type=int, default=8192)
+    flag("max_prompt_tokens", "the longest prompt, in tokens", type=int, default=2048)
+    flag("template", "how a problem becomes a prompt; default by task and model, see "
+         "data/README.md", choices=data.TEMPLATES)
+    flag("lcb_release", "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6 for one file "
+         "alone; default release_v6")
+    flag("lcb_from", "LiveCodeBench's contests from this day on, such as 2024-08-01")
+    flag("lcb_to", "LiveCodeBench's contests up to this day")
+    flag("sampler", "the program that samples", default=default_kind(),
+         choices=("vllm", "transformers"))
+    flag("dtype", "precision of weights and computation", choices=("float32", "bfloat16"),
+         default="bfloat16" if torch.cuda.is_available() else "float32")
+    flag("seed", "seed of the sampler", type=int, default=0)
+    flag("lenient", "mathematics: accept an answer that is not in a box, too", action="store_true")
+    flag("completions", "grade this file instead of sampling: rows {benchmark, id, completion}",
+         metavar="FILE")
+    flag("allow_unsafe_code", "run programs also where nothing isolates them",
+         action="store_true")
+    flag("out", "the folder for the results", default="eval")
+
+
+def parse(argv, description):
+    """-> args. args.origin says where the values of OF_MODEL come from, in words."""
+    parser = argparse.ArgumentParser(
+        prog="eval.py", usage="eval.py [--model NAME] [--benchmarks NAME,NAME] [--FLAG VALUE ...]",
+        description=description, allow_abbrev=False, add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = refuse  # without the page of usage in front of the sentence
+    add_flags(parser)
+    defaults = {name: parser.get_default(name) for name in SAMPLING}
+    parser.set_defaults(**dict.fromkeys(SAMPLING))
+    given = parser.parse_known_args(argv)[0]  # None where a flag of sampling was not given
+    settings = {} if given.completions else model_settings(given.model)
+    parser.set_defaults(**{**defaults, **settings})
+    parser.add_argument("-h", "--help", action="help",
+                        help="show this page, with the defaults for --model")
+    args = parser.parse_args(argv)
+    args.benchmarks = ",".join(name.strip() for name in args.benchmarks.split(","))
+    check_flags(args)
+    if args.completions:
+        without_model(args, given)
+    else:
+        check_model(args)
+    owner = "the model" if args.model else "the embedded base"
+    args.origin = {name: f"--{name}" if getattr(given, name) is not None
+                   else f"{owner}'s recipe.json" if name in settings else "the default"
+                   for name in OF_MODEL}
+    return args
+
+
+def model_settings(model):
+    """-> {flag: value} of OF_MODEL, as far as the model has a recipe.json with them."""
+    try:
+        settings = settings_of(model)
+    except ValueError as e:
+        refuse(f"--model {model}: {e}")
+    settings = {name: settings[name] for name in OF_MODEL if name in settings}
+    for name, value in settings.items():
+        if type(value) is not int or value < 1:
+            refuse(f"--model {model}: its recipe.json has {name} = {value!r}, which must be a "
+                   "whole number of 1 or more")
+    return settings
+
+
+def without_model(args, given):
+    """Refuses the flags of sampling beside --completions, and sets them to None, so that eval.json
+    does not say what nobody knows of the file."""
+    for name in SAMPLING:
+        if getattr(given, name) is not None:
+            refuse(f"--{name} is for sampling, and --completions grades what a file holds: give "
+                   "one of the two")
+        setattr(args, name, None)
+
+
+# ---------------------------------------------------------------------------- what cannot work
 
 def check_flags(args):
     least = dict(samples=1, max_prompt_tokens=1, max_tokens=1, limit=0, seed=0)
     for name, bound in least.items():
-        value = getattr(args, name)
-        if value is not None and value < bound:
-            refuse(f"--{name} must be {bound} or more, not {value}")
+        if not bound <= (value := getattr(args, name)) < 2**63:
+            refuse(f"--{name} must be {bound} or more, and below 2**63, not {value}")
     if not 0 < args.top_p <= 1:
         refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
-    if not args.temperature >= 0:  # unlike temperature < 0, this refuses nan, too
-        refuse(f"--temperature must be 0 or more, not {args.temperature}")
+    if not 0 <= args.temperature < math.inf:  # nan compares as false
+        refuse(f"--temperature must be 0 or more, and finite, not {args.temperature}")
     livecodebench = "livecodebench" in args.benchmarks.split(",")
     if args.lcb_release and (args.data_dir or not livecodebench):
         refuse("--lcb_release is for livecodebench from the Hub alone")
@@ -64,12 +143,85 @@ def check_flags(args):
             refuse(f"--{name} is for livecodebench alone")
 
 
-def parse(argv, description):
-    parser = argparse.ArgumentParser(prog="eval.py", description=description, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = refuse  # without the page of usage in front of the sentence
-    add_flags(parser)
-    args = parser.parse_args(argv)
-    check_flags(args)
-    args.max_tokens = args.max_tokens or (8192 if args.model or args.completions else 16)
-    return args
+def check_model(args):
+    """Refuses a sampler that is not there, and a folder that is no model, above all a run's."""
+    if args.sampler == "vllm" and default_kind() != "vllm":
+        refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
+               "more")
+    if args.model is None:
+        return
+    if not args.model:
+        refuse("--model is empty: a Hugging Face folder or id, or no --model for the embedded base")
+    folder = Path(args.model)
+    run = folder.parent if folder.name == "checkpoints" else folder
+    if (run / "metrics.jsonl").exists():
+        checkpoints = checkpoint_folders(run)
+        advice = (f"--model {checkpoints[-1]} is its newest checkpoint" if checkpoints
+                  else "it has no checkpoint yet")
+        refuse(f"--model {args.model} is the folder of a run, not of a model; {advice}")
+    if folder.exists() and not (folder / "config.json").exists():
+        refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
+
+
+def reason(error):
+    """The first paragraph of an error's text, in one line: libraries break lines within a
+    sentence."""
+    return " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+
+
+def load_tokenizer(args, sets):
+    """-> the tokenizer and the ids that end a completion: all that needs no weights.
+
+    Refuses a model that cannot make prompts of the problems in sets, {benchmark: problems}."""
+    from transformers import AutoTokenizer  # takes seconds: not before flags are refused
+    from transformers.utils.logging import disable_progress_bar
+
+    from engine.loading import eos_ids, positions_of
+    of_hub = re.fullmatch(r"\w[^/]*(/[^/]+)?", args.model)  # NAME or OWNER/NAME
+    if not of_hub and not Path(args.model).exists():
+        refuse(f"--model {args.model}: there is no such folder")
+    disable_progress_bar()  # of loading: the bar of the problems is enough
+    problems = [(name, problem) for name, rows in sets.items() for problem in rows]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
+        lengths = [len(data.encode(tokenizer, problem, args.template)) for _, problem in problems]
+    except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
+        where = ("cannot be used" if Path(args.model).exists()
+                 else "is no folder here, and as an id of the Hub it cannot be loaded")
+        refuse(f"--model {args.model} {where}: {reason(e)}")
+    if not eos:
+        refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
+               "configuration")
+    if not min(lengths):
+        refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files "
+               "complete?")
+    longest, (name, problem) = max(zip(lengths, problems, strict=True), key=lambda pair: pair[0])
+    if longest > args.max_prompt_tokens:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} ({args.origin['max_prompt_tokens']})"
+               f": the prompt of {name}'s problem {problem['id']} has {longest} tokens")
+    if args.max_prompt_tokens + args.max_tokens > positions:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
+               f"are more than the model's {positions} positions")
+    return tokenizer, eos
+
+
+def in_force(args):
+    """What the sampling is about to do, in one line."""
+    return (f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, "
+            f"max_tokens {args.max_tokens} ({args.origin['max_tokens']}), "
+            f"temperature {args.temperature:g}")
+
+
+# ---------------------------------------------------------------------------- the end
+
+def run(main):
+    """Calls main. Where it fails on the way, or is interrupted, one sentence says so."""
+    try:
+        main()
+    except (failures.RunFailed, FloatingPointError) as e:
+        print(f"eval.py: {e}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("eval.py: interrupted; the same command continues", file=sys.stderr)
+        sys.exit(130)

@@ -2,17 +2,23 @@
 killed."""
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
 from itertools import combinations, permutations, product
 
+import numpy as np
 import pytest
 
 import eval
 from conftest import ROOT
 from data.countdown import held_out
-from eval import interval, majority, pass_at_k, powers_of_two
+from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
+from experiment.eval_flags import reason
+from experiment.report import results_table, short_names
 from graders import sandbox
 
 
@@ -48,14 +54,99 @@ def test_interval():
     assert interval([0.5] * 9) == interval([0.5]) == (0.5, 0.5)
 
 
+def rows_with(correct, n):
+    """The rows of one problem: of n completions, so many are right."""
+    return [dict(completion="", score=float(i < correct), truncated=False, tokens=3)
+            for i in range(n)]
+
+
+def test_standard_errors_are_over_problems():
+    groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
+    scores = summarise(groups, [1, 2, 4])
+    assert set(scores) == {"truncated_frac", "mean_length", *(
+        f"{name}{end}" for name in ("mean@4", "pass@1", "pass@2", "pass@4")
+        for end in ("", "_stderr"))}
+    of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
+                   "pass@2": [1, 5 / 6, 0, 0.5], "pass@4": [1, 1, 0, 1]}
+    for name, values in of_problems.items():
+        assert scores[name] == pytest.approx(np.mean(values))
+        assert scores[f"{name}_stderr"] == pytest.approx(np.std(values, ddof=1) / 4**0.5)
+    results = benchmark_results([dict(reward="countdown")] * 4, groups, [1, 2, 4])
+    assert results["standard_error"] == scores["mean@4_stderr"]
+    assert "| 0.750 (0.250) |" in results_table({"own": results}, [1, 2, 4])  # pass@4
+
+
+def test_one_problem_has_no_standard_error():
+    results = benchmark_results([dict(reward="countdown")], [rows_with(1, 2)], [1, 2])
+    errors = [value for name, value in results.items() if "err" in name]
+    assert errors == [None] * 4 and "se -" in results_table({"own": results}, [1, 2])
+
+
+@pytest.mark.parametrize("rewards, right", [([1, 0.5], 0.5), ([-1, 0.25], 0), ([1, 1], 1)])
+def test_a_right_completion_has_the_reward_1(rewards, right):
+    rows = [dict(score=reward, truncated=False, tokens=1) for reward in rewards]
+    assert summarise([rows], [1])["mean@2"] == right
+
+
+def test_names_in_tables_are_short_where_they_can_be():
+    def shown(*names):
+        return list(short_names(names).values())
+    assert shown("aime24", "a/own.jsonl") == ["aime24", "own.jsonl"]
+    assert shown("a/own.jsonl", "b/own.jsonl") == ["a/own.jsonl", "b/own.jsonl"]
+
+
+def model_folder(folder, **files):
+    """A folder that has what flags are checked with, and no model."""
+    folder.mkdir(parents=True)
+    for name, content in dict(dict(config={}), **files).items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_a_model_brings_its_settings(tmp_path, capsys):
+    other = model_folder(tmp_path / "other")
+    own = model_folder(tmp_path / "own", recipe=dict(settings=dict(max_tokens=99, lr=1.0)))
+    for flags, tokens, origin in (
+            ([], (16, 32), ("the embedded base's recipe.json",) * 2),
+            (["--model", other], (8192, 2048), ("the default",) * 2),
+            (["--model", own], (99, 2048), ("the model's recipe.json", "the default")),
+            (["--model", own, "--max_tokens", "99"], (99, 2048), ("--max_tokens", "the default"))):
+        args = eval.parse_args(flags)
+        assert (args.max_tokens, args.max_prompt_tokens) == tokens
+        assert (args.origin["max_tokens"], args.origin["max_prompt_tokens"]) == origin
+    for flags, default in (("", 16), (f"--model {other}", 8192), (f"--model {own}", 99)):
+        with pytest.raises(SystemExit) as stop:
+            eval.main([*flags.split(), "--help"])
+        page = " ".join(capsys.readouterr().out.split())
+        assert not stop.value.code and f"the longest completion, in tokens ({default})" in page
+
+
 @pytest.mark.parametrize("flags, words", [
     ("--k 32 --samples 16", "--k 32"),
     ("--k x", "--k x"),
+    ("--k 0 --completions {tmp}/few.jsonl", "--k 0"),
+    ("--temperature inf", "--temperature"),
+    ("--split dev", "--split"),
+    ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
+    ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
+    ("--model {tmp}/run", "{tmp}/run/checkpoints/rollout_000020 is its newest checkpoint"),
+    ("--model {tmp}/run/checkpoints", "rollout_000020 is its newest checkpoint"),
+    ("--model {tmp}/young", "it has no checkpoint yet"),
+    ("--model {tmp}", "no config.json"),
+    ("--model=", "--model is empty"),
+    ("--model {tmp}/damaged", "recipe.json is not"),
+    ("--model {tmp}/words", "max_tokens = '16'"),
+    ("--model runs/no/such", "--model runs/no/such: there is no such folder"),
+    ("--model no-such-model", "is no folder here, and as an id of the Hub"),
+    ("--completions {tmp}/few.jsonl --samples 16", "--samples is for sampling"),
+    ("--completions {tmp}/few.jsonl --model some/model", "--model is for sampling"),
+    ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl", "completions for countdown"),
+    ("--completions {tmp}/gap.jsonl", "no completion for 1022 of countdown's 1024"),
     ("--samples 0", "--samples"),
     ("--top_p 2", "--top_p"),
     ("--temperature -1", "--temperature"),
     ("--benchmarks nope", "nope"),
-    ("--benchmarks {tmp}/none.jsonl", "none.jsonl"),
+    ("--benchmarks {tmp}/none.jsonl", "--benchmarks {tmp}/none.jsonl: there is no such file"),
     ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
     ("--benchmarks livecodebench --lcb_release v9", "v9"),
     ("--template other", "other"),
@@ -63,23 +154,41 @@ def test_interval():
     ("--benchmarks livecodebench --data_dir {tmp} --lcb_release v1", "--lcb_release"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
     ("--sampel 3", "--sampel"),
-    ("--model /nowhere", "/nowhere"),
+    ("--model /nowhere", "--model /nowhere: there is no such folder"),
     ("--completions {tmp}/bad.jsonl", "line 2"),
-    ("--completions {tmp}/few.jsonl", "no completion for 1023"),
+    ("--completions {tmp}/few.jsonl", "--limit 1 grades those"),
 ])
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    first_id = held_out("countdown", 1)[0]["id"]
-    row = json.dumps(dict(benchmark="countdown", id=first_id, completion="x")) + "\n"
+    ids = [problem["id"] for problem in held_out("countdown", 3)]
+    first, _, third = (json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n"
+                       for i in ids)
     program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), reward="code")
-    (tmp_path / "bad.jsonl").write_text(row + "{}\n")
-    (tmp_path / "few.jsonl").write_text(row)
+    (tmp_path / "bad.jsonl").write_text(first + "{}\n")
+    (tmp_path / "few.jsonl").write_text(first)
+    (tmp_path / "gap.jsonl").write_text(first + third)
     (tmp_path / "code.jsonl").write_text(json.dumps(program) + "\n")
+    (tmp_path / "own.jsonl").write_text(json.dumps(dict(prompt="?", answer="1", reward="math")))
+    for rollout in (9, 20):
+        (tmp_path / f"run/checkpoints/rollout_{rollout:06d}").mkdir(parents=True)
+    model_folder(tmp_path / "young")
+    for run in ("run", "young"):
+        (tmp_path / run / "metrics.jsonl").write_text("")
+    model_folder(tmp_path / "damaged", recipe=[])
+    model_folder(tmp_path / "words", recipe=dict(settings=dict(max_tokens="16")))
     monkeypatch.setattr(sandbox, "unshared", lambda: ((), []))  # as where nothing isolates
     with pytest.raises(SystemExit) as stop:
         eval.main([*flags.format(tmp=tmp_path).split(), "--out", str(tmp_path / "out")])
     message = capsys.readouterr().err
-    assert stop.value.code == 2 and words in message and message.count("\n") == 1
+    assert stop.value.code == 2 and message.count("\n") == 1
+    assert words.format(tmp=tmp_path) in message
+
+
+def test_the_sentence_of_an_error_is_whole():
+    """Libraries break lines within a sentence."""
+    assert reason(OSError("It is none of:\n(1) this,\n(2) that.\n\nPlease read.")) == \
+        "It is none of: (1) this, (2) that."
+    assert reason(OSError()) == "OSError"
 
 
 def test_importing_eval_is_light():
@@ -112,17 +221,67 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert (out / "passk.png").exists()
 
 
-def test_majority_of_mathematical_answers(tmp_path):
-    own, given, out = tmp_path / "own.jsonl", tmp_path / "given.jsonl", tmp_path / "out"
+def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own, given = tmp_path / "own.jsonl", tmp_path / "given.jsonl"
     own.write_text(json.dumps(dict(prompt="?", answer="1/2", reward="math")) + "\n")
     # two spellings of one answer win
     texts = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{3}", "no answer"]
-    rows = [dict(benchmark=str(own), id=0, completion=text) for text in texts]
-    given.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    eval.main(["--completions", str(given), "--benchmarks", str(own), "--out", str(out)])
-    result = json.loads((out / "eval.json").read_text())["results"][str(own)]
-    assert result["maj@4"] == 1 and result["mean@4"] == 0.5
-    assert result["pass@2"] == pytest.approx(5 / 6)
+    for name, out in ((str(own), tmp_path / "out"), ("own.jsonl", tmp_path / "again")):
+        rows = [dict(benchmark=name, id=0, completion=text) for text in texts]
+        given.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        eval.main(["--completions", "given.jsonl", "--benchmarks", name, "--out", str(out)])
+        report = json.loads((out / "eval.json").read_text())
+        result, settings = report["results"][name], report["settings"]
+        assert result["maj@4"] == 1 and result["mean@4"] == 0.5
+        assert result["pass@2"] == pytest.approx(5 / 6)
+        assert settings["samples"] is None and settings["temperature"] is None  # nobody knows
+        assert "| own.jsonl | 1 |" in (out / "eval.md").read_text()
+
+
+def test_benchmarks_may_have_different_numbers_of_completions(tmp_path):
+    given, flags = tmp_path / "given.jsonl", []
+    for name, n in (("a", 4), ("b", 2)):
+        own = tmp_path / f"{name}.jsonl"
+        own.write_text(json.dumps(dict(prompt="?", answer="1", reward="math")) + "\n")
+        row = dict(benchmark=str(own), id=0, completion="\\boxed{1}")
+        with open(given, "a") as file:
+            file.write((json.dumps(row) + "\n") * n)
+        flags.append(str(own))
+    eval.main(["--completions", str(given), "--benchmarks", ", ".join(flags),
+               "--out", str(tmp_path / "out")])
+    results = json.loads((tmp_path / "out" / "eval.json").read_text())["results"]
+    for name, n in zip(flags, (4, 2), strict=True):
+        assert results[name]["samples"] == n and results[name]["pass@2"] == 1
+        assert "pass@4" not in results[name]
+
+
+def test_a_folder_belongs_to_one_setting(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ids = [problem["id"] for problem in held_out("countdown", 2)]
+    (tmp_path / "given.jsonl").write_text("".join(
+        json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n" for i in ids))
+    flags = ["--completions", "given.jsonl"]
+    eval.main([*flags, "--limit", "2"])
+    eval.main([*flags, "--limit", "2", "--k", "1"])  # the completions are the same
+
+    def refused(*more):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            eval.main([*flags, *more])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and error.count("\n") == 1
+        return error
+    error = refused("--limit", "1", "--lenient")
+    assert "--out eval (the default folder) holds" in error
+    assert "--limit was 2 and is now 1; --lenient was False and is now True;" in error
+    (tmp_path / "eval").rename(tmp_path / "other")
+    assert "--out other holds" in refused("--limit", "1", "--out", "other")
+    for content in ("{", "[1]", "3"):
+        (tmp_path / "other" / "settings.json").write_text(content)
+        assert "other/settings.json cannot be read" in refused("--limit", "2", "--out", "other")
+    (tmp_path / "other" / "settings.json").write_bytes(b"\xff")
+    assert "settings.json cannot be read" in refused("--limit", "2", "--out", "other")
 
 
 def solution(problem):
@@ -171,6 +330,64 @@ def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path):
 
 def test_more_tokens_than_the_model_has_positions_are_refused(base, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        eval.main(["--model", base, "--limit", "2", "--out", str(tmp_path / "out")])
+        eval.main(["--model", base, "--limit", "2", "--max_tokens", "4090",
+                   "--out", str(tmp_path / "out")])
     error = capsys.readouterr().err
     assert stop.value.code == 2 and "4096 positions" in error and error.count("\n") == 1
+
+
+def test_a_prompt_that_is_too_long_is_refused(base, tmp_path, capsys):
+    own = tmp_path / "own.jsonl"
+    rows = [dict(prompt="?" * n, answer="1", reward="math", id=f"of {n}") for n in (3, 33, 4)]
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["--model", base, "--benchmarks", str(own), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1
+    assert "--max_prompt_tokens 32 (the model's recipe.json)" in error
+    assert "problem of 33 has 33 tokens" in error
+
+
+def test_weights_that_cannot_be_read_are_one_sentence(small, tmp_path, capsys):
+    folder = small()
+    with open(f"{folder}/model.safetensors", "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["--model", folder, *SMALL, "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and f"--model {folder} cannot be loaded" in error
+    assert error.count("\n") == 1
+
+
+def command(*flags, **settings):
+    return subprocess.Popen(
+        [sys.executable, "eval.py", "--sampler", "transformers", *map(str, flags)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_continues(base, tmp_path):
+    def little_room():  # a file that grows beyond it is an OSError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+    flags = ["--model", base, "--limit", 16, "--samples", 4, "--out", tmp_path / "out"]
+    failed = command(*flags, preexec_fn=little_room)
+    _, error = failed.communicate()
+    last = error.splitlines()[-1]
+    assert failed.returncode == 1 and "Traceback" not in error
+    assert last.startswith("eval.py: ") and "cannot be written" in last and "continues" in last
+    again = command(*flags)
+    output, error = again.communicate()
+    assert again.returncode == 0, error
+    assert "max_tokens 16 (the model's recipe.json)" in output and "sampler transformers" in output
+    lines = (tmp_path / "out" / "completions.jsonl").read_text().splitlines()
+    assert len([line for line in lines if line]) == 16 * 4
+
+
+def test_an_interrupted_evaluation_says_that_it_continues(base, tmp_path):
+    process = command("--model", base, "--out", tmp_path / "out", start_new_session=True)
+    path = tmp_path / "out" / "completions.jsonl"
+    while process.poll() is None and not path.exists():
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the graders, too
+    _, error = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in error
+    assert error.endswith("eval.py: interrupted; the same command continues\n")
