@@ -30,7 +30,7 @@ from rewards import grade
 def add_flags(flag):
     """The flags that every method has: name, default, what it is. A switch that is on is switched
     off by --no-NAME."""
-    kinds, dtypes = ("vllm", "transformers"), ("float32", "bfloat16")
+    kinds, dtypes = ("vllm", "transformers"), ("float32", "bfloat16", "float16")
     # method
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
@@ -96,8 +96,7 @@ def add_flags(flag):
          choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm")
-    flag("dtype", "bfloat16" if torch.cuda.is_available() else "float32", "dtype of the trainer's "
-         "computation", choices=dtypes)
+    flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
     # evaluation and log
     flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")
     flag("eval_problems", 256, "held-out problems")
@@ -236,27 +235,38 @@ def minibatches(batch, method, args, rollout):
                 yield minibatch, token_filter
 
 
-def update(policy, optimizer, schedule, minibatch, method, args, token_filter=losses.every_token):
-    """One optimizer step. Returns its metrics. Raises NotFinite, with nothing changed, where loss
-    or gradient is not finite."""
+def update(policy, optimizer, schedule, scaler, minibatch, method, args,
+           token_filter=losses.every_token):
+    """One optimizer step. Returns its metrics.
+
+    In float16 the gradient is scaled, and scaled back before it is used. Where it overflows, the
+    step is not taken, and the next has a smaller scale. Raises NotFinite, with nothing changed,
+    where the loss is not finite, or the gradient and no scaling can help."""
     optimizer.zero_grad(set_to_none=True)
     metrics = backward(policy, minibatch, method, args.max_tokens, token_filter,
-                       args.entropy_coef, tis_cap=args.tis_cap, kl_coef=args.kl_coef)
+                       args.entropy_coef, scaler.scale, tis_cap=args.tis_cap,
+                       kl_coef=args.kl_coef)
+    scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     metrics["grad_norm"] = parallel.full(norm)
-    if not (metrics["loss"].isfinite() and metrics["grad_norm"].isfinite()):
+    overflow = not metrics["grad_norm"].isfinite()
+    if not metrics["loss"].isfinite() or overflow and scaler.get_scale() <= 1:
         raise NotFinite(f"optimizer step {schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
                         f"gradient norm {metrics['grad_norm'].item()}", minibatch)
-    optimizer.step()
+    scaler.step(optimizer)  # not where a gradient overflowed
+    scaler.update()
     metrics["lr"] = torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
-    schedule.step()
+    metrics["overflow"] = torch.tensor(float(overflow))
+    if not overflow:
+        schedule.step()
     return metrics
 
 
 # ---------------------------------------------------------------------------- the run
 
 def load_policy(args, method, tokenizer, eos, problem, resumed_from):
-    """-> the policy, the reference of --kl_coef (or None), the optimizer and its schedule."""
+    """-> the policy, the reference of --kl_coef (or None), the optimizer, its schedule and the
+    scaler of float16's gradients."""
     from engine import loading
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
@@ -281,7 +291,10 @@ def load_policy(args, method, tokenizer, eos, problem, resumed_from):
                                   fused=True)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
     factor = loading.lr_factor(args.warmup, args.schedule, steps)
-    return policy, reference, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    # off, it scales by 1 and steps as the optimizer does
+    scaler = torch.amp.GradScaler(parallel.device().type, enabled=args.dtype == "float16")
+    return policy, reference, optimizer, schedule, scaler
 
 
 def main(argv=None):
@@ -301,8 +314,8 @@ def main(argv=None):
         args.model = parallel.on_rank0(tiny.base_model)
     tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
     resumed_from = newest_checkpoint(args)
-    policy, reference, optimizer, schedule = load_policy(args, method, tokenizer, eos,
-                                                         train_set[0], resumed_from)
+    policy, reference, *optimizing = load_policy(args, method, tokenizer, eos, train_set[0],
+                                                 resumed_from)
 
     def load_sampler():  # a run claims its folder before this takes its time
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
@@ -313,7 +326,7 @@ def main(argv=None):
         sys.exit(check.run(args, method, policy, load_sampler(), tokenizer, eos, train_set,
                            test_set, left_out))
 
-    with Run(args, method, policy, optimizer, schedule, tokenizer, resumed_from) as run:
+    with Run(args, method, policy, *optimizing, tokenizer, resumed_from) as run:
         sampler = load_sampler()
         if resumed_from:
             sampler.load_weights(parallel.weights(policy))
@@ -340,7 +353,7 @@ def main(argv=None):
 
             # ---- S optimizer steps, each on its own share of the completions
             with run.timed("update"):
-                steps = [update(policy, optimizer, schedule, minibatch, method, args, token_filter)
+                steps = [update(policy, *optimizing, minibatch, method, args, token_filter)
                          for minibatch, token_filter in minibatches(batch, method, args, rollout)]
 
             # ---- weights to the sampler

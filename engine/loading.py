@@ -84,7 +84,7 @@ def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0
             layer.compile(dynamic=True)
     parallel.shard(policy, layers_of(model), offload)
     if packed is None:
-        packed = (policy.dtype == "bfloat16" and parallel.device().type == "cuda"
+        packed = (policy.dtype != "float32" and parallel.device().type == "cuda"
                   and packing_agrees(policy, probe.to(parallel.device())))
     if packed:
         policy.pack()

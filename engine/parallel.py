@@ -50,6 +50,13 @@ def device():
     return torch.device("cpu")
 
 
+def default_dtype():
+    """Of computation: float32 on a CPU, bfloat16 on a GPU that has it, and float16 before."""
+    if not torch.cuda.is_available():
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+
+
 def memory():
     """Bytes of this rank's GPU, or its share of half the machine's memory."""
     if torch.cuda.is_available():
@@ -111,7 +118,7 @@ def map_over_engines(f, items, tp=1):
 def shard(policy, layers, offload):
     """FSDP2: each layer, and the rest, is gathered when it is computed and sharded between.
 
-    bfloat16 computation is on copies; what is sharded, reduced and optimized is float32."""
+    Computation in 16 bits is on copies; what is sharded, reduced and optimized is float32."""
     if not dist.is_initialized():
         return
     from torch.distributed.device_mesh import init_device_mesh
@@ -123,8 +130,8 @@ def shard(policy, layers, offload):
         fully_shard,
     )
     precision = MixedPrecisionPolicy()
-    if policy.dtype == "bfloat16":
-        precision = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    if policy.dtype != "float32":
+        precision = MixedPrecisionPolicy(getattr(torch, policy.dtype), reduce_dtype=torch.float32)
     place = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     mesh = init_device_mesh(device().type, (world(),))
     for module in (*layers, policy):

@@ -57,9 +57,9 @@ class Policy(torch.nn.Module):
     """A causal language model as the loop sees it: completions in, log probabilities and
     entropies out.
 
-    temperature: of sampling; the sampler takes its log probabilities there, too. dtype: "float32"
-    or "bfloat16" computation over float32 weights. budget: tokens that go through the model at
-    once. packed: sequences stand end to end, without padding."""
+    temperature: of sampling; the sampler takes its log probabilities there, too. dtype: "float32",
+    "bfloat16" or "float16" computation over float32 weights. budget: tokens that go through the
+    model at once. packed: sequences stand end to end, without padding."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, packed=False):
         super().__init__()
@@ -83,7 +83,7 @@ class Policy(torch.nn.Module):
         # place t predicts token t + 1
         predicts = (place >= batch.prompt_len[:, None] - 1) & (place < length[:, None] - 1)
         head = self.model.get_output_embeddings()
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+        with torch.autocast(ids.device.type, getattr(torch, self.dtype), self.dtype != "float32"):
             if self.packed:
                 hidden = self.model.base_model(
                     input_ids=ids[real][None], position_ids=place.expand_as(ids)[real][None],
@@ -154,10 +154,11 @@ def compute_logprobs(policy, batch):
 
 
 def backward(policy, batch, method, max_tokens, token_filter=every_token, entropy_coef=0.0,
-             **coefficients):
+             scale=lambda x: x, **coefficients):
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad, and returns
     what to log of it. token_filter: one of the method's passes; entropy_coef: weighs the entropy
-    bonus; coefficients: tis_cap and kl_coef of losses.policy_loss.
+    bonus; scale: makes larger what is pulled back, since float16 would round small gradients to 0;
+    coefficients: tis_cap and kl_coef of losses.policy_loss.
 
     The gradient is that of the whole step's loss, however the step is cut into micro-batches and
     over ranks, since every denominator is the step's. A @whole_step method that is cut takes the
@@ -184,12 +185,13 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
     for rows, micro_batch in parts:
         output = policy(micro_batch)
         if not rows:  # nothing is left for this rank, but it has to go along
-            (0 * output[0].sum()).backward()
+            scale(0 * output[0].sum()).backward()
         elif d_outputs is not None:
             used = [i for i, d in enumerate(d_outputs) if d is not None]
-            torch.autograd.backward([output[i] for i in used], [d_outputs[i][rows] for i in used])
+            torch.autograd.backward([output[i] for i in used],
+                                    [scale(d_outputs[i][rows]) for i in used])
         else:
-            step_loss(micro_batch, *output)[0].backward()
+            scale(step_loss(micro_batch, *output)[0]).backward()
         outputs.append(tuple(x.detach() for x in output))
     _, metrics = step_loss(batch, *gather_rows(batch, parts, outputs), whole=None)
     return metrics  # of the whole step: no average of averages

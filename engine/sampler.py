@@ -49,7 +49,7 @@ def make_sampler(kind, model, **settings):
 class VLLMSampler:
     """A vLLM engine in this process.
 
-    dtype: "float32" or "bfloat16", of weights and computation. max_length: of prompt and completion
+    dtype: of weights and computation, as for Policy. max_length: of prompt and completion
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
     engine may take. tp: ranks that it is spread over. Under torchrun each rank makes one, and all
     do so at the same time."""

@@ -60,8 +60,8 @@ def add_flags(parser):
     flag("lcb_to", "LiveCodeBench's contests up to this day")
     flag("sampler", "the program that samples", default=default_kind(),
          choices=("vllm", "transformers"))
-    flag("dtype", "precision of weights and computation", choices=("float32", "bfloat16"),
-         default="bfloat16" if torch.cuda.is_available() else "float32")
+    flag("dtype", "precision of weights and computation", default=parallel.default_dtype(),
+         choices=("float32", "bfloat16", "float16"))
     flag("seed", "seed of the sampler", type=int, default=0)
     flag("lenient", "mathematics: accept an answer that is not in a box, too", action="store_true")
     flag("completions", "grade this file instead of sampling: rows {benchmark, id, completion}",

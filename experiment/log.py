@@ -27,8 +27,9 @@ from rewards import grade
 # where a metric of losses.policy_loss has another name in the log; clip_... becomes clip/..., and
 # the rest policy/...
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
-             grad_norm="optim/grad_norm", lr="optim/lr", approx_kl="policy/kl_old",
-             approx_kl_k1="policy/kl_old_k1", capped_frac="clip/capped_frac")
+             grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
+             approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
+             capped_frac="clip/capped_frac")
 
 
 @contextmanager

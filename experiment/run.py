@@ -71,9 +71,11 @@ class Run:
     its moments and place. pending: what was sampled and not yet learnt from. state: the method's
     own numbers (FADE's averages)."""
 
-    def __init__(self, args, method, policy, optimizer, schedule, tokenizer, resumed_from=None):
+    def __init__(self, args, method, policy, optimizer, schedule, scaler, tokenizer,
+                 resumed_from=None):
         self.args, self.method, self.policy, self.tokenizer = args, method, policy, tokenizer
-        self.optimizer, self.schedule, self.resumed_from = optimizer, schedule, resumed_from
+        self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
+        self.resumed_from = resumed_from
         saved = checkpoint.restore(resumed_from, policy, optimizer) if resumed_from else {}
         self.rollout, self.best = saved.get("rollout", 0), saved.get("best")
         self.sampled, self.state = saved.get("sampled", 0), saved.get("state", {})
@@ -84,6 +86,7 @@ class Run:
                              for batch, rewards, *rest in saved.get("pending", []))
         if resumed_from:
             self.continue_schedule(saved["optimizer_steps"])
+            scaler.load_state_dict(saved.get("scaler") or scaler.state_dict())
             changed = {name for name, value in args.saved.items() if value != args.given.get(name)}
             if changed & {"loss", "advantage"}:
                 self.state = {}  # another method's averages
@@ -208,6 +211,8 @@ class Run:
         record = {**metrics, **log.advantages(advantages, batch), **log.optimizer_steps(steps)}
         record.update({f"adv/{k}": v for k, v in self.state.items() if k != "entropy"})
         record["policy/entropy"] = metrics["policy/entropy"]  # of the rollout, not of its steps
+        overflows = sum(step["optim/overflow"] for step in record["steps"])
+        record["optim/overflows"] = overflows  # steps not taken, in float16
         record["optim/skipped"] = args.steps_per_rollout * passes - len(steps)
         every = args.rank_every
         record.update(self.head.metrics(with_rank=every and self.rollout % every == 0))
@@ -245,6 +250,7 @@ class Run:
             self.out, self.rollout, self.policy, self.tokenizer, self.optimizer, args.keep,
             self.best, Path(args.model, "recipe.json"), sampled=self.sampled, state=self.state,
             optimizer_steps=self.schedule.last_epoch, totals=dict(self.totals),
+            scaler=self.scaler.state_dict(),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 

@@ -2,8 +2,9 @@
 of a method each.
 
     torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
-    [packed] [checkpointing] [lora]
+    [packed] [checkpointing] [lora] [overflow]
 
+overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
 is all rounding (that of the keys' biases is), so that in float32 no two orders of summation stay
 together.
@@ -50,7 +51,7 @@ def load(model, options=()):
         probe,
         budget=60,
         temperature=1.0,
-        dtype="float32",
+        dtype="float16" if "overflow" in options else "float32",
         packed="packed" in options,
         activation_checkpointing="checkpointing" in options,
         lora_rank=4 * ("lora" in options),
@@ -81,7 +82,7 @@ def run(model, name, options):
         ]
     )
     p = load(model, options)
-    if "float32" not in options:
+    if not {"float32", "overflow"} & set(options):
         p.double()
     batch = rollout(101)
     logprobs, batch.entropy = policy.compute_logprobs(p, batch)
@@ -97,18 +98,33 @@ def run(model, name, options):
         [x for x in p.parameters() if x.requires_grad], lr=args.lr, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 3))
+    scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled="overflow" in options)
+    if "overflow" in options:
+        train.backward = overflowing(train.backward)
     told = []
     for token_filter in method.passes:
         for share in torch.arange(24).chunk(4):
-            told.append(
-                {
-                    k: float(v)
-                    for k, v in train.update(
-                        p, optimizer, schedule, batch.rows(share), method, args, token_filter
-                    ).items()
-                }
+            metrics = train.update(
+                p, optimizer, schedule, scaler, batch.rows(share), method, args, token_filter
             )
+            told.append({k: float(v) for k, v in metrics.items()})
+            told[-1].update(scale=scaler.get_scale(), steps=schedule.last_epoch)
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})
+
+
+def overflowing(backward):
+    """backward, whose second call leaves an infinite number in the last rank's shard of the LM
+    head's gradient."""
+    calls = []
+
+    def wrapped(policy, *args, **kw):
+        metrics = backward(policy, *args, **kw)
+        calls.append(1)
+        if len(calls) == 2 and parallel.rank() == parallel.world() - 1:
+            grad = policy.model.get_output_embeddings().weight.grad
+            getattr(grad, "_local_tensor", grad)[-1, 0] = float("inf")
+        return metrics
+    return wrapped
 
 
 def main(model, out, names, sampler="-", *options):

@@ -1,0 +1,119 @@
+"""--dtype float16: the gradient is scaled, a step that overflows is not taken, runs resume."""
+
+import json
+
+import pytest
+import torch
+
+import train
+from engine import policy
+from engine.loading import lr_factor
+from engine.sampler import default_kind
+from losses import METHODS
+from ranks import load, rollout
+from test_parallel import torchrun
+from test_resume import same, without
+from test_train import SMALL
+
+
+def setting(small, method, init_scale, enabled=True, **changes):
+    """-> everything that train.update needs, in float32 but for the scaler: what it does is then
+    all there is to see."""
+    args, bound = train.parse_args(["--loss", method, "--max_tokens", "13", "--group_size", "6",
+                                    "--problems_per_rollout", "4", "--steps_per_rollout", "1"])
+    p = load(small())
+    p.dtype = changes.get("dtype", "float32")
+    batch = rollout(101)
+    logprobs, batch.entropy = policy.compute_logprobs(p, batch)
+    g = torch.Generator().manual_seed(2)
+    batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
+    batch.advantages = torch.randn(24, 1, generator=g).expand(batch.mask.shape)
+    optimizer = torch.optim.AdamW(p.parameters(), lr=1e-3, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(2, "constant", 9))
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
+    return p, optimizer, schedule, scaler, batch, bound, args
+
+
+@pytest.mark.parametrize("method", ["grpo", "acpo", "ar_lopti"])  # acpo: two stages
+def test_the_scale_does_not_change_the_update(small, method):
+    """A power of two, in float32: the same bits."""
+    weights = []
+    for enabled in (False, True):
+        p, *rest = setting(small, method, 2.0**10, enabled)
+        metrics = train.update(p, *rest)
+        assert metrics["overflow"] == 0 and rest[1].last_epoch == 1
+        weights.append(torch.cat([w.detach().flatten() for w in p.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_a_step_that_overflows_is_not_taken(small):
+    p, optimizer, schedule, scaler, *rest = setting(small, "grpo", 2.0**127)
+    rest[0].advantages = 1e3 * rest[0].advantages
+    before = [w.detach().clone() for w in p.parameters()]
+    metrics = train.update(p, optimizer, schedule, scaler, *rest)
+    assert metrics["overflow"] == 1 and metrics["loss"].isfinite()
+    assert all(torch.equal(a, b) for a, b in zip(before, p.parameters()))
+    assert schedule.last_epoch == 0 and scaler.get_scale() == 2.0**126
+    assert not optimizer.state or all(s["step"] == 0 for s in optimizer.state.values())
+
+
+def test_where_no_scale_can_help_the_run_ends(small):
+    p, optimizer, schedule, scaler, batch, *rest = setting(small, "grpo", 1.0)
+    batch.advantages = torch.full_like(batch.advantages, 3e38)
+    with pytest.raises(train.NotFinite):
+        for _ in range(3):
+            train.update(p, optimizer, schedule, scaler, batch, *rest)
+
+
+def test_small_gradients_survive(small):
+    """What the scale is for: without it float16 rounds them to 0."""
+    errors = {}
+    for scale in (1.0, 2.0**16):
+        gradients = {}
+        for dtype in ("float32", "float16"):
+            p, _, _, scaler, batch, method, args = setting(small, "grpo", scale, dtype=dtype)
+            batch.advantages = 1e-5 * batch.advantages
+            policy.backward(p, batch, method, args.max_tokens, scale=scaler.scale)
+            gradients[dtype] = torch.cat([w.grad.flatten() for w in p.parameters()]) / scale
+        gap = gradients["float16"] - gradients["float32"]
+        errors[scale] = (gap.norm() / gradients["float32"].norm()).item()
+    assert errors[2.0**16] < 0.02 and errors[1.0] > 5 * errors[2.0**16], errors
+
+
+def test_two_ranks_skip_a_step_together(small, tmp_path):
+    """The number that is not finite stands in one rank's shard alone."""
+    model, results = small(), []
+    for ranks in (1, 2):
+        torchrun(ranks, "tests/ranks.py", model, tmp_path / str(ranks), "grpo", "-", "overflow")
+        results.append(torch.load(tmp_path / str(ranks))["grpo"])
+    for told in (result["told"] for result in results):
+        assert [step["overflow"] for step in told] == [0, 1, 0, 0]
+        assert [step["steps"] for step in told] == [1, 1, 2, 3]
+        assert [step["scale"] for step in told] == [2.0**10, 2.0**9, 2.0**9, 2.0**9]
+    for name, weight in results[0]["weights"].items():
+        assert (weight - results[1]["weights"][name]).abs().max() < 5e-3, name
+
+
+@pytest.mark.parametrize("sampler", ["transformers", "vllm"])
+def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
+    """The scale is part of the state: here it grows within the run."""
+    if sampler != default_kind() and sampler == "vllm":
+        pytest.skip("vllm is not installed")
+    flags = ["--model", base, *SMALL, "--loss", "acpo", "--dtype", "float16", "--sampler", sampler,
+             "--save_every", "1", "--keep", "9", "--rollouts", "4"]
+    train.main([*flags, "--out", str(tmp_path / "whole")])
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").open()]
+    assert [r["optim/overflows"] for r in records[1:]] == [0, 0, 0, 0]
+    assert records[1]["sampler/logp_absdiff_mean"] < 2e-3
+    state = torch.load(tmp_path / "whole/checkpoints/rollout_000004/trainer.pt", weights_only=False)
+    assert state["scaler"]["_growth_tracker"] == 8
+    if sampler == "transformers":
+        out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
+        train.main(["--out", str(out), "--resume"])
+        assert same(out, tmp_path / "whole")
+
+
+def test_every_method_has_a_finite_gradient_in_float16(small):
+    for name in METHODS:
+        p, *rest = setting(small, name, 2.0**10, dtype="float16")
+        assert train.update(p, *rest)["overflow"] == 0, name
