@@ -242,7 +242,6 @@ def update(policy, optimizer, schedule, scaler, minibatch, method, args,
     In float16 the gradient is scaled, and scaled back before it is used. Where it overflows, the
     step is not taken, and the next has a smaller scale. Raises NotFinite, with nothing changed,
     where the loss is not finite, or the gradient and no scaling can help."""
-    optimizer.zero_grad(set_to_none=True)
     metrics = backward(policy, minibatch, method, args.max_tokens, token_filter,
                        args.entropy_coef, scaler.scale, tis_cap=args.tis_cap,
                        kl_coef=args.kl_coef)
@@ -259,6 +258,7 @@ def update(policy, optimizer, schedule, scaler, minibatch, method, args,
     metrics["overflow"] = torch.tensor(float(overflow))
     if not overflow:
         schedule.step()
+    optimizer.zero_grad(set_to_none=True)  # now: the sampler needs the memory
     return metrics
 
 
@@ -334,15 +334,17 @@ def main(argv=None):
             run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
 
         for rollout in run.rollouts():
-            # ---- sample P problems x G completions, grade them, score every token
-            for number in run.to_sample():  # from 0 on, --rollout_lag ahead of the learning
-                groups, metrics = sample_and_grade(sampler, tokenizer, train_set, args, number,
-                                                   run.timed)
+            # ---- sample P problems x G completions, and grade them
+            sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
+                       for number in run.to_sample()]  # --rollout_lag ahead of the learning
+            sampler.sleep()
+
+            # ---- score: log pi of every token, of the weights that sampled
+            for groups, metrics in sampled:
                 with run.timed("logp"):
                     batch, gaps = scored_batch(policy, reference, groups, args)
                 run.pending.append((batch, rewards_of(groups, batch, args), {**metrics, **gaps},
                                     log.examples(groups, tokenizer)))
-            sampler.sleep()
             batch, rewards, metrics, samples = run.pending.popleft()
 
             # ---- advantages

@@ -65,10 +65,22 @@ def memory():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 / ranks_here
 
 
+BESIDE = 0  # bytes of the GPU that torch counts and that are free, or the other way round
+
+
+def watch_memory():
+    """From here on, peak_memory is of the trainer with an engine asleep beside it. torch goes on
+    counting what a sleeping vLLM has given back (vllm-project/vllm issue 17117)."""
+    global BESIDE
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.reset_peak_memory_stats()
+    BESIDE = total - free - torch.cuda.memory_allocated()
+
+
 def peak_memory():
-    """The most bytes that this process has held so far, of its GPU or else of the machine."""
+    """The most bytes that were held so far: of the GPU since watch_memory, else by this process."""
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated() + BESIDE
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -162,7 +174,8 @@ def weights(policy):
     for name, value in policy.model.state_dict().items():
         if "lora_" in name:
             continue
-        value = full(value)
+        # a gather of shards on the CPU (--offload) would go through gloo: 0.3 GB a second
+        value = full(value.to(device()) if hasattr(value, "full_tensor") else value)
         if ".base_layer" in name:
             layer = policy.model.get_submodule(name[:name.index(".base_layer")])
             if name.endswith("weight"):

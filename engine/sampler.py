@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine import parallel
+
 TESTED_VLLM = "0.32"  # other versions may lack reload_weights and logprobs_mode
 RUINED = ("the model's probabilities are not numbers any more: an optimizer step has ruined the "
           "weights (a lower --lr helps)")
@@ -70,12 +72,9 @@ class VLLMSampler:
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
                   f"{TESTED_VLLM}.* only")
-        self.vllm, self.eos, self.sleeps = vllm, eos, torch.cuda.is_available()
-        # asleep, the weights go to the CPU's memory (level 1) where that has plenty, and nowhere
-        # (level 2) where it has not: new ones come anyway
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        engine_memory = torch.cuda.mem_get_info()[1] * memory if self.sleeps else 0
-        self.level = 1 if free > 4 * engine_memory else 2
+        self.vllm, self.eos = vllm, eos
+        self.sleeps, self.asleep = torch.cuda.is_available(), False
+        threads = torch.get_num_threads()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
@@ -85,6 +84,8 @@ class VLLMSampler:
                 enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
                 tensor_parallel_size=tp, **cpu_settings, distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
+        if self.sleeps:
+            torch.set_num_threads(threads)  # vLLM sets one, for the whole process
 
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
@@ -111,16 +112,25 @@ class VLLMSampler:
         They come from state_dict(): named_parameters() leaves out a tied LM head, which would
         stay stale."""
         self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+        if self.asleep:
+            self.engine.wake_up(tags=["kv_cache"])
+            self.asleep = False
         self.engine.reset_prefix_cache()  # its keys and values came from the old weights
 
     def sleep(self):
-        """Gives the GPU's memory to the trainer."""
-        if self.sleeps:
-            self.engine.sleep(level=self.level)
+        """Gives the GPU's memory to the trainer. The weights are dropped (level 2), not copied to
+        the CPU: new ones come anyway."""
+        if self.sleeps and not self.asleep:
+            self.engine.sleep(level=2)
+            self.asleep = True
+            parallel.watch_memory()
 
     def wake(self):
-        if self.sleeps:
-            self.engine.wake_up()
+        """Takes the weights' memory again, and load_weights, when they are there, the KV cache's:
+        it would be in the way of the trainer's weights while those are gathered."""
+        if self.asleep:
+            torch.cuda.empty_cache()  # what torch keeps of the update, vLLM cannot take
+            self.engine.wake_up(tags=["weights"])
 
     def close(self):
         """To be called before the process group goes, or vLLM complains at exit."""

@@ -11,10 +11,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import torch
-
 import data
 from data.recipe import settings_of
+from engine.parallel import default_dtype
 from engine.sampler import default_kind
 from experiment import failures
 from experiment.files import checkpoint_folders
@@ -60,7 +59,7 @@ def add_flags(parser):
     flag("lcb_to", "LiveCodeBench's contests up to this day")
     flag("sampler", "the program that samples", default=default_kind(),
          choices=("vllm", "transformers"))
-    flag("dtype", "precision of weights and computation", default=parallel.default_dtype(),
+    flag("dtype", "precision of weights and computation", default=default_dtype(),
          choices=("float32", "bfloat16", "float16"))
     flag("seed", "seed of the sampler", type=int, default=0)
     flag("lenient", "mathematics: accept an answer that is not in a box, too", action="store_true")
