@@ -61,8 +61,9 @@ def add_flags(flag):
          "keeping them")
     flag("compile", False, "torch.compile of each layer")
     flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
-    flag("lora_rank", 0, "rank of adapters on every linear layer, alpha twice that, which are "
-         "trained instead of the weights; 0 is off")
+    flag("lora_rank", 0, "rank of adapters on every linear layer, which are trained instead of the "
+         "weights, with ten times the learning rate if none is given; 0 is off")
+    flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     # sampling
     flag("sampler", default_kind(), "vllm or transformers", choices=kinds)
     flag("max_tokens", 1024, "longest completion, in tokens")
@@ -278,12 +279,12 @@ def load_policy(args, method, tokenizer, eos, problem, resumed_from):
     try:
         policy = loading.load(
             folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-            lora_rank=args.lora_rank, activation_checkpointing=args.activation_checkpointing,
-            **settings)
+            lora_rank=args.lora_rank, lora_alpha=args.lora_alpha,
+            activation_checkpointing=args.activation_checkpointing, **settings)
         args.tokens_per_micro_batch = policy.budget
         if args.kl_coef:
-            reference = loading.load(args.model, eos, probe, budget=policy.budget, **settings)
-            reference.requires_grad_(False)
+            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
+                                     **settings)
     except ValueError as e:
         cli.refuse(f"--model {args.model} {e}")
     parameters = [p for p in policy.parameters() if p.requires_grad]

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-# numbers in a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's
+# numbers in a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
+# GPU loading.load makes it larger: every chunk rewrites the gradient of all of the head's weights
 CHUNK = 2**25
 
 

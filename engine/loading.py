@@ -57,38 +57,60 @@ def probe_batch(ids, eos):
     return make_batch([[eos]] * 4, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
 
 
-def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0,
-         activation_checkpointing=False, compile=False, offload=False, **settings):
+def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0, lora_alpha=32,
+         frozen=False, activation_checkpointing=False, compile=False, offload=False, **settings):
     """-> the Policy, its master weights in float32, on the GPU where there is one, sharded over
     the ranks.
 
     probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
     budget: tokens that go through the model at once; None finds them from the memory. packed: None
-    packs where a GPU has the kernel and packing gives what padding gives. settings: of Policy.
-    Raises ValueError for a folder that lacks weights, for a model that does more after its LM head
-    than Policy does (a softcap, a scale), and where the memory cannot hold one row."""
-    model = build(folder, eos)
-    probe = probe.to(model.device)
-    policy = Policy(model, **settings)
-    check_head(policy, probe)
+    packs where a GPU has the kernel and packing gives what padding gives. frozen: nothing is
+    trained. settings: of Policy. Raises ValueError for a folder that lacks weights, for a model
+    that does more after its LM head than Policy does (a softcap, a scale), and where the memory
+    cannot hold one row."""
+    if parallel.device().type == "cuda":
+        kernels.CHUNK = int(parallel.memory() / 300)  # 2^28 of 80 GB: 1 GB in float32
+    policy = Policy(build(folder, eos), **settings)
+    check_head(policy, probe.to(policy.model.device))
     if lora_rank:
-        add_adapters(model, lora_rank)
+        add_adapters(policy.model, lora_rank, lora_alpha)
+    if frozen:
+        policy.requires_grad_(False)
+    place(policy, activation_checkpointing, compile, offload)
+    probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
         token_budget(policy, probe, longest, activation_checkpointing, offload)))
-    if activation_checkpointing:
-        model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    for layer in layers_of(model):
+    if activation_checkpointing:  # not before: it hides what the budget is measured by
+        policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    if packed is None:
+        packed = (policy.dtype != "float32" and parallel.device().type == "cuda"
+                  and packing_agrees(policy, probe))
+    if packed:
+        policy.pack()
+    return policy
+
+
+def place(policy, activation_checkpointing, compile, offload):
+    """Makes the layers what they are to be, and puts shards of them onto the ranks' GPUs."""
+    layers = layers_of(policy.model)
+    for layer in layers:
         # transformers looks at the layer's own flag; what it contains stays without dropout
         layer.training = activation_checkpointing
         if compile:
             layer.compile(dynamic=True)
-    parallel.shard(policy, layers_of(model), offload)
-    if packed is None:
-        packed = (policy.dtype != "float32" and parallel.device().type == "cuda"
-                  and packing_agrees(policy, probe.to(parallel.device())))
-    if packed:
-        policy.pack()
-    return policy
+    if not parallel.sharded():
+        halve_frozen(policy)
+    parallel.shard(policy, layers, offload)
+
+
+def halve_frozen(policy):
+    """Frozen linear layers in the dtype that they are computed in, to which autocast would copy
+    them: the same bits in half the memory. FSDP wants one dtype in a layer: not for its shards."""
+    tied = policy.model.get_input_embeddings().weight
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not tied \
+                and not any(p.requires_grad for p in module.parameters()):
+            module.to(getattr(torch, policy.dtype))
 
 
 def build(folder, eos):
@@ -110,9 +132,11 @@ def build(folder, eos):
 
 @torch.no_grad()
 def check_head(policy, probe):
-    """Raises ValueError where Policy's log probabilities are not those of the model's logits."""
+    """Raises ValueError where Policy's log probabilities are not those of the model's logits. A
+    few tokens tell: before the model is sharded, a rank may have one thread of a CPU for them."""
     row = probe.rows([0])
-    start, n = int(row.prompt_len), int(row.completion_len)
+    start, n = int(row.prompt_len), min(8, int(row.completion_len))
+    row.completion_len, row.mask = row.completion_len.clamp(max=8), row.mask[:, :8]
     ids = row.ids[:, :start + n]
     logprobs = Policy(policy.model, policy.temperature)(row)[0][:, :n]
     log_pi = (policy.model(ids).logits[:, start - 1:-1] / policy.temperature).log_softmax(-1)
@@ -122,8 +146,9 @@ def check_head(policy, probe):
                          f"Policy's log probabilities are off by {gap:.2g}")
 
 
-def add_adapters(model, rank):
-    """LoRA on every linear layer but the LM head. Raises ValueError where there is none."""
+def add_adapters(model, rank, alpha):
+    """LoRA on every linear layer but the LM head, scaled by alpha / rank. Raises ValueError where
+    there is none."""
     from peft import LoraConfig, inject_adapter_in_model
     # those that parallel.weights can merge: not GPT-2's Conv1D, not the experts of a mixture
     linear = [name for name, module in model.named_modules()
@@ -131,7 +156,7 @@ def add_adapters(model, rank):
     if not linear:
         raise ValueError("has no linear layers for --lora_rank")
     inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear, bias="none"), model)
+        LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear, bias="none"), model)
 
 
 @torch.no_grad()
@@ -159,10 +184,28 @@ def kept_bytes(policy, batch):
     def record(x):
         storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x):
+    # compiled layers as they are written: the measurement is no reason to compile them
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x), \
+            torch.compiler.set_stance("force_eager"):
         output = policy(batch)  # as long as it lives, so does the graph, and what was recorded
     del output
     return sum(storages.values()), int((batch.prompt_len + batch.completion_len).sum())
+
+
+def state_bytes(policy, offload):
+    """Bytes of the GPU, or of the CPU where there is none, beside what grows with the tokens:
+    weights, gradients and AdamW's two moments, and copies that are made of weights on the way."""
+    state = sum(p.numel() * (16 if p.requires_grad else p.element_size())
+                for p in policy.parameters())
+    size = torch.finfo(getattr(torch, policy.dtype)).bits // 8
+    if not parallel.sharded():  # autocast keeps a copy of every weight until the backward pass
+        copies = sum(p.numel() for p in policy.parameters() if p.element_size() > size)
+        return state + size * copies
+    # what is outside of layers and two layers are whole at a time, with gradients in float32
+    layers = layers_of(policy.model)
+    in_layers = sum(p.numel() for layer in layers for p in layer.parameters())
+    whole = sum(p.numel() for p in policy.parameters()) - in_layers * (1 - 2 / max(2, len(layers)))
+    return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
 def token_budget(policy, probe, longest, activation_checkpointing, offload):
@@ -170,16 +213,15 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload):
     keeps of a token.
 
     The latter is measured on two sizes of `probe`, so that what does not grow with the tokens
-    cancels out. 0.7 of the memory beside weights, gradients and AdamW's two moments is given away;
-    on a CPU, at most 16,384 tokens."""
+    cancels out. 0.7 of the memory beside `state_bytes` is given away; on a CPU, at most 16,384
+    tokens."""
     few, few_tokens = kept_bytes(policy, probe.rows([0]))
     many, many_tokens = kept_bytes(policy, probe.rows([0, 0, 0, 0]))
     each = (many - few) / (many_tokens - few_tokens)
     layers = max(1, len(layers_of(policy.model)))
     if activation_checkpointing:  # the layers' inputs, and one layer's inside
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
-    state = sum(p.numel() * (16 if p.requires_grad else 4) for p in policy.parameters())
-    beside = 0 if offload else state / parallel.world()
+    beside = state_bytes(policy, offload)
     free = 0.7 * (parallel.memory() - beside) - 20 * kernels.CHUNK
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
     if budget < longest:

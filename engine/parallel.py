@@ -39,6 +39,11 @@ def world():
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
+def sharded():
+    """Are weights sharded? They are wherever torchrun has started us, also alone."""
+    return dist.is_initialized()
+
+
 def say(text):
     if rank() == 0:
         print(text, flush=True)
@@ -131,7 +136,7 @@ def shard(policy, layers, offload):
     """FSDP2: each layer, and the rest, is gathered when it is computed and sharded between.
 
     Computation in 16 bits is on copies; what is sharded, reduced and optimized is float32."""
-    if not dist.is_initialized():
+    if not sharded():
         return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (

@@ -138,13 +138,15 @@ def parse_args(argv, add_flags, description):
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
+    args.origin = origin(argv, saved, settings, chosen.model)
+    if args.lora_rank and args.origin.get("lr") not in ("given", "as the run had it"):
+        args.lr, args.origin["lr"] = 10 * args.lr, "ten times full training's, for --lora_rank"
     # what follows from other flags is set in `resolve`. config.json keeps it as it was given, so
     # that it follows anew when the run is resumed
     args.given = vars(args).copy()
     # a run without a checkpoint starts again, and may do so with other flags
     args.saved = saved if checkpoint_folders(default_out(args)) else {}
     args.defaults = {name: options["default"] for name, options in parser.options.items()}
-    args.origin = origin(argv, saved, settings, chosen.model)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     resolve(args, method)
     return args, method
@@ -224,7 +226,10 @@ def saved_flags(args):
     if not args.resume:
         return {}
     try:
-        return dict(json.loads((out / "config.json").read_text())["flags"])
+        flags = dict(json.loads((out / "config.json").read_text())["flags"])
+        if flags.get("lora_rank"):  # before there was a flag for it
+            flags.setdefault("lora_alpha", 2.0 * flags["lora_rank"])
+        return flags
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         if not checkpoint_folders(out):
             return {}
