@@ -48,6 +48,8 @@ def add_flags(flag):
          "data/README.md", choices=data.TEMPLATES)
     flag("allow_unsafe_code", False, "sampled programs run also where nothing isolates them")
     flag("seed", 0, "the seed of problems, sampling and shuffling")
+    flag("deterministic", False, "algorithms that give the same bits each time, slower; see "
+         "docs/scaling.md")
     # batch: P problems x G completions -> S optimizer steps
     flag("rollouts", 200, "rollouts in all")
     flag("problems_per_rollout", 64, "problems sampled for one rollout, P")
@@ -73,6 +75,8 @@ def add_flags(flag):
          "purpose", type=float)
     flag("sampler_dtype", None, "the sampler's dtype, where it is not --dtype", choices=dtypes)
     flag("gpu_memory_utilization", 0.4, "share of the GPU's memory for vLLM")
+    flag("max_num_seqs", None, "sequences that vLLM works on at once; default 1024, or 256 where "
+         "it has little memory", type=int)
     flag("tp", 1, "GPUs that one vLLM engine is spread over")
     flag("rollout_lag", 0, "rollouts between sampling and learning: it learns from what was "
          "sampled so many ago")
@@ -300,7 +304,7 @@ def load_policy(args, method, tokenizer, eos, problem, resumed_from):
 
 def main(argv=None):
     args, method = parse_args(argv)
-    parallel.start()
+    parallel.start(args.deterministic)
     train_set, test_set, left_out = cli.load_data(args)
 
     # ---- the policy, its optimizer, and a sampler of the same weights. What takes seconds to
@@ -321,6 +325,7 @@ def main(argv=None):
     def load_sampler():  # a run claims its folder before this takes its time
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                             memory=args.gpu_memory_utilization, tp=args.tp,
+                            max_num_seqs=args.max_num_seqs,
                             max_length=args.max_prompt_tokens + args.max_tokens)
     if args.check:
         cli.say(banner(args, method, policy, None, 0))

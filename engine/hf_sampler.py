@@ -32,7 +32,8 @@ class Recorder(transformers.LogitsProcessor):
 class TransformersSampler:
     """transformers' generate on a copy of the model. chunk: sequences generated at once."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, chunk=512):
+    def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, max_num_seqs=None,
+                 chunk=512):
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self.device).eval()

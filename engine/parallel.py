@@ -14,8 +14,15 @@ import torch
 import torch.distributed as dist
 
 
-def start():
-    """Joins the process group where torchrun, or srun with the same variables, started us."""
+def start(deterministic=False):
+    """Joins the process group where torchrun, or srun with the same variables, started us.
+
+    deterministic: what runs on a GPU adds up in one order, whatever the batch."""
+    if deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        if torch.cuda.is_available():
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        torch.use_deterministic_algorithms(True)
     if "RANK" in os.environ and not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -53,10 +53,11 @@ class VLLMSampler:
 
     dtype: of weights and computation, as for Policy. max_length: of prompt and completion
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
-    engine may take. tp: ranks that it is spread over. Under torchrun each rank makes one, and all
-    do so at the same time."""
+    engine may take. tp: ranks that it is spread over. max_num_seqs: sequences that it works on at
+    once; None is 1024, or 256 where it has less than 12 GB. Under torchrun each rank makes one,
+    and all do so at the same time."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1):
+    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None):
         # weights are handed over within this process
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -65,9 +66,8 @@ class VLLMSampler:
             # without it, vLLM binds this process to one core, and the trainer with it
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-            # 256 sequences at once leave a small model idle; compiling takes longer than it saves
-            cpu_settings = dict(max_num_seqs=1024, enforce_eager=True,
-                                max_num_batched_tokens=max(16384, max_length))
+            # compiling takes longer than it saves
+            cpu_settings = dict(enforce_eager=True, max_num_batched_tokens=max(16384, max_length))
         import vllm
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
@@ -75,6 +75,9 @@ class VLLMSampler:
         self.vllm, self.eos = vllm, eos
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
+        if max_num_seqs is None:  # vLLM's own 256 leave a small model idle
+            little = self.sleeps and memory * parallel.memory() < 12e9
+            max_num_seqs = 256 if little else 1024
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
@@ -82,7 +85,8 @@ class VLLMSampler:
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs", gpu_memory_utilization=memory,
                 enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
-                tensor_parallel_size=tp, **cpu_settings, distributed_executor_backend=(
+                tensor_parallel_size=tp, max_num_seqs=max_num_seqs, **cpu_settings,
+                distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process

@@ -115,7 +115,8 @@ def newest(out):
 def restore(folder, policy, optimizer):
     """Gives optimizer and policy a checkpoint's moments and adapter, and returns the rest of
     trainer.pt. The policy was loaded with its weights before."""
-    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False)
+    # mapped, not read: on a node every rank would have all ranks' moments in its memory
+    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
     options = StateDictOptions(full_state_dict=True, strict=False)
     if adapter := state.pop("adapter"):
         set_model_state_dict(policy, adapter, options=options)

@@ -22,7 +22,7 @@ from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
-from experiment import failures
+from experiment import failures, room
 from experiment.files import checkpoint_folders
 from graders import sandbox
 from losses import METHODS, Tokens, group_advantages, policy_loss
@@ -31,6 +31,7 @@ from losses import METHODS, Tokens, group_advantages, policy_loss
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
         "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
         "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload", "tp",
+        "max_num_seqs", "deterministic",
         "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
 
@@ -138,21 +139,22 @@ def parse_args(argv, add_flags, description):
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
-    args.origin = origin(argv, saved, settings, chosen.model)
-    if args.lora_rank and args.origin.get("lr") not in ("given", "as the run had it"):
-        args.lr, args.origin["lr"] = 10 * args.lr, "ten times full training's, for --lora_rank"
+    origin = origins(argv, saved, settings, chosen.model)
+    if args.lora_rank and origin.get("lr") not in ("given", "as the run had it"):
+        args.lr, origin["lr"] = 10 * args.lr, "ten times full training's, for --lora_rank"
     # what follows from other flags is set in `resolve`. config.json keeps it as it was given, so
     # that it follows anew when the run is resumed
     args.given = vars(args).copy()
     # a run without a checkpoint starts again, and may do so with other flags
     args.saved = saved if checkpoint_folders(default_out(args)) else {}
     args.defaults = {name: options["default"] for name, options in parser.options.items()}
+    args.origin = origin
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     resolve(args, method)
     return args, method
 
 
-def origin(argv, saved, settings, model):
+def origins(argv, saved, settings, model):
     """-> {flag: where its value comes from}, of those that have not train.py's default."""
     of_model = "the model's recipe.json" if model else "the embedded base's"
     given = {text.split("=")[0].removeprefix("--") for text in argv if text.startswith("--")}
@@ -332,6 +334,12 @@ def check_combinations(args):
     if args.tis_cap and args.old_logprobs == "sampler":
         refuse("--tis_cap corrects for the sampler a second time: --old_logprobs sampler is "
                "already its own")
+    if args.max_num_seqs is not None and (args.max_num_seqs < 1 or args.sampler != "vllm"):
+        refuse(f"--max_num_seqs {args.max_num_seqs}: 1 or more, for --sampler vllm")
+    if args.deterministic and torch.cuda.is_available() \
+            and torch.cuda.get_device_capability() < (8, 0):
+        refuse("--deterministic needs a GPU of compute capability 8.0 or more: vLLM's kernels that "
+               "do not depend on the batch do")
     if args.sampler == "vllm" and default_kind() != "vllm":
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
@@ -448,4 +456,8 @@ def load_tokenizer(args, train_set, test_set):
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
+    if torch.cuda.is_available() and (sentence := room.refusal(
+            args, room.parameters_of(args.model), parallel.memory(), parallel.world(),
+            parallel.sharded())):
+        refuse(sentence)
     return tokenizer, eos, train_set
