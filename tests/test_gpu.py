@@ -1,0 +1,253 @@
+"""What only a GPU does, as far as a CPU can tell: the order of calls to a sleeping engine, the
+arithmetic of memory, frozen weights in half precision, LoRA's settings."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from engine import kernels, loading, parallel, policy
+from engine.sampler import Completion, VLLMSampler
+from experiment import room
+from ranks import load, rollout
+from test_parallel import torchrun
+from test_train import SMALL, run
+
+# ---------------------------------------------------------------------------- the engine's sleep
+
+
+class FakeEngine:
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args, **kw):
+            self.calls.append((name, kw.get("level") or kw.get("tags") or args[:1]))
+        return call
+
+
+def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(parallel, "watch_memory", lambda: None)
+    sampler = VLLMSampler.__new__(VLLMSampler)
+    sampler.engine, sampler.sleeps, sampler.asleep = FakeEngine(), True, False
+    sampler.sleep()
+    sampler.sleep()  # nothing more
+    sampler.wake()
+    sampler.load_weights([])
+    sampler.load_weights([])
+    assert sampler.engine.calls == [
+        ("sleep", 2), ("wake_up", ["weights"]), ("collective_rpc", ("reload_weights",)),
+        ("wake_up", ["kv_cache"]), ("reset_prefix_cache", ()),
+        ("collective_rpc", ("reload_weights",)), ("reset_prefix_cache", ())]
+
+
+def test_in_a_run_it_sleeps_before_scoring_and_gradients_are_gone_when_it_wakes(
+        base, tmp_path, monkeypatch):
+    from engine.hf_sampler import TransformersSampler
+    calls, policies = [], []
+
+    def noted(name, own, before=lambda *a: None):
+        def call(self, *args, **kw):
+            before(*args)
+            calls.append(name)
+            return own(self, *args, **kw)
+        return call
+
+    def no_gradients():
+        assert all(p.grad is None for p in policies[0].parameters())
+    for name in ("sample", "sleep", "wake", "load_weights"):
+        monkeypatch.setattr(TransformersSampler, name, noted(
+            name, getattr(TransformersSampler, name),
+            no_gradients if name == "wake" else lambda *a: None))
+    own = train.compute_logprobs
+    monkeypatch.setattr(train, "compute_logprobs", lambda p, batch: (
+        policies.append(p), calls.append("score"), own(p, batch))[2])
+    run(base, tmp_path / "run", "--rollout_lag", "1", "--rollouts", "3", "--eval_every", "0",
+        "--drop_uniform_groups", "--max_refills", "1")
+    once = ["sleep", "score", "wake", "load_weights"]
+    steps = [c for c in calls if c != "sample"]
+    # the first rollout is sampled together with the second, which is learnt from later
+    assert steps == ["sleep", "score", "score", "wake", "load_weights", *once,
+                     "sleep", "wake", "load_weights"]
+
+
+def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatch):
+    """torch counts 50 GB that vLLM has unmapped; the trainer goes from 10 GB to 25."""
+    gpu = dict(free=70e9, allocated=60e9, peak=0)
+    fakes = dict(is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
+                 memory_allocated=lambda: gpu["allocated"],
+                 max_memory_allocated=lambda: gpu["peak"],
+                 reset_peak_memory_stats=lambda: gpu.update(peak=gpu["allocated"]))
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(parallel, "BESIDE", 0)
+    parallel.watch_memory()
+    assert parallel.peak_memory() == 10e9
+    gpu["peak"] = 75e9
+    assert parallel.peak_memory() == 25e9
+
+
+# ---------------------------------------------------------------------------- will it fit
+
+
+def test_the_number_of_parameters_comes_from_the_configuration(base, small):
+    for folder in (base, small(tied=True)):
+        model = loading.AutoModelForCausalLM.from_pretrained(folder)
+        assert room.parameters_of(folder) == sum(p.numel() for p in model.parameters())
+
+
+def settings(**changes):
+    return SimpleNamespace(**{**dict(
+        model="M", lora_rank=0, kl_coef=0.0, offload=False, dtype="bfloat16", tp=1,
+        sampler="vllm", sampler_dtype="bfloat16", gpu_memory_utilization=0.4), **changes})
+
+
+@pytest.mark.parametrize(
+    "billions, gigabytes, changes, ranks, named",
+    [
+        (1.5, 80, {}, 1, None),
+        (1.5, 40, {}, 1, None),
+        (3, 80, {}, 1, None),
+        (3, 48, {}, 1, "48.0 GB of a GPU of 48 GB"),
+        (3, 80, dict(gpu_memory_utilization=0.6), 1, "36.0 GB stay while vLLM samples with 48.0"),
+        (3, 80, dict(kl_coef=0.1, gpu_memory_utilization=0.5), 1, "42.0 GB stay"),
+        (7, 80, {}, 1, "112.0 GB"),
+        (7, 80, {}, 8, None),
+        (7, 80, dict(lora_rank=16), 1, None),
+        (7, 24, dict(lora_rank=16), 1, "gives vLLM 9.6 GB of 24, and the weights"),
+        (7, 24, dict(offload=True), 2, "more of it, or --tp"),
+        (7, 24, dict(offload=True, tp=2), 2, None),
+        (3, 80, dict(sampler_dtype="float32", gpu_memory_utilization=0.1), 1, "12.0"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_its_numbers(billions, gigabytes, changes, ranks, named):
+    said = room.refusal(settings(**changes), billions * 1e9, gigabytes * 1e9, ranks, ranks > 1)
+    assert said is None if named is None else named in said, said
+
+
+def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_read(
+        base, tmp_path, monkeypatch, capsys):
+    from experiment import cli
+    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(parallel, "memory", lambda: 1e7)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained",
+                        lambda *a, **k: pytest.fail("weights were read"))
+    args = settings(model=base, sampler="transformers", template=None, seed=0,
+                    max_prompt_tokens=32, max_tokens=16, data="countdown")
+    with pytest.raises(SystemExit) as stop:
+        cli.load_tokenizer(args, [dict(prompt="1", reward="math", answer="1")], [])
+    assert stop.value.code == 2 and "AdamW's moments" in capsys.readouterr().err
+
+
+def test_the_state_is_counted_with_its_copies(small):
+    p = load(small())
+    n = sum(x.numel() for x in p.parameters())
+    assert loading.state_bytes(p, False) == 16 * n
+    p.dtype = "bfloat16"
+    assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
+
+
+# ---------------------------------------------------------------------------- LoRA, frozen weights
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_frozen_layers_in_half_precision_give_the_same_bits(small, dtype):
+    """Autocast computes in them anyhow; the master copy of what is never changed is not needed."""
+    outputs, gradients = [], []
+    for halve in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not halve:
+                patch.setattr(loading, "halve_frozen", lambda policy: None)
+            p = lora(small(), dtype)
+        kinds = {x.dtype for x in p.parameters()}
+        assert (getattr(torch, dtype) in kinds) == halve and torch.float32 in kinds
+        batch = rollout(101)
+        logprobs, entropy = p(batch)
+        (logprobs.sum() + entropy.sum()).backward()
+        outputs.append(torch.cat([logprobs, entropy]).detach())
+        gradients.append(torch.cat([x.grad.flatten() for x in p.parameters() if x.requires_grad]))
+    assert torch.equal(*outputs) and torch.equal(*gradients)
+
+
+def lora(model, dtype="float32", rank=4, **options):
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
+    torch.manual_seed(0)
+    p = loading.load(model, [1], probe, budget=60, temperature=1.0, dtype=dtype, lora_rank=rank,
+                     **options)
+    with torch.no_grad():
+        for name, x in p.named_parameters():
+            if "lora_B" in name:
+                x.normal_(std=0.02)
+    return p
+
+
+def test_adapters_are_scaled_by_alpha_over_rank(small):
+    weights = {}
+    for alpha in (4, 8):
+        p = lora(small(), lora_alpha=alpha)
+        name = "model.layers.0.mlp.up_proj.weight"
+        weights[alpha] = dict(parallel.weights(p))[name]
+    plain = dict(parallel.weights(load(small())))[name]
+    change = {alpha: w - plain for alpha, w in weights.items()}
+    assert change[4].norm() > 0 and torch.allclose(2 * change[4], change[8], atol=1e-6)
+
+
+def test_lora_has_ten_times_the_learning_rate_unless_one_is_given():
+    assert train.parse_args(["--lora_rank", "1"])[0].lr == pytest.approx(5e-4)
+    args, _ = train.parse_args(["--lora_rank", "1", "--model", "x"])
+    assert args.lr == pytest.approx(1e-5) and "ten times" in args.origin["lr"]
+    assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4
+
+
+def test_an_old_run_with_lora_keeps_its_scale_and_rate(base, tmp_path):
+    run(base, tmp_path / "run", "--lora_rank", "4", "--lr", "1e-4", "--rollouts", "1")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    del config["flags"]["lora_alpha"]  # as it was before there was a flag
+    path.write_text(json.dumps(config))
+    args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
+    assert args.lora_alpha == 8 and args.lr == 1e-4
+
+
+def test_a_budget_is_measured_on_sharded_weights(small, tmp_path):
+    """load under torchrun finds the same activations for a token as without."""
+    code = tmp_path / "budget.py"
+    code.write_text(
+        "import sys; sys.path[:0] = ['tests', '.']\n"
+        "from engine import loading, parallel\nimport ranks\n"
+        "parallel.start()\nfew = []\nown = loading.kept_bytes\n"
+        "loading.kept_bytes = lambda *a: few.append(own(*a)) or few[-1]\n"
+        "loading.load(sys.argv[1], [1], ranks.rollout(101), longest=64, temperature=1.0, "
+        "dtype='float32')\n"
+        "(a, m), (b, n) = few\nparallel.say(f'each {(b - a) / (n - m):.6f}')\nparallel.stop()\n")
+    env = dict(PYTHONPATH=os.getcwd())
+    model = small()
+    each = []
+    for ranks in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            done = torchrun(ranks, code, model)
+        each.append(next(line for line in done.stdout.splitlines() if line.startswith("each")))
+    assert each[0] == each[1], each
+
+
+def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
+    """loading sets it by the memory; what is computed does not depend on it: test_policy.py."""
+    monkeypatch.setattr(kernels, "CHUNK", kernels.CHUNK)
+    monkeypatch.setattr(parallel, "device", lambda: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(parallel, "memory", lambda: 80e9)
+    monkeypatch.setattr(loading, "build", lambda *a: (_ for _ in ()).throw(ValueError("seen")))
+    with pytest.raises(ValueError, match="seen"):
+        loading.load(small(), [1], None)
+    assert 2**27 < kernels.CHUNK < 2**29
+
+
+def test_max_num_seqs_is_vllms(capsys):
+    with pytest.raises(SystemExit):
+        train.parse_args([*SMALL, "--max_num_seqs", "9"])
+    assert "--max_num_seqs 9" in capsys.readouterr().err
