@@ -12,17 +12,23 @@ import itertools
 import math
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import stdev
 
+import torch
+
 import data
+from engine import parallel
 from engine.sampler import make_sampler, seed_of
 from experiment import completions, eval_flags
 from experiment.eval_flags import refuse
 from graders import sandbox
 from rewards import Unparsed, final_answer, grade
 
-CHUNK = 1024  # completions that are sampled, graded and written at once
+# completions of an engine that are sampled, graded and written at once. A GPU gets many: it waits
+# for the longest of them
+CHUNK = 16384 if torch.cuda.is_available() else 1024
 
 
 def pass_at_k(n, correct, k):
@@ -181,9 +187,9 @@ def load_model(args, sets):
     """-> the sampler and the tokenizer of --model"""
     if not args.model:
         from data import tiny  # imports transformers, which takes seconds
-        args.model = tiny.base_model()
+        args.model = parallel.on_rank0(tiny.base_model)
     tokenizer, eos = eval_flags.load_tokenizer(args, sets)
-    print(eval_flags.in_force(args))
+    parallel.say(eval_flags.in_force(args))
     try:
         sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
                                max_length=args.max_prompt_tokens + args.max_tokens)
@@ -193,26 +199,31 @@ def load_model(args, sets):
 
 
 def sample_rest(args, sets, path):
-    """Samples and grades what completions.jsonl does not hold yet, chunk by chunk."""
-    rows_done = Counter(row["benchmark"] for row in completions.resume(path))
+    """Samples and grades what completions.jsonl does not hold yet, chunk by chunk. Under torchrun
+    every rank has an engine, and takes its share of each chunk."""
+    rows_done = parallel.on_rank0(
+        lambda: Counter(row["benchmark"] for row in completions.resume(path)))
     done = {name: rows_done[name] // args.samples for name in sets}
     left = sum(len(problems[done[name]:]) for name, problems in sets.items())
     if not left:
         return
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, sets)
-    size = max(1, CHUNK // args.samples)
-    with tqdm(total=left, unit="problem") as bar:
+    size = max(1, CHUNK * parallel.world() // args.samples)
+    with tqdm(total=left, unit="problem", disable=parallel.rank() > 0) as bar:
         for name, problems in sets.items():
             for start in range(done[name], len(problems), size):
+                def rows_of(share, engine):
+                    rows, _ = sample_rows(
+                        sampler, tokenizer, share, args.samples, template=args.template,
+                        seed=seed_of("eval.py", args.seed, name, start, engine), top_p=args.top_p,
+                        temperature=args.temperature, max_tokens=args.max_tokens)
+                    return rows
                 chunk = problems[start:start + size]
-                groups, _ = sample_rows(
-                    sampler, tokenizer, chunk, args.samples, template=args.template,
-                    seed=seed_of("eval.py", args.seed, name, start), temperature=args.temperature,
-                    max_tokens=args.max_tokens, top_p=args.top_p)
-                completions.append_chunk(path, [
+                groups = parallel.map_over_engines(rows_of, chunk)
+                parallel.on_rank0(partial(completions.append_chunk, path, [
                     dict(benchmark=name, id=problem["id"], **row)
-                    for problem, rows in zip(chunk, groups, strict=True) for row in rows])
+                    for problem, rows in zip(chunk, groups, strict=True) for row in rows]))
                 bar.update(len(chunk))
     sampler.close()
 
@@ -246,12 +257,15 @@ def main(argv=None):
     args = parse_args(argv)
     sets, out = load_benchmarks(args), Path(args.out)
     path = out / "completions.jsonl"
-    completions.claim_folder(out, vars(args))
+    parallel.start()
+    parallel.on_rank0(partial(completions.claim_folder, out, vars(args)))
     if args.completions:
-        grade_file(args, sets, path)
+        parallel.on_rank0(partial(grade_file, args, sets, path))
     else:
         sample_rest(args, sets, path)
-    report(args, sets, path, out)
+    if parallel.rank() == 0:  # vLLM has taken the process group with it
+        report(args, sets, path, out)
+    parallel.stop()
 
 
 if __name__ == "__main__":

@@ -251,3 +251,35 @@ def test_max_num_seqs_is_vllms(capsys):
     with pytest.raises(SystemExit):
         train.parse_args([*SMALL, "--max_num_seqs", "9"])
     assert "--max_num_seqs 9" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------- eval.py on many ranks
+
+
+def test_eval_uses_all_ranks_and_continues(base, tmp_path):
+    """Two ranks stopped after a chunk, continued by one: every problem has its completions once."""
+    flags = ["--model", base, "--limit", "12", "--samples", "2", "--sampler", "transformers"]
+    code = tmp_path / "small_chunks.py"
+    code.write_text(
+        "import sys; sys.path.insert(0, '.')\n"
+        "import eval\nfrom experiment import completions\neval.CHUNK = 4\n"
+        "own, chunks = completions.append_chunk, []\n"
+        "def append(path, rows):\n"
+        "    own(path, rows); chunks.append(len(rows))\n"
+        "    print('chunk', len(rows))\n"
+        "    if sys.argv[1:2] + [len(chunks)] == ['stop', 2]: raise completions.RunFailed('end')\n"
+        "completions.append_chunk = append\n"
+        "eval.eval_flags.run(lambda: eval.main(sys.argv[2:]))\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.getcwd())
+        done = torchrun(2, code, "stop", *flags, "--out", tmp_path / "out", check=False)
+        assert done.returncode and "eval.py: end" in done.stderr
+        path = tmp_path / "out" / "completions.jsonl"
+        assert path.read_text().count("completion\"") == 16  # two chunks of 4 problems x 2
+        done = torchrun(1, code, "go on", *flags, "--out", tmp_path / "out")
+        whole = torchrun(2, code, "go on", *flags, "--out", tmp_path / "whole")
+    assert done.stdout.count("chunk") == 2 and whole.stdout.count("chunk 8") == 3
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+    assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
+    result = json.loads((tmp_path / "whole" / "eval.json").read_text())["results"]["countdown"]
+    assert result["problems"] == 12 and result["samples"] == 2
