@@ -194,7 +194,7 @@ def load_model(args, sets):
         sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
                                max_length=args.max_prompt_tokens + args.max_tokens)
     except Exception as e:  # there is no end to what can be wrong with weights
-        refuse(f"--model {args.model} cannot be loaded: {eval_flags.reason(e)}")
+        refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
     return sampler, tokenizer
 
 

@@ -20,103 +20,144 @@
     python -m analysis theory            ACPO's Proposition 1 against a Monte Carlo
     python -m analysis results           RESULTS.md and its figures, from the numbers in results/
 
-A rollout can be looked at with any Hugging Face model: --model, by default the one that its run
-began with; for a later rollout that should be the checkpoint before it. Runs whose flags differ in
-nothing but the seed are one line.
+Every command says which files it wrote, and `python -m analysis COMMAND --help` its flags. Runs
+whose flags differ in nothing but the seed are one line.
 """
 
 # torch, transformers and matplotlib are imported where a command needs them: --help is to be quick
-import argparse
 import fnmatch
 import json
-import pickle
 import sys
 from pathlib import Path
 
-# the options that each command takes besides paths and --out
-OF_RUNS = dict.fromkeys(("curves", "table", "passk", "fade", "p3o", "keep"), ("only",))
-OF_ROLLOUT = dict(steps=("model", "lr", "steps"), subsets=("model", "lr", "steps", "layers", "k"),
-                  entropy=("model", "lr"), replay=("model", "methods"))
-OPTIONS = {**OF_RUNS, **OF_ROLLOUT, "theory": (), "results": ("measure",)}
+from analysis.flags import OF_ROLLOUT, OF_RUNS, beside, parse, refuse
+
+SHOWN = 3  # so many runs a sentence names
 
 
-def fail(message):
-    sys.exit(f"analysis: {message}")
+def note(message):
+    print(f"analysis: {message}", file=sys.stderr)
+
+
+def wrote(*files):
+    """Every command's last line."""
+    print(f"written: {', '.join(map(str, files))}")
+
+
+def some(texts):
+    """The first few, and how many more there are."""
+    texts = list(map(str, texts))
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
 
 
 # ---------------------------------------------------------------------------- commands on runs
 
 
 def read_runs(paths, only):
-    """The runs of all paths, those with a name like one of `only`; ends with a message if there
-    are none."""
-    from analysis.runs import find_runs, is_run, read
-    run_paths = find_runs(paths)
-    if missing := [p for p in run_paths if not is_run(p)]:
-        fail(f"{missing[0]} holds no run: it has no metrics.jsonl and config.json")
+    """The runs of the paths, each seed once, those with a name like one of `only`; refuses paths
+    that hold none."""
+    from analysis.runs import distinct, is_run, read
+    for path in paths:
+        if not path.exists():
+            refuse(f"{path}: there is no such folder or file; train.py writes a run's folder, "
+                   "which its --out names")
+        if not is_run(path):
+            refuse(f"{path} holds no run: it has no metrics.jsonl and config.json")
     try:
-        runs = [run for path in run_paths for run in read(path)]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        fail(f"a file of the runs cannot be read: {type(e).__name__}: {e}")
+        runs = [run for path in paths for run in read(path)]
+    except (OSError, ValueError) as e:
+        refuse(str(e))
     if only:
         runs = [run for run in runs
                 if any(fnmatch.fnmatch(run["name"], pattern) for pattern in only.split(","))]
     if not runs:
-        fail(f"no run in {' '.join(paths)}" + (f" is named like {only}" if only else ""))
+        refuse(f"no run in {' '.join(map(str, paths))}"
+               + (f" is named like {only}" if only else ""))
+    runs, left_out = distinct(runs)
+    if left_out:
+        twice = some(f"{run['name']}, seed {run['seed']} ({used['path']} is used, {run['path']} "
+                     "is not)" for used, run in left_out)
+        note("runs of one setting and one seed count once, the longest of them, or of equally "
+             f"long ones the last folder given: {twice}")
     return runs
 
 
 def analyze_runs(command, paths, only=None, out=None):
     from analysis import figures
-    from analysis.runs import grouped, keep, table
+    from analysis.runs import find_runs, grouped, keep, table, table_notes
     from analysis.theory import masses
+    paths = find_runs(paths) or list(map(Path, paths))
     runs = read_runs(paths, only)
-    groups = grouped(runs)
-    out = out or dict(table="table.md", keep="runs.jsonl").get(command, f"{command}.png")
-    if command == "table":
-        text = table(runs)
-        Path(out).write_text(text)
-        print(text, end="")
-    elif command == "keep":
-        keep(runs, out)
-    elif command == "curves":
-        figures.curves(groups, out)
-    elif command == "passk":
-        draw_pass_at_k(groups, out)
-    elif command == "fade":
-        figures.fade(groups, masses(), out)
-    elif command == "p3o":
-        figures.p3o(groups, out)
-    print(out)
+    groups, out = grouped(runs), out or beside(paths, command)
+    try:
+        if command == "table":
+            text = table(runs)
+            Path(out).write_text(text)
+            print(f"{text}\n{table_notes(runs)}")
+        elif command == "keep":
+            keep(runs, out)
+        elif command == "curves":
+            figures.curves(groups, out)
+        elif command == "passk":
+            draw_pass_at_k(runs, out)
+        elif command == "fade":
+            figures.fade(groups, masses(), out)
+        elif command == "p3o":
+            figures.p3o(groups, out)
+    except OSError as e:
+        refuse(f"{out} cannot be written: {e.strerror}; --out names another file")
+    wrote(out)
 
 
-def draw_pass_at_k(groups, out):
+def draw_pass_at_k(runs, out):
     from analysis import figures
-    from analysis.runs import pass_at_k
-    results = pass_at_k(groups)
-    has_base = len(results) > len(groups)
-    if not all(results.values()) or not has_base:
-        fail("passk needs runs that were evaluated at their beginning and end (--eval_every), "
-             "with some k in common")
-    seeds = figures.seeds_of(groups).split(",")[0]
-    figures.passk(results, out, f"{seeds}, band: 95% bootstrap interval")
+    from analysis.runs import evaluations, grouped, is_evaluated, pass_at_k
+    evaluated = [run for run in runs if is_evaluated(run)]
+    makes = "train.py --eval_every N evaluates before training and after every N rollouts"
+    if not evaluated:
+        refuse(f"passk: none of {some(run['path'] for run in runs)} was evaluated after training; "
+               f"{makes}")
+    if len(evaluated) < len(runs):
+        missing = some(run["path"] for run in runs if not is_evaluated(run))
+        note(f"passk leaves out {missing}: not evaluated after training; {makes}")
+    if not any(evaluations(run)[0]["rollout"] == 0 for run in evaluated):
+        note(f"the figure has no base: no run was evaluated before training; {makes}")
+    groups = grouped(evaluated)
+    figures.passk(pass_at_k(groups), out, figures.passk_caption(groups))
 
 
 # ---------------------------------------------------------------------------- commands on a rollout
 
 
+def rollout_file(path):
+    """Refuses a path that is no file, with the rollouts that there are."""
+    if not path.exists():
+        refuse(f"{path}: there is no such file; train.py --save_rollouts keeps rollouts, in its "
+               "folder's rollouts/")
+    if path.is_dir():
+        kept = sorted(path.glob("**/rollout_*.pt"))
+        refuse(f"{path} is a folder, not the file of a rollout: " + (
+            f"it holds {some(kept)}" if kept else
+            "it holds none; train.py --save_rollouts keeps them"))
+
+
 def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, steps=None,
                     layers=None, k=None):
+    rollout_file(Path(path))
     from analysis import anatomy, figures
     from analysis.rollout import open_rollout
     from losses import METHODS
     try:
         kept = open_rollout(path, model)
+    except ValueError as e:
+        refuse(f"{path}: {e}")
+    try:
         if command == "steps":
             result = anatomy.steps(kept, steps, lr)
             draw, as_table = figures.steps, anatomy.steps_table
         elif command == "subsets":
-            result = anatomy.compare_subsets(kept, layers or 8, k, steps, lr)
+            result = anatomy.compare_subsets(kept, layers, k, steps, lr)
             draw, as_table = figures.subsets, anatomy.subsets_table
         elif command == "entropy":
             result = anatomy.entropy_changes(kept, lr)
@@ -124,12 +165,10 @@ def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, 
         elif command == "replay":
             result = anatomy.replay(kept, methods.split(",") if methods else METHODS)
             draw, as_table = figures.replay, anatomy.replay_table
-    except (OSError, EOFError, ValueError, LookupError, TypeError, pickle.UnpicklingError,
-            RuntimeError) as e:
-        reason = (str(e) or type(e).__name__).splitlines()[0]
-        fail(f"{path} or the model cannot be used: {reason}")
+    except ValueError as e:
+        refuse(f"{path}: {e}")
     about = dict(rollout=kept.rollout, method=kept.flags["loss"], lr=lr or kept.flags["lr"])
-    write({**about, **result}, out or f"{command}.png", draw, as_table)
+    write({**about, **result}, out or beside([path], command), draw, as_table)
 
 
 def write(result, out, draw, as_table):
@@ -137,10 +176,13 @@ def write(result, out, draw, as_table):
     from experiment.log import numbers
     out = Path(out)
     numbers_file = out.with_suffix(".json")
-    numbers_file.write_text(json.dumps(numbers(result), indent=1))
-    draw(result, out)
+    try:
+        numbers_file.write_text(json.dumps(numbers(result), indent=1))
+        draw(result, out)
+    except OSError as e:
+        refuse(f"{out} or {numbers_file} cannot be written: {e.strerror}; --out names other files")
     print(as_table(result))
-    print(f"{out} and {numbers_file}")
+    wrote(out, numbers_file)
 
 
 def analyze_theory(out=None):
@@ -149,76 +191,20 @@ def analyze_theory(out=None):
     write(proposition_1(), out or "theory.png", figures.theory, proposition_1_table)
 
 
-# ---------------------------------------------------------------------------- the command line
-
-
-def make_parser():
-    parser = argparse.ArgumentParser(
-        prog="analysis", usage="python -m analysis command [path ...] [options]",
-        description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=OPTIONS)
-    parser.add_argument("paths", nargs="*", metavar="path",
-                        help="folders of runs, or files of keep; for the anatomy, one rollout's "
-                             "file")
-    parser.add_argument("--out", help="the file to write; a rollout's numbers go into a .json "
-                                      "beside it")
-    parser.add_argument("--only", help="runs: names with commas between, * for anything")
-    parser.add_argument("--model", help="rollout: the model to begin with")
-    parser.add_argument("--methods", help="replay: names with commas between; default all")
-    parser.add_argument("--lr", type=float,
-                        help="steps, subsets, entropy: another learning rate than the run's")
-    parser.add_argument("--steps", type=int,
-                        help="steps: optimizer steps on the rollout; subsets: those before the "
-                             "gradients are taken (default half)")
-    parser.add_argument("--layers", type=int, help="subsets: transformer blocks looked at, evenly "
-                                                   "over the depth (8)")
-    parser.add_argument("--k", type=int, help="subsets: dimension of the subspaces; default 128, "
-                                              "or an eighth of a smaller matrix")
-    parser.add_argument("--measure", action="store_true", default=None,
-                        help="results: first the anatomy of five rollouts again, which takes "
-                             "minutes")
-    return parser
-
-
-def check(parser, args, options):
-    """Ends with a usage error where paths and options do not go with the command."""
-    command = args.command
-    if unused := [f"--{name}" for name in options if name not in OPTIONS[command]]:
-        parser.error(f"{', '.join(unused)}: not used by {command}")
-    if command == "results" and args.out:
-        parser.error("--out: not used by results")
-    if low := [f"--{name}" for name in ("lr", "layers", "k", "steps") if options.get(name, 1) <= 0
-               and (name, command) != ("steps", "subsets")]:  # subsets: before any step
-        parser.error(f"{', '.join(low)} must be above 0")
-    if command in OF_RUNS and not args.paths:
-        parser.error(f"{command} takes runs")
-    if command in OF_ROLLOUT and len(args.paths) != 1:
-        parser.error(f"{command} takes the file of one rollout")
-    if command in ("theory", "results") and args.paths:
-        parser.error(f"{command} takes no path")
-    if args.methods:
-        from losses import METHODS
-        if unknown := set(args.methods.split(",")) - set(METHODS):
-            parser.error(f"--methods: no such method: {', '.join(unknown)}; "
-                         f"there are {', '.join(METHODS)}")
-
-
 def main(argv=None):
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    options = {name: value for name, value in vars(args).items()
-               if value is not None and name not in ("command", "paths", "out")}
-    check(parser, args, options)
-    if args.command == "results":
-        from analysis.results import write_results
-        write_results(args.measure)
+    args = parse(argv, __doc__)
+    if args.command in OF_RUNS:
+        analyze_runs(args.command, args.paths, args.only, args.out)
+    elif args.command in OF_ROLLOUT:
+        path, = args.paths
+        options = {name: value for name, value in vars(args).items()
+                   if name not in ("command", "paths")}
+        analyze_rollout(args.command, path, **options)
     elif args.command == "theory":
         analyze_theory(args.out)
-    elif args.command in OF_ROLLOUT:
-        analyze_rollout(args.command, args.paths[0], args.out, **options)
     else:
-        analyze_runs(args.command, args.paths, args.only, args.out)
+        from analysis.results import write_results
+        wrote(*write_results(args.measure))
 
 
 if __name__ == "__main__":

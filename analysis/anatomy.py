@@ -123,8 +123,15 @@ def steps_table(result):
         values = [of_sides[side][key] for key in ("mean", "share") for side in ("low", "high")]
         slope_text = f"{result['slope'][taken]:.4g}" if taken in result["slope"] else "-"
         rows.append([str(taken), slope_text, *(f"{x:.4g}" for x in values)])
-    return markdown_table(("steps taken", "slope", "mean abs G, pi <= 0.2", "pi > 0.8",
-                           "share, pi <= 0.2", "pi > 0.8"), rows)
+    return markdown_table(("steps taken", "slope", "mean abs G, pi <= 0.2", "mean abs G, pi > 0.8",
+                           "share, pi <= 0.2", "share, pi > 0.8"), rows) + (
+        "\n\nEach line shows the rollout after so many optimizer steps. slope is that of log "
+        "std(rho) on log(1 - pi)\nover groups of tokens: it is 2 by Lemma 1 of ACPO, and 1 where "
+        "the ratio rho spreads as 1 - pi does.\nabs G = (1 - pi) |d loss / d log pi| is the size "
+        "of a token's gradient: its mean over the tokens of low\nand of high probability, and "
+        "their share of its sum over all tokens.\n"
+        "Look at whether the slope stays away from 0 (unlikely tokens move most), and at which "
+        "tokens have the\nlarger mean and which the larger share as the steps go on.\n")
 
 
 # ---------------------------------------------------------------------------- size and direction
@@ -245,8 +252,12 @@ def subsets_table(result):
     rows = [(name, f"{v['norm']:.4g}", f"{v['angle']:.4g}")
             for name, v in result["subsets"].items()]
     return markdown_table(("subset", "norm", "angle"), rows) + (
-        "\nthe three parts by probability add up to the full gradient "
-        f"to {result['sum_error']:.1g}")
+        "\n\nnorm is the length of the gradient of some of the tokens, or by another loss, over "
+        "that of the full one.\nangle is the mean principal angle in degrees between its leading "
+        "directions and the full one's: at 0\nthey are the same, at 90 they have nothing in "
+        "common.\nLook for what is long and far off: it turns the update most.\nThe three parts "
+        f"by probability add up to the full gradient to {result['sum_error']:.1g} of its length: "
+        "this is the rounding error.\n")
 
 
 # ---------------------------------------------------------------------------- entropy
@@ -309,7 +320,12 @@ def entropy_table(result):
             for name, v in result["advantages"].items()]
     correlations = ", ".join(f"{result[f'correlation_{kind}']:.2f}" for kind in columns[:3])
     return markdown_table(("advantage", "predicted", "-Cov", "reversed", "measured"), rows) + (
-        f"\ncorrelation with what is measured: {correlations}")
+        f"\ncorrelation with what is measured: {correlations}\n\n"
+        "measured is the change of the entropy, in nats per token, by the run's steps with this "
+        "advantage.\npredicted is (m_S - m_F) H - Cov(A, log pi), -Cov its second term alone, and "
+        "reversed has the first term\nwith the other sign: all over mean |A|, and up to a "
+        "factor.\nLook at the signs and at the correlations (in the order of the columns), not at "
+        "the sizes: a prediction\nthat holds has a correlation near 1.\n")
 
 
 # ---------------------------------------------------------------------------- replay
@@ -347,4 +363,11 @@ def replay(kept, names):
 
 def replay_table(result):
     rows = [(name, *(f"{x:.4g}" for x in v.values())) for name, v in result["methods"].items()]
-    return markdown_table(("method", "loss", "gradient norm", "clipped", "KL", "ess"), rows)
+    return markdown_table(("method", "loss", "gradient norm", "clipped", "KL", "ess"), rows) + (
+        "\n\nloss and gradient norm are those of the whole rollout as one optimizer step; clipped "
+        "is the share of tokens\nwithout a gradient because of their ratio; KL, in nats, says how "
+        "far the model is from the policy that\nsampled; ess is the effective sample size, 1 "
+        "where all ratios are 1. At the weights that sampled, KL and\nclipped are 0; --model with "
+        "a later checkpoint spreads the ratios.\nLook at the cosines in the figure: near 1, two "
+        "methods make the same update, whatever their norms, because\nAdamW divides the norm "
+        "out.\n")

@@ -1,5 +1,6 @@
 """The figures, a few lines each: numbers in, a file out. The other modules make the numbers."""
 
+import math
 import statistics
 
 import matplotlib
@@ -7,12 +8,17 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
 
+from analysis.runs import one_seed  # noqa: E402
+
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
                      "savefig.dpi": 150, "figure.constrained_layout.use": True})
 
 PANELS = [("mean@n", "held-out mean@n"), ("pass@n", "held-out pass@n"), ("reward/mean", "reward"),
           ("policy/entropy", "entropy (nats)"), ("clip/frac", "share of tokens clipped"),
           ("policy/kl_old", "KL within the rollout (nats)")]
+
+
+ERRORS = "band: 1.96 standard errors over problems to either side"
 
 
 def save(figure, out, caption=None):
@@ -25,31 +31,41 @@ def save(figure, out, caption=None):
 # ---------------------------------------------------------------------------- of runs
 
 
-def seeds_of(groups):
+def seeds_of(groups, band="band: least and most"):
     """The part of a caption that says what lines and bands over seeds are."""
     counts = sorted({len(runs) for runs in groups.values()})
     if counts == [1]:
-        return "mean over 1 seed"
+        return "1 seed"
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean over {seeds} seeds, band: least and most"
+    return f"mean over {seeds} seeds, {band}"
 
 
-def draw_groups(axis, groups, name, records="records", x="rollout"):
-    """Draws the records' `name` over x for each group of runs: the mean, and a band from the least
-    to the most."""
+def lines_of(groups, name, records, x):
+    """Yields (label, [(x, mean, low, high)]) of each group of runs that has the records' `name`.
+
+    Low and high are the least and the most of several runs. Those of one run alone are 1.96
+    standard errors over problems away, nan where none were logged."""
     for label, runs in groups.items():
-        points = {}
+        points, line = {}, []
         for run in runs:
             for record in run[records]:
                 if record.get(name) is not None:
-                    points.setdefault(record[x], []).append(record[name])
-        if points:
-            xs, ys = zip(*sorted(points.items()), strict=True)
-            line, = axis.plot(xs, list(map(statistics.fmean, ys)), lw=1.2, label=label,
-                              marker="." if "@" in name else None)
-            if max(map(len, ys)) > 1:
-                axis.fill_between(xs, list(map(min, ys)), list(map(max, ys)),
-                                  color=line.get_color(), alpha=0.15, lw=0)
+                    points.setdefault(record[x], []).append(record)
+        for place, found in sorted(points.items()):
+            values = [record[name] for record in found]
+            band = one_seed(found[0], name)[1:] if len(runs) == 1 else (min(values), max(values))
+            line.append((place, statistics.fmean(values), *band))
+        if line:
+            yield label, line
+
+
+def draw_groups(axis, groups, name, records="records", x="rollout"):
+    """Draws the records' `name` over x, a line and a band for each group of runs."""
+    for label, points in lines_of(groups, name, records, x):
+        xs, means, low, high = zip(*points, strict=True)
+        line, = axis.plot(xs, means, lw=1.2, label=label, marker="." if "@" in name else None)
+        if any(map(math.isfinite, low)):
+            axis.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, lw=0)
 
 
 def curves(groups, out):
@@ -59,11 +75,36 @@ def curves(groups, out):
         draw_groups(axis, groups, name)
         axis.set(xlabel="rollout", ylabel=label)
     figure.legend(*axes.flat[2].get_legend_handles_labels(), loc="outside upper center", ncols=7)
-    save(figure, out, seeds_of(groups))
+    save(figure, out, curves_caption(groups))
+
+
+def have_errors(groups):
+    """Has a run that is the only one of its group standard errors of its held-out scores?"""
+    alone = {label: runs for label, runs in groups.items() if len(runs) == 1}
+    points = [point for name in ("mean@n", "pass@n")
+              for _, line in lines_of(alone, name, "records", "rollout") for point in line]
+    return any(math.isfinite(low) for *_, low, _ in points)
+
+
+def curves_caption(groups):
+    """Of several seeds all panels have a band, of one seed the held-out ones, if any."""
+    caption = seeds_of(groups)
+    if have_errors(groups):
+        of = "" if caption == "1 seed" else " of 1 seed"
+        caption += f"; held-out panels{of}, {ERRORS}"
+    return caption
+
+
+def passk_caption(groups):
+    caption = seeds_of(groups, "band: 95% bootstrap interval over seeds")
+    if have_errors(groups):
+        caption += f", {ERRORS}" if caption == "1 seed" else f"; of 1 seed, {ERRORS}"
+    return caption
 
 
 def passk(results, out, caption=None):
-    """results: {name: {k: pass@k, or (pass@k, low, high)}}; k on a logarithmic axis."""
+    """results: {name: {k: pass@k, or (pass@k, low, high)}}; k on a logarithmic axis. There is no
+    band where low and high are nan."""
     figure, axis = plt.subplots(figsize=(5.5, 4))
     for name, curve in results.items():
         values = [v if isinstance(v, tuple) else (v, v, v) for v in curve.values()]

@@ -497,6 +497,7 @@ def page(n):
 
 
 def write_results(measure_first=False):
+    """-> the files that it wrote"""
     if measure_first:
         measure()
     n = Numbers()
@@ -504,4 +505,5 @@ def write_results(measure_first=False):
     draw_runs(n)
     draw_anatomy(n)
     (ROOT / "RESULTS.md").write_text(page(n))
-    print(ROOT / "RESULTS.md")
+    numbers = [RESULTS / "anatomy.json"] if measure_first else []
+    return [ROOT / "RESULTS.md", *numbers, *sorted(RESULTS.glob("*.png"))]

@@ -1,5 +1,6 @@
 """A rollout that train.py --save_rollouts kept, and the walk along its run's optimizer steps."""
 
+import pickle
 from dataclasses import dataclass
 
 import torch
@@ -43,27 +44,40 @@ class Kept:
                         token_filter, **self.coefficients)
 
 
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def open_rollout(path, model=None):
     """Opens a kept rollout with a model, by default the one that its run began with.
 
-    Raises OSError, ValueError, KeyError and pickle's errors for a file that is no rollout, for a
-    rollout that teaches nothing, and for a model that cannot be loaded."""
-    saved = torch.load(path, map_location=parallel.device(), weights_only=False)
-    flags, batch = saved["flags"], Batch(**saved["batch"])
+    Raises ValueError for a file that is no rollout, for a rollout that teaches nothing, and for a
+    model that cannot be loaded."""
+    try:
+        saved = torch.load(path, map_location=parallel.device(), weights_only=False)
+        flags, batch = saved["flags"], Batch(**saved["batch"])
+    except (OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
+            pickle.UnpicklingError) as e:
+        raise ValueError("it is no rollout that train.py --save_rollouts kept "
+                         f"({first_line(e)})") from None
     if flags["lora_rank"]:
         raise ValueError(
             "its run trained adapters (--lora_rank), which are not kept with a rollout")
     probe = batch.rows(torch.arange(4) % len(batch.ids))
-    policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],
-                  budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"])
+    try:
+        policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],
+                      budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"])
+    except (OSError, LookupError, RuntimeError, ValueError) as e:
+        raise ValueError(f"the model {model or flags['model']} cannot be used with it: "
+                         f"{first_line(e)}") from None
     method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
     method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
     coefficients = {name: flags[name] for name in ("entropy_coef", "tis_cap", "kl_coef")}
     kept = Kept(batch, saved["rewards"], saved["state"], flags, method, policy, saved["rollout"],
                 coefficients)
     if not kept.use(method).any():
-        raise ValueError("no completion of this rollout has an advantage: "
-                         "each group is solved as a whole, or not at all")
+        raise ValueError("no completion of this rollout has an advantage: in no group do "
+                         "rewards differ")
     return kept
 
 

@@ -1,12 +1,17 @@
 """The numbers of runs: read from folders, grouped over seeds, as a table, kept in one file."""
 
 import json
+import re
 import statistics
+from math import nan
 from pathlib import Path
 
 from eval import interval
 from experiment.tables import markdown_table
 
+# eval/<data>/mean@16, and its standard error over the problems, eval/<data>/mean@16_stderr
+EVALUATED = re.compile(r"eval/.+/(\w+)@(\d+)(_stderr)?")
+NORMAL = 1.96  # so many standard errors to either side are a 95% interval
 # what `keep` keeps of a record
 KEPT = ("eval/", "reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
         "clip/capped_frac", "adv/mass", "adv/fade", "optim/head_rank1_share",
@@ -24,7 +29,7 @@ def find_runs(paths):
         inside = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
         if inside and not (path / "metrics.jsonl").exists():
             found += inside
-        elif path.suffix not in (".png", ".md", ".log", ".json"):
+        elif path.suffix not in (".png", ".pdf", ".svg", ".md", ".log", ".txt", ".json"):
             found.append(path)
     return found
 
@@ -35,27 +40,80 @@ def is_run(path):
         (path / "metrics.jsonl").exists() and (path / "config.json").exists())
 
 
+def parsed(text, place):
+    """The JSON object in the text. Raises ValueError, with the place, for another text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is no JSON object")
+    return value
+
+
 def read(path):
-    """The runs of a path: a run's folder, or a file that `keep` wrote.
+    """The runs of a path: a run's folder, or a file that `keep` wrote. Raises OSError, and
+    ValueError for files that neither train.py nor `keep` wrote.
 
     Each is a dict: name (the folder's, less the seed), seed, flags, records (of the rollouts, in
-    order) and profile (the optimizer steps of a rollout, means over the rollouts). "mean@n" and
-    "pass@n" stand in a record for the largest n that was evaluated."""
+    order), profile (the optimizer steps of a rollout, means over the rollouts), path, and id, by
+    which a run and its line in a file of `keep` are known to be the same (old ones have none).
+    "mean@n" and "pass@n" stand in a record for the largest n that was evaluated, "mean@n_stderr"
+    and "pass@n_stderr" for their standard errors."""
     path = Path(path)
-    if path.is_file():
-        runs = [json.loads(line) for line in path.read_text().splitlines()]
-    else:
-        flags = json.loads((path / "config.json").read_text())["flags"]
-        # a run that was killed may have cut its last line off: it has no line end
-        lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
-        records = [json.loads(line) for line in lines]
-        runs = [dict(name=path.name.removesuffix(f"-{flags['seed']}"), seed=flags["seed"],
-                     flags=flags, records=records, profile=profile(records))]
+    runs = read_kept(path) if path.is_file() else [read_folder(path)]
     for run in runs:
+        run["path"] = path
         for record in run["records"]:
-            for name in [k for k in record if "@" in k]:  # in the order of n
-                record[name.split("/")[-1].split("@")[0] + "@n"] = record[name]
+            record.update(of_largest_n(record))
     return runs
+
+
+def read_kept(path):
+    """The runs of a file that `keep` wrote."""
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text: `python -m analysis keep` did not write it") from None
+    runs = [parsed(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+    for i, run in enumerate(runs, 1):
+        if not {"name", "seed", "flags", "records", "profile"} <= run.keys():
+            raise ValueError(f"{path}, line {i} is no run: `python -m analysis keep` did not "
+                             "write it")
+    return runs
+
+
+def read_folder(path):
+    """The run of a folder."""
+    config = parsed((path / "config.json").read_text(), path / "config.json")
+    flags = config.get("flags")
+    if not isinstance(flags, dict) or not {"seed", "loss", "steps_per_rollout"} <= flags.keys():
+        raise ValueError(f"{path / 'config.json'} lacks flags that every run has")
+    # a run that was killed may have cut its last line off: it has no line end
+    lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
+    records = [parsed(line, f"{path / 'metrics.jsonl'}, line {i}")
+               for i, line in enumerate(lines, 1)]
+    run = dict(name=path.resolve().name.removesuffix(f"-{flags['seed']}"), seed=flags["seed"],
+               flags=flags, records=records, profile=profile(records))
+    if "id" in config:
+        run["id"] = config["id"]
+    return run
+
+
+def of_largest_n(record):
+    """{"mean@n", "pass@n"}: a record's values of the largest n, and of the same n the standard
+    errors over the problems, "mean@n_stderr" and "pass@n_stderr", where they were logged."""
+    largest = {}
+    for name in record:
+        match = EVALUATED.fullmatch(name)
+        if match and not match[3] and int(match[2]) >= largest.get(match[1], (0, None))[0]:
+            largest[match[1]] = int(match[2]), name
+    found = {}
+    for kind, (_, name) in largest.items():
+        found[f"{kind}@n"] = record[name]
+        if f"{name}_stderr" in record:
+            found[f"{kind}@n_stderr"] = record[f"{name}_stderr"]
+    return found
 
 
 def profile(records):
@@ -74,14 +132,35 @@ def profile(records):
     return steps
 
 
+def setting(run):
+    """A run's flags as one text, but for the seed and the folder."""
+    return json.dumps({k: v for k, v in run["flags"].items() if k not in ("seed", "out")})
+
+
+def distinct(runs):
+    """-> the runs with each seed of a setting once, in the order given, and the pairs (a run that
+    is used, another of its seed that is not).
+
+    The run with more records is used; of equally long ones a folder rather than a file of `keep`,
+    and then the one given last. A folder and its line in a file of `keep` have one id."""
+    left_out = []
+    for identity in (lambda run: run.get("id", id(run)),
+                     lambda run: (setting(run), run["seed"])):
+        by_length = sorted(runs, key=lambda r: (len(r["records"]), not r["path"].is_file()))
+        used = {identity(run): run for run in by_length}
+        left_out += [(used[identity(run)], run) for run in runs
+                     if used[identity(run)] is not run]
+        runs = [run for run in runs if used[identity(run)] is run]
+    return runs, left_out
+
+
 def grouped(runs):
     """{label: [run]}: runs whose flags differ in nothing but the seed, in the order given.
 
     A label that is taken gets a number."""
     by_flags = {}
     for run in runs:
-        flags = {k: v for k, v in run["flags"].items() if k not in ("seed", "out")}
-        by_flags.setdefault(json.dumps(flags), []).append(run)
+        by_flags.setdefault(setting(run), []).append(run)
     groups = {}
     for members in by_flags.values():
         label = members[0]["name"]
@@ -117,6 +196,27 @@ COLUMNS = {"mean@n": lambda run: last(run, "mean@n"),
            "s/rollout": lambda run: average(run, "time/rollout", statistics.median)}
 
 
+# what is said under the table on the console
+NOTES = """\
+mean@n is the share of right completions of the held-out problems, and pass@n the share of problems
+of which at least one in n completions is right: both are those of the last evaluation. entropy is
+that of the last rollout, in nats per token; clipped is the mean share of tokens that the clip took
+the gradient from; s/rollout is the median of the seconds.
+Look at mean@n and pass@n together: where the first rises and the second falls, training has made
+the model surer, not more able.
+"""
+OF_SEVERAL = """\
+In brackets stands a 95% bootstrap interval over the seeds, which is too narrow with fewer than five
+seeds; intervals that overlap decide nothing.
+"""
+OF_ONE = "No line has more than one seed: another seed may order the lines otherwise.\n"
+
+
+def table_notes(runs):
+    """What the columns of the table are, and what to look for."""
+    return NOTES + (OF_SEVERAL if max(map(len, grouped(runs).values())) > 1 else OF_ONE)
+
+
 def cell(values):
     """0.512 (0.496-0.531): the mean and its interval; "-" where there is nothing."""
     values = [v for v in values if v is not None]
@@ -140,30 +240,56 @@ def table(runs):
     return markdown_table(head, rows) + "\n"
 
 
+def evaluations(run):
+    """The run's records that have pass@k."""
+    return [r for r in run["records"] if any("/pass@" in k for k in r)]
+
+
+def is_evaluated(run):
+    """Was the run evaluated after some training?"""
+    records = evaluations(run)
+    return bool(records) and records[-1]["rollout"] > 0
+
+
 def pass_at_k(groups):
     """{label: {k: (pass@k, low, high)}} at the end of the runs, and as "base" (of each model and
-    held-out set) at their beginning."""
+    held-out set) at their beginning, for each seed once."""
     first, results = {}, {}
     for label, runs in groups.items():
-        evaluated = [[r for r in run["records"] if any("/pass@" in k for k in r)] for run in runs]
-        results[label] = pass_at_k_curve([records[-1] for records in evaluated
-                                          if records and records[-1]["rollout"]])
-        for run, records in zip(runs, evaluated, strict=True):
+        results[label] = pass_at_k_curve([evaluations(run)[-1] for run in runs
+                                          if is_evaluated(run)])
+        for run in runs:
+            records = evaluations(run)
             if records and records[0]["rollout"] == 0:
                 names = [Path(str(run["flags"].get(k))).name for k in ("model", "data", "eval_data")
                          if run["flags"].get(k)]
-                first.setdefault(" ".join(names), []).append(records[0])
-    base = {"base" if len(first) == 1 else f"base {names}": pass_at_k_curve(records)
-            for names, records in first.items()}
+                first.setdefault(" ".join(names), {})[run["seed"]] = records[0]
+    base = {"base" if len(first) == 1 else f"base {names}": pass_at_k_curve(list(by_seed.values()))
+            for names, by_seed in first.items()}
     return {**base, **results}
 
 
 def pass_at_k_curve(records):
-    """{k: (pass@k, low, high)} of one record per seed, for the k that all of them have."""
-    curves = [{int(k.split("@")[1]): v for k, v in record.items() if "/pass@" in k}
-              for record in records]
+    """{k: (pass@k, low, high)} of one record per seed, for the k that all of them have: the
+    interval is a bootstrap's over the seeds. One record alone has 1.96 standard errors over the
+    problems to either side, nan where none were logged."""
+    curves = []
+    for record in records:
+        matches = filter(None, map(EVALUATED.fullmatch, record))
+        curves.append({int(m[2]): m[0] for m in matches if m[1] == "pass" and not m[3]})
     common = [k for k in curves[0] if all(k in curve for curve in curves)] if curves else []
-    return {k: bootstrap([curve[k] for curve in curves]) for k in common}
+    if len(records) == 1:
+        return {k: one_seed(records[0], curves[0][k]) for k in common}
+    return {k: bootstrap([record[curve[k]] for record, curve in zip(records, curves, strict=True)])
+            for k in common}
+
+
+def one_seed(record, name):
+    """-> a metric of one run, and 1.96 standard errors over the problems to either side, nan where
+    none were logged."""
+    value, error = record[name], record.get(f"{name}_stderr")
+    half = nan if error is None else NORMAL * error
+    return value, value - half, value + half
 
 
 # ---------------------------------------------------------------------------- keep
@@ -182,13 +308,13 @@ def keep(runs, out):
     """Writes the runs' numbers into one file, a line for each run; of paths only the last part."""
     lines = []
     for run in runs:
-        # "mean@n" and "pass@n" are made again by read
-        records = [{k: v for k, v in r.items()
-                    if k == "rollout" or k.startswith(KEPT) and not k.endswith("@n")}
+        # "mean@n", "pass@n" and their standard errors are made again by read
+        records = [{k: v for k, v in r.items() if k == "rollout" or k.startswith(KEPT)}
                    for r in run["records"]]
         flags = {k: v for k, v in run["flags"].items()
                  if v is not None and v is not False and k not in ("out", "data_dir")}
         flags["model"] = Path(flags.get("model", "")).name
-        lines.append(json.dumps(dict(run, flags=flags, records=rounded(records),
-                                     profile=rounded(run["profile"]))))
+        kept = dict(run, flags=flags, records=rounded(records), profile=rounded(run["profile"]))
+        del kept["path"]
+        lines.append(json.dumps(kept))
     Path(out).write_text("\n".join(lines) + "\n")

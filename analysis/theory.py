@@ -67,7 +67,12 @@ def proposition_1(low=0.2, high=0.2):
 
 def proposition_1_table(lines):
     return markdown_table(("s", "Monte Carlo", "standard error", "eq. 53", "eq. 56", "mean abs"),
-                          [[f"{x:.4g}" for x in line.values()] for line in lines])
+                          [[f"{x:.4g}" for x in line.values()] for line in lines]) + (
+        "\n\ns is the standard deviation of the ratio. Monte Carlo is the simulated expectation of "
+        "the gradient that\nis not clipped, with its standard error; eq. 53 and eq. 56 are what "
+        "ACPO has for it; mean abs is the\nmean size of that gradient.\n"
+        "Look at whether an equation stays within three standard errors of the Monte Carlo on "
+        "every line.\n")
 
 
 def tabular_slope(n=4000, vocabulary=50, lr=1e-3, seed=0):

@@ -34,11 +34,11 @@ def names():
 def load(name, split, data_dir=None, left_out=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
-    name: one of names(), or a file.jsonl with prompt, answer and reward in every row; such a file
-    has one split, which is both. data_dir: a folder of JSONL files with the Hub's field names, used
-    instead of the Hub. left_out: a list, to which the ids of problems are added whose gold answer
-    cannot be graded. options: lcb_release, lcb_from and lcb_to (days such as 2024-08-01). Raises
-    DataError."""
+    name: one of names(), or a file.jsonl with prompt, answer and reward in every row, or a set's
+    own file; such a file has one split, which is both. data_dir: a folder of JSONL files with the
+    Hub's field names, used instead of the Hub. left_out: a list, to which the ids of problems are
+    added whose gold answer cannot be graded. options: lcb_release, lcb_from and lcb_to (days such
+    as 2024-08-01). Raises DataError."""
     if name in countdown.FORMS and split == "train":
         return countdown.Generated(name)
     if name in countdown.FORMS:

@@ -30,15 +30,20 @@ def overlap(train, benchmark):
     return pairs
 
 
+def refuse(message):
+    print(f"data.overlap: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(argv):
     if len(argv) not in (2, 3):
-        sys.exit("data.overlap: python -m data.overlap TRAIN BENCHMARK [DATA_DIR]")
+        refuse("python -m data.overlap TRAIN BENCHMARK [DATA_DIR]")
     train_name, benchmark_name, *data_dir = argv
     try:
         train = data.load(train_name, "train", *data_dir)
         benchmark = data.load(benchmark_name, "test", *data_dir)
     except data.DataError as e:
-        sys.exit(f"data.overlap: {e}")
+        refuse(str(e))
     pairs = overlap(train, benchmark)
     for problem, words in pairs:
         print(f"{problem['id']}: {words}")

@@ -5,6 +5,7 @@ problem {prompt, answer, (messages)}; data/sources.py adds id and reward and che
 Licences and known flaws stand in data/README.md.
 """
 
+import ast
 import base64
 import io
 import json
@@ -26,7 +27,8 @@ class Set:
 
     problem: the function from a row to a problem. splits: our split -> the Hub's; a benchmark has
     "test" alone. files: for sets that are not plain tables, a function from options to the names of
-    data files in the Hub's repository."""
+    data files in the Hub's repository. columns: the fields to read of parquet files, where others
+    (solutions) are large."""
 
     hub: str
     local: tuple
@@ -35,6 +37,7 @@ class Set:
     splits: dict = None
     config: str | None = None
     files: Callable | None = None
+    columns: tuple | None = None
 
 
 def first(row, names):
@@ -78,7 +81,11 @@ def gsm8k(row):
 def hitab(row):
     """The prompt has the table as text, a line per row, with merged cells filled in.
 
-    The corrections of October 2025 are used where the row has them."""
+    The corrections of October 2025 are used where the row has them. The Hub has table_content for
+    table, and in every field the text that Python prints for a value."""
+    if "table_content" in row:
+        row = dict(row, table=ast.literal_eval(row["table_content"]),
+                   answer=ast.literal_eval(row["answer"]))
     table = row["table"]
     cells = [list(line) for line in table["texts"]]
     for region in table.get("merged_regions", ()):
@@ -168,7 +175,8 @@ def eurus(row):
 
 
 def taco_files(options):
-    return [f"ALL/{options['split']}-*.parquet"]
+    count = dict(train=9, test=1)[options["split"]]
+    return [f"ALL/{options['split']}-{i:05}-of-{count:05}.parquet" for i in range(count)]
 
 
 def lcb_files(options):
@@ -187,6 +195,7 @@ BENCHMARK = {"test": "test"}
 ONLY_TRAIN = {"train": "train"}
 BOTH = {"train": "train", "test": "test"}
 TRAIN_AS_TEST = {"test": "train"}  # benchmarks whose one split the Hub calls train
+CONTEST = ("description", "public_tests", "private_tests", "generated_tests")
 
 SETS = {
     # sets to learn from; "test" where the set has a held-out part
@@ -197,8 +206,9 @@ SETS = {
     "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits=BOTH, config="main"),
     "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits=BOTH),
     "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, "code",
-                         splits=BOTH),
-    "taco": Set("BAAI/TACO", ("taco*",), taco, "code", splits=BOTH, files=taco_files),
+                         splits=BOTH, columns=CONTEST),
+    "taco": Set("BAAI/TACO", ("taco*",), taco, "code", splits=BOTH, files=taco_files,
+                columns=("question", "starter_code", "input_output")),
     "eurus_code": Set("PRIME-RL/Eurus-2-RL-Data", ("eurus*",), eurus, "code",
                       splits={"train": "train", "test": "validation"}),
     # benchmarks

@@ -4,12 +4,14 @@ Whatever is wrong with a row is a DataError that names the file and the line. Pr
 answer the verifier cannot grade are left out and named.
 """
 
+import fnmatch
 import glob
 import json
 import sys
 from datetime import date
 from pathlib import Path
 
+from data import hub
 from data.sets import IDS, SETS
 from rewards import REWARDS, grade
 
@@ -23,12 +25,18 @@ class DataError(ValueError):
 def load_set(name, split, data_dir, left_out, options):
     """The problems of a set of data/sets.py; for the arguments see data.load."""
     spec = SETS[name]
-    first_day, last_day = contest_days(options)
     if not data_dir and split not in spec.splits:
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
     rows = local_rows(spec, data_dir) if data_dir else hub_rows(spec, split, options)
-    problems, ids = [], set()
+    return problems_of_set(name, rows, left_out, options)
+
+
+def problems_of_set(name, rows, left_out, options):
+    """The problems of a set's rows, each with its place. Raises DataError."""
+    spec = SETS[name]
+    first_day, last_day = contest_days(options)
+    problems, places, ids = [], [], set()
     for number, (place, row) in enumerate(rows):
         try:
             if "contest_date" in row:
@@ -44,8 +52,9 @@ def load_set(name, split, data_dir, left_out, options):
         row_id = next((str(row[field]) for field in IDS if row.get(field) is not None), str(number))
         unique_id = f"{row_id}/{number}" if row_id in ids else row_id  # some sets repeat their ids
         problems.append(dict(problem, reward=spec.reward, id=unique_id))
+        places.append(place)
         ids.add(row_id)
-    return with_right_golds(name, problems, left_out)
+    return with_right_golds(name, problems, places, left_out)
 
 
 def contest_days(options):
@@ -83,36 +92,53 @@ def json_lines(path):
 
 
 def hub_rows(spec, split, options):
-    """The rows of a set on the Hub, each with its place.
-
-    A set that is a script there is read file by file, because datasets runs no scripts."""
-    from datasets import load_dataset
+    """The rows of a set on the Hub, each with its place. An error while they are read is a
+    DataError, too."""
     try:
-        if spec.files:
-            names = spec.files(dict(options, split=split))
-            kind = "parquet" if names[0].endswith(".parquet") else "json"
-            urls = [f"hf://datasets/{spec.hub}/{name}" for name in names]
-            rows = load_dataset(kind, data_files=urls, split="train", streaming=True)
-        else:
-            rows = load_dataset(spec.hub, spec.config, split=spec.splits[split])
-    except Exception as e:  # the Hub's errors are of many classes; the sentence is the same
-        raise DataError(f"{spec.hub} cannot be loaded from the Hub: {str(e).splitlines()[0]} "
-                        "(--data_dir FOLDER takes local files)") from None
-    return ((f"{spec.hub}, row {number}", row) for number, row in enumerate(rows))
+        files = spec.files and spec.files(dict(options, split=split))
+    except ValueError as e:
+        raise DataError(str(e)) from None
+
+    def rows():
+        try:
+            for number, row in enumerate(hub.rows(spec, split, files)):
+                yield f"{spec.hub}, row {number}", row
+        except Exception as e:  # the Hub's errors are of many classes
+            raise DataError(f"{spec.hub} cannot be loaded from the Hub: {hub.reason(e)} "
+                            "(--data_dir FOLDER takes local files)") from None
+    return rows()
 
 
 def load_file(path, left_out=None):
-    """The problems of a user's file: {prompt or messages, answer, reward, (id)} in every row."""
+    """The problems of a file: {prompt or messages, answer, reward, (id)} in every row, or the rows
+    of a set whose local name the file has."""
     if not path.is_file():
         raise DataError(f"--data {path}: there is no such file")
-    problems = []
+    if name := set_of(path):
+        try:
+            return problems_of_set(name, json_lines(path), left_out, {})
+        except DataError as e:
+            raise DataError(f"{e} (the file's name is that of the set {name}; a file of one's own "
+                            "has a reward in every row)") from None
+    problems, places = [], []
     for place, row in json_lines(path):
         problems.append(problem_of_row(place, row, len(problems)))
+        places.append(place)
     if not problems:
         raise DataError(f"{path} is empty")
     if len({p["id"] for p in problems}) < len(problems):
         raise DataError(f"{path}: two rows have the same id")
-    return with_right_golds(str(path), problems, left_out)
+    return with_right_golds(str(path), problems, places, left_out)
+
+
+def set_of(path):
+    """The set whose local name a file has; None for a file of one's own, whose first row names a
+    reward whatever the file is called."""
+    _, first = next(json_lines(path), (None, {"reward": None}))
+    if "reward" in first:
+        return None
+    return next((name for name, spec in SETS.items()
+                 if any(fnmatch.fnmatch(path.stem, stem) for stem in spec.local)), None)
 
 
 def problem_of_row(place, row, number):
@@ -122,7 +148,7 @@ def problem_of_row(place, row, number):
         missing = {"prompt"}
     if missing:
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: "
-                        "a row is {prompt or messages, answer, reward}")
+                        f"a row is {{prompt or messages, answer, reward}}{hint(row)}")
     if str(row["reward"]) not in REWARDS:
         raise DataError(f"{place}: reward {row['reward']!r} is none of {', '.join(REWARDS)}")
     try:
@@ -131,22 +157,82 @@ def problem_of_row(place, row, number):
         prompt = None
     if not isinstance(prompt, str):
         raise DataError(f"{place}: prompt is a text, or messages a list of {{role, content}}")
+    fits, shape = SHAPES.get(row["reward"], (lambda answer: True, ""))
+    if not fits(row["answer"]):
+        raise DataError(f"{place}: the answer of reward {row['reward']} is {shape}, "
+                        f"not {json.dumps(row['answer'])[:100]}")
     return {**row, "prompt": prompt, "id": str(row.get("id", number))}
 
 
-def with_right_golds(name, problems, left_out=None):
-    """The problems whose gold answer the verifier grades as right; the others are named."""
+def hint(row):
+    """What to add to the refusal of a row that has the fields of a set."""
+    names = []
+    for name, spec in SETS.items():
+        try:
+            spec.problem(row)
+            names.append(name)
+        except Exception:  # it is not a row of this set; a row may hold anything
+            continue
+    return (f"; this one has the fields of a set: --data NAME --data_dir FOLDER reads "
+            f"FOLDER/NAME.jsonl, where NAME is {' or '.join(names)}") if names else ""
+
+
+# ------------------------------------------------------------------ answers
+
+def is_expression(answer):
+    return isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
+
+
+def is_puzzle(answer):
+    return (isinstance(answer, dict) and type(answer.get("target")) is int
+            and isinstance(answer.get("nums"), list)
+            and all(type(number) is int for number in answer["nums"]))
+
+
+def are_tests(answer):
+    return (isinstance(answer, dict) and isinstance(answer.get("fn_name"), (str, type(None)))
+            and isinstance(answer.get("tests"), list)
+            and all(isinstance(test, dict) and isinstance(test.get("input"), str)
+                    and isinstance(test.get("output"), str) for test in answer["tests"]))
+
+
+# What the answer of a reward looks like, where the reward is one of ours: a function that tells,
+# and the words. data/README.md has the same in a table.
+SHAPES = {
+    "math": (is_expression, 'a text such as "1/2", or a number'),
+    "countdown": (is_puzzle, '{"nums": [3, 5], "target": 8}, of whole numbers'),
+    "table": (lambda answer: isinstance(answer, list), 'a list such as ["north", 1.5]'),
+    "code": (are_tests, '{"tests": [{"input": TEXT, "output": TEXT}, ...], "fn_name": NAME or '
+                        'null}'),
+}
+# why the verifier takes no answer at all for right, where it does not say so itself
+UNGRADED = {
+    "math": "the verifier cannot read it", "countdown": "it has no numbers",
+    "table": "it is empty, or not equal to itself", "code": "it has no tests",
+}
+
+
+def with_right_golds(name, problems, places, left_out=None):
+    """The problems whose gold answer the verifier grades as right. Of the others, the first five
+    are named, each by its place (FILE, line N), and the rest are counted."""
     golds = [dict(p, reward="gold_" + p["reward"]) for p in problems]
-    rewards, _ = grade(golds, [[""] for _ in problems])
-    kept = []
-    for problem, (right,) in zip(problems, rewards, strict=True):
+    details = []
+    grade(golds, [[""] for _ in problems], details=details)
+    kept, lines = [], []
+    for problem, place, (right, fault, _) in zip(problems, places, details, strict=True):
         if right:
             kept.append(problem)
             continue
         if left_out is not None:
             left_out.append(problem["id"])
-        print(f"{name}: left out {problem['id']}, its gold answer cannot be graded: "
-              f"{str(problem['answer'])[:200]!r}", file=sys.stderr)
+        why = fault or UNGRADED.get(problem["reward"], "the verifier does not take it for right")
+        lines.append(f"{place} (id {problem['id']}) is left out: its gold answer "
+                     f"{str(problem['answer'])[:200]!r} cannot be graded, {why}")
+    if len(lines) > 5:
+        lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for answers that cannot be "
+                     "graded"]
+    for line in lines:
+        print(line, file=sys.stderr)
     if not kept:
         window = "" if problems else " between --lcb_from and --lcb_to"
         raise DataError(f"{name}: no problem is left{window}")

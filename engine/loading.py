@@ -118,9 +118,9 @@ def build(folder, eos):
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True)
-    except Exception as e:  # there is no end to what can be wrong with a folder
-        raise ValueError(f"cannot be loaded: {(str(e) or type(e).__name__).splitlines()[0]}") \
-            from None
+    except Exception as e:  # there is no end to what can be wrong with a folder, or the Hub
+        from data.hub import reason
+        raise ValueError(f"cannot be loaded: {reason(e)}") from None
     if info["missing_keys"]:
         raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     # it is saved with checkpoints; the model's own may not be valid

@@ -18,6 +18,7 @@ import torch
 
 import data
 import losses
+from data import hub
 from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
@@ -431,13 +432,13 @@ def load_tokenizer(args, train_set, test_set):
     from engine.loading import eos_ids, positions_of
     rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
     try:
+        hub.reach(args.model, "model")
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
         lengths, held_out = ([len(data.encode(tokenizer, p, args.template)) for p in problems]
                              for problems in (rows, test_set))
     except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
-        refuse(f"--model {args.model} cannot be used: "
-               f"{(str(e) or type(e).__name__).splitlines()[0]}")
+        refuse(f"--model {args.model} cannot be used: {hub.reason(e)}")
     if not eos:
         refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
                "configuration")

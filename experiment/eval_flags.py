@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import data
+from data import hub
 from data.recipe import settings_of
 from engine.parallel import default_dtype
 from engine.sampler import default_kind
@@ -162,12 +163,6 @@ def check_model(args):
         refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
 
 
-def reason(error):
-    """The first paragraph of an error's text, in one line: libraries break lines within a
-    sentence."""
-    return " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
-
-
 def load_tokenizer(args, sets):
     """-> the tokenizer and the ids that end a completion: all that needs no weights.
 
@@ -182,13 +177,14 @@ def load_tokenizer(args, sets):
     disable_progress_bar()  # of loading: the bar of the problems is enough
     problems = [(name, problem) for name, rows in sets.items() for problem in rows]
     try:
+        hub.reach(args.model, "model")
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
         lengths = [len(data.encode(tokenizer, problem, args.template)) for _, problem in problems]
     except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
         where = ("cannot be used" if Path(args.model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be loaded")
-        refuse(f"--model {args.model} {where}: {reason(e)}")
+        refuse(f"--model {args.model} {where}: {hub.reason(e)}")
     if not eos:
         refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
                "configuration")

@@ -39,14 +39,14 @@ def results_table(results, ks):
 
 def write_report(out, settings, results, ks):
     """Writes the files into the folder `out` and prints the table. Raises RunFailed."""
-    from analysis import figures
+    from analysis import figures, runs
     from experiment.log import versions
     table, names = results_table(results, ks), short_names(results)
     content = dict(settings=settings, versions=versions(), results=results)
-    curves = {names[name]: {k: numbers[f"pass@{k}"] for k in ks}
+    curves = {names[name]: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
               for name, numbers in results.items()}
     with writing(f"the results in {out}"):
         write(out / "eval.md", table + "\n")
         write(out / "eval.json", json.dumps(content, indent=1))
-        figures.passk(curves, out / "passk.png")
+        figures.passk(curves, out / "passk.png", figures.ERRORS)
     print(table)

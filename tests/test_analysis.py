@@ -4,9 +4,14 @@ update against runs, enumeration and closed forms."""
 import functools
 import json
 import math
+import os
+import re
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +20,7 @@ import data
 import train
 from analysis import anatomy, figures, rollout, runs, theory
 from analysis.__main__ import main
+from analysis.flags import COMMANDS
 from conftest import ROOT
 from engine.loading import load
 from engine.sampler import Completion
@@ -22,10 +28,12 @@ from experiment import log
 from losses import METHODS, Tokens
 
 
-def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False):
+def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None,
+              run_id=None):
     folder.mkdir()
     flags = dict(loss="grpo", steps_per_rollout=2, seed=seed, lr=lr, out=str(folder))
-    (folder / "config.json").write_text(json.dumps(dict(flags=flags)))
+    config = dict(flags=flags, id=run_id) if run_id else dict(flags=flags)
+    (folder / "config.json").write_text(json.dumps(config))
     records = []
     for r in range(1, rollouts + 1):
         steps = [{"policy/ess": 1.0 - 0.1 * i * r, "clip/frac": 0.25} for i in range(2)]
@@ -37,6 +45,11 @@ def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False):
                            "eval/countdown/pass@2": 0.2, "eval/countdown/pass@4": 0.5})
         records.insert(0, {"rollout": 0, "eval/countdown/mean@4": 0.05,
                            "eval/countdown/pass@1": 0.05, "eval/countdown/pass@4": 0.1})
+    if errors is not None:  # (of mean@4 and pass@4), None where there is one problem
+        for record in records:
+            record.update({"eval/countdown/mean@4_stderr": errors[0],
+                           "eval/countdown/pass@1_stderr": 0.5,
+                           "eval/countdown/pass@4_stderr": errors[1]})
     lines = "".join(json.dumps(r) + "\n" for r in records)
     (folder / "metrics.jsonl").write_text(lines + ('{"rollout": 9, "poli' if torn else ""))
     return folder
@@ -111,22 +124,284 @@ def test_pass_at_k_of_runs(folders):
     assert curves == {"base": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
 
 
+# ---------------------------------------------------------------------------- standard errors
+
+
+def test_a_standard_error_is_no_score(tmp_path):
+    """"mean@n" is the score of the largest n, whatever the order of the names; its error goes with
+    it, and survives `keep`."""
+    run, = runs.read(write_run(tmp_path / "a-0", errors=(0.01, 0.02)))
+    last = run["records"][-1]
+    assert (last["mean@n"], last["mean@n_stderr"]) == (pytest.approx(0.3), 0.01)
+    assert (last["pass@n"], last["pass@n_stderr"]) == (0.5, 0.02)
+    assert runs.of_largest_n({"eval/x/pass@16": 0.9, "eval/x/pass@16_stderr": None,
+                              "eval/x/pass@8": 0.7, "eval/x/pass@8_stderr": 0.1}) == {
+        "pass@n": 0.9, "pass@n_stderr": None}
+    # of an old record, only the scores
+    assert runs.of_largest_n({"eval/x/mean@8": 0.7, "eval/x/mean_length": 3.0}) == {"mean@n": 0.7}
+    kept = tmp_path / "kept.jsonl"
+    runs.keep([run], kept)
+    again, = runs.read(kept)
+    assert again["records"][-1]["pass@n_stderr"] == 0.02
+    assert '"pass@n' not in kept.read_text()
+    assert runs.table([again]) == runs.table([run])
+
+
+def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
+    run, = runs.read(write_run(tmp_path / "a-0", errors=(0.01, 0.02)))
+    curves = runs.pass_at_k(dict(a=[run]))
+    assert curves["a"][4] == pytest.approx((0.5, 0.5 - 1.96 * 0.02, 0.5 + 1.96 * 0.02))
+    assert curves["base"][1] == pytest.approx((0.05, 0.05 - 1.96 * 0.5, 0.05 + 1.96 * 0.5))
+    assert list(curves["a"]) == [2, 4]
+    value, low, high = curves["a"][2]  # no error was logged
+    assert value == 0.2 and math.isnan(low) and math.isnan(high)
+
+
+def drawn_by(command, groups, out, monkeypatch):
+    """-> the caption, and for each panel the heights of its bands."""
+    found, save = {}, figures.save
+
+    def note(figure, out, caption=None):
+        found["caption"] = caption
+        found["bands"] = [[part.get_paths()[0].get_extents() for part in axis.collections]
+                          for axis in figure.axes]
+        save(figure, out, caption)
+    monkeypatch.setattr(figures, "save", note)
+    command(groups, out)
+    return found["caption"], [[box.ymax - box.ymin for box in panel] for panel in found["bands"]]
+
+
+def test_the_band_of_one_seed_is_over_problems(tmp_path, monkeypatch):
+    run, = runs.read(write_run(tmp_path / "a-0", errors=(0.01, 0.02)))
+    caption, bands = drawn_by(figures.curves, dict(a=[run]), tmp_path / "a.png", monkeypatch)
+    # mean@4 goes from 0.05 to 0.3, pass@4 from 0.1 to 0.5
+    assert bands[0] == [pytest.approx(0.25 + 2 * 1.96 * 0.01)]
+    assert bands[1] == [pytest.approx(0.4 + 2 * 1.96 * 0.02)]
+    assert bands[2:] == [[], [], [], []]
+    assert caption.startswith("1 seed") and "1.96 standard errors over problems" in caption
+    assert "held-out" in caption and "least" not in caption
+
+
+@pytest.mark.parametrize("errors", [None, (None, None)])
+def test_without_standard_errors_there_is_no_band(tmp_path, monkeypatch, errors):
+    run, = runs.read(write_run(tmp_path / "a-0", errors=errors))
+    caption, bands = drawn_by(figures.curves, dict(a=[run]), tmp_path / "a.png", monkeypatch)
+    assert caption == "1 seed" and bands == [[]] * 6
+
+
+def test_the_band_of_several_seeds_is_from_least_to_most(tmp_path, monkeypatch):
+    several = [runs.read(write_run(tmp_path / f"a-{seed}", seed=seed, errors=(0.01, 0.02)))[0]
+               for seed in (0, 1)]
+    alone, = runs.read(write_run(tmp_path / "b-0", lr=0.5, errors=(0.01, 0.02)))
+    caption, bands = drawn_by(figures.curves, dict(a=several), tmp_path / "a.png", monkeypatch)
+    # seed 1 has 0.1 more after rollout 0
+    assert bands[0] == [pytest.approx(0.4 - 0.05)]
+    assert caption == "mean over 2 seeds, band: least and most"
+    groups = dict(a=several, b=[alone])
+    caption, _ = drawn_by(figures.curves, groups, tmp_path / "a.png", monkeypatch)
+    assert "1 to 2 seeds" in caption and "least and most" in caption
+    assert "of 1 seed, band: 1.96 standard errors" in caption
+    assert figures.passk_caption(dict(b=[alone])) == f"1 seed, {figures.ERRORS}"
+    assert "bootstrap" in figures.passk_caption(groups)
+    assert figures.passk_caption(groups).endswith(figures.ERRORS)
+    assert "standard errors" not in figures.passk_caption(dict(a=several))
+
+
+# ---------------------------------------------------------------------------- runs given twice
+
+
+def test_a_seed_counts_once(tmp_path, capsys):
+    """Of equally long runs the last given, of others the longest is used, and that is said."""
+    first, short, last = tmp_path / "a-0", tmp_path / "b-0", tmp_path / "c-0"
+    for folder, rollouts in ((first, 3), (short, 2), (last, 3)):
+        write_run(folder, rollouts=rollouts)
+    other = write_run(tmp_path / "d-1", seed=1)
+    main(["table", str(first), str(last), str(short), str(other), "--out",
+          str(tmp_path / "t.md")])
+    said = capsys.readouterr()
+    assert "| c | grpo | 2 | 3 | 2 |" in said.out and said.out.count("| grpo |") == 1
+    for folder in (first, short):
+        assert f"{last} is used, {folder} is not" in said.err
+    read = [runs.read(folder)[0] for folder in (first, short, last, other)]
+    used, left_out = runs.distinct(read)
+    assert [run["path"] for run in used] == [last, other]
+    assert [(a["path"], b["path"]) for a, b in left_out] == [(last, first), (last, short)]
+    main(["table", str(last), str(other), "--out", str(tmp_path / "t.md")])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_and_its_kept_line_are_one(tmp_path, capsys):
+    """Their flags differ in what `keep` leaves out; a folder goes before a file of `keep`, unless
+    the file has more of the run."""
+    folder = write_run(tmp_path / "a-0", run_id="x")
+    kept = tmp_path / "runs.jsonl"
+    main(["keep", str(folder), "--out", str(kept)])
+    main(["table", str(folder), str(kept), "--out", str(tmp_path / "t.md")])
+    said = capsys.readouterr()
+    assert said.out.count("| grpo |") == 1 and f"{folder} is used, {kept} is not" in said.err
+    shutil.rmtree(folder)
+    write_run(folder, rollouts=1, run_id="x")
+    used, _ = runs.distinct(runs.read(folder) + runs.read(kept))
+    assert [run["path"] for run in used] == [kept]
+
+
+def test_the_base_of_one_seed_counts_once(tmp_path):
+    """Two methods begin with the same model: that is one evaluation and not two seeds."""
+    read = [runs.read(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02)))[0]
+            for name, lr in (("a-0", 0.1), ("b-0", 0.2))]
+    base = runs.pass_at_k(runs.grouped(read))["base"]
+    assert base[4] == pytest.approx((0.1, 0.1 - 1.96 * 0.02, 0.1 + 1.96 * 0.02))
+
+
+# ---------------------------------------------------------------------------- passk's refusals
+
+
+def test_passk_names_the_runs_without_evaluations(folders, tmp_path, capsys):
+    out = tmp_path / "p.png"
+    begun = write_run(tmp_path / "d-0", lr=0.9, rollouts=0)  # evaluated before training alone
+    main(["passk", *map(str, folders), str(begun), "--out", str(out)])
+    said = capsys.readouterr().err
+    assert f"leaves out {folders[3]}, {begun}" in said and "--eval_every" in said
+    assert str(folders[0]) not in said and out.stat().st_size > 10_000
+
+
+def test_passk_says_that_there_is_no_base(folders, tmp_path, capsys):
+    metrics = folders[0] / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[1:]))
+    main(["passk", str(folders[0]), "--out", str(tmp_path / "p.png")])
+    assert "no base" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+def refused(capsys, *args):
+    """-> the one sentence with which the command ends, exit code 2"""
+    with pytest.raises(SystemExit) as e:
+        main([*map(str, args)])
+    assert e.value.code == 2
+    *usage, said = capsys.readouterr().err.splitlines()
+    assert not usage or usage[0].startswith("usage: ")  # argparse's own
+    return said
+
+
 def test_what_is_wrong_is_said(folders, tmp_path, capsys):
     file = tmp_path / "rollout.pt"
     torch.save({}, file)
+    empty = tmp_path / "empty"
+    empty.mkdir()
     for args, message in (
-            (["replay", __file__], "cannot be used"), (["steps", file], "cannot be used"),
+            (["replay", __file__], "no rollout that"), (["steps", file], "no rollout that"),
             (["replay", file, "--methods", "nope"], "nope"),
-            (["table", folders[0], "--model", "x"], "--model"), (["table"], "takes runs"),
-            (["table", tmp_path / "nope"], "nope"), (["steps"], "one rollout"),
-            (["theory", file], "no path"), (["steps", file, "--lr", "0"], "above 0"),
+            (["table", folders[0], "--model", "x"], "--model"), (["table"], "required: run"),
+            (["table", tmp_path / "nope"], "nope: there is no such folder"),
+            (["table", empty], f"{empty} holds no run"),
+            (["steps"], "required: rollout"), (["steps", file, file], f"does not take {file}"),
+            (["steps", tmp_path / "nope.pt"], "no such file; train.py --save_rollouts"),
+            (["steps", empty], "is a folder"),
+            (["theory", file], f"does not take {file}"), (["steps", file, "--lr", "0"], "above 0"),
+            (["steps", file, "--lr", "nan"], "above 0"),
+            (["steps", file, "--lr", "fast"], "number"),
+            (["subsets", file, "--steps", "-1"], "--steps -1"),
+            (["subsets", file, "--layers", "0"], "above 0"),
             (["curves", folders[0], "--only", "x"], "named like x"),
-            (["passk", folders[3]], "--eval_every"), (["table", __file__], "cannot be read"),
-            (["results", file], "no path"), (["results", "--out", file], "--out"),
-            (["table", folders[0], "--measure"], "--measure")):
-        with pytest.raises(SystemExit) as e:
-            main([*map(str, args)])
-        assert e.value.code and message in f"{e.value.code} {capsys.readouterr().err}"
+            (["passk", folders[3]], "--eval_every"), (["table", __file__], "line 1 is no JSON"),
+            (["results", file], f"does not take {file}"), (["results", "--out", file], "--out"),
+            (["table", folders[0], "--measure"], "--measure"), (["nope"], "nope"), ([], "command"),
+            (["curves", folders[0], "--out", empty], "is a folder"),
+            (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "there is no folder"),
+            (["curves", folders[0], "--out", tmp_path / "f"], ".png"),
+            (["curves", folders[0], "--out", tmp_path / "f.jsonl"], ".png")):
+        assert message in refused(capsys, *args), args
+
+
+def test_files_that_are_not_a_runs_are_said(folders, tmp_path, capsys):
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"name": "x"}\n')
+    assert f"{notes}, line 1 is no run" in refused(capsys, "table", notes)
+    notes.write_bytes(b"\xff\xfe")
+    assert f"{notes} is no text" in refused(capsys, "table", notes)
+    lines = (folders[0] / "metrics.jsonl").read_text().splitlines()
+    (folders[0] / "metrics.jsonl").write_text("\n".join([lines[0], "torn", lines[2], ""]))
+    assert "metrics.jsonl, line 2 is no JSON" in refused(capsys, "table", folders[0])
+    (folders[0] / "config.json").write_text('{"flags": 3}')
+    assert "config.json lacks flags" in refused(capsys, "table", folders[0])
+
+
+# ---------------------------------------------------------------------------- where files go
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, capsys):
+    """Nothing is written into a run's folder: its own curves.png says that it is done. The last
+    line names what was written."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    before = files_in(tmp_path)
+    for args, name in (
+            (["curves", folders[0]], "a-0-curves.png"), (["curves", *folders], "curves.png"),
+            (["table", *folders[:2]], "table.md"), (["passk", f"{folders[0]}/"], "a-0-passk.png"),
+            (["keep", *folders], "runs.jsonl"),
+            (["p3o", tmp_path / "runs.jsonl"], "runs-p3o.png")):
+        capsys.readouterr()
+        main([*map(str, args)])
+        assert capsys.readouterr().out.splitlines()[-1] == f"written: {tmp_path / name}"
+        before = sorted([*before, name])
+        assert files_in(tmp_path) == before
+    monkeypatch.chdir(folders[0])
+    main(["table", "."])
+    assert files_in(tmp_path) == sorted([*before, "a-0-table.md"])
+
+
+def test_a_folder_that_cannot_be_written_is_said(folders, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+    monkeypatch.setattr(figures.plt.Figure, "savefig", full)
+    assert "curves.png cannot be written" in refused(capsys, "curves", *folders)
+
+
+def test_commands_of_the_pages_are_taken(tmp_path, monkeypatch):
+    """Every `python -m analysis` of the documentation is parsed, in a folder as its readers'."""
+    from analysis.flags import parse
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    found = 0
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for line in re.findall(r"^python -m analysis (.*)$", page.read_text(), re.M):
+            args = parse(shlex.split(line), "")
+            found += 1
+            assert args.command in COMMANDS
+    assert found > 15
+
+
+# ---------------------------------------------------------------------------- what is explained
+
+
+def test_the_table_is_explained(folders, tmp_path, capsys):
+    main(["table", *map(str, folders), "--out", str(tmp_path / "t.md")])
+    said = capsys.readouterr().out
+    assert all(word in said.split("\n\n")[1] for word in (*runs.COLUMNS, "Look at", "bootstrap"))
+    assert (tmp_path / "t.md").read_text() == said.split("\n\n")[0] + "\n"  # the table alone
+    main(["table", str(folders[0]), "--out", str(tmp_path / "t.md")])
+    said = capsys.readouterr().out
+    assert "bootstrap" not in said and "more than one seed" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(command, capsys):
+    """Each sentence has a subject, each flag its default."""
+    with pytest.raises(SystemExit) as e:
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert e.value.code == 0
+    _, *flags = re.split(r" (?=--[a-z]+ )", text.split("show this help message and exit")[1])
+    for flag in flags:
+        assert re.search(r"\bIt \w+ ", flag) and "(default: " in flag, flag
+    assert all(len(flag) > 30 for flag in flags) and (flags or command == "results")
 
 
 def test_bootstrap():
@@ -296,6 +571,8 @@ def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path):
         torch.save({**saved, **change}, changed)
         with pytest.raises(ValueError, match=message):
             rollout.open_rollout(changed)
+    with pytest.raises(ValueError, match="nope cannot be used"):
+        rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "nope")
     with pytest.raises(ValueError, match="do not divide"):
         anatomy.steps(kept, 7)
     with pytest.raises(ValueError, match="took 4"):
@@ -333,18 +610,40 @@ def test_replay_gives_what_the_run_had(base, kept_run, tmp_path):
     assert after["acpo"]["clip_frac"] <= after["grpo"]["clip_frac"]
 
 
-@pytest.mark.parametrize("command", ["steps", "subsets", "entropy", "theory"])
-def test_figures_of_a_rollout(kept_run, tmp_path, command, capsys):
-    file = [str(kept_run / "rollouts" / "rollout_000001.pt")] if command != "theory" else []
-    main([command, *file, "--out", str(tmp_path / "f.png")])
-    assert (tmp_path / "f.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "f.json").read_text())
-    assert "|---|" in capsys.readouterr().out
+@pytest.mark.parametrize("command, where", [
+    ("steps", "rollout_000001-"), ("subsets", "rollout_000001-"), ("entropy", "rollout_000001-"),
+    ("theory", "")])
+def test_figures_of_a_rollout(kept_run, tmp_path, monkeypatch, command, where, capsys):
+    """Beside the rollout, theory's in the current folder; every column is explained."""
+    monkeypatch.chdir(tmp_path)
+    file = []
+    if command != "theory":
+        file = [shutil.copy(kept_run / "rollouts" / "rollout_000001.pt", tmp_path)]
+    main([command, *file])
+    said = capsys.readouterr().out
+    figure, numbers = said.splitlines()[-1].removeprefix("written: ").split(", ")
+    folder = tmp_path if file else Path()
+    assert Path(figure) == folder / f"{where}{command}.png" and Path(numbers).suffix == ".json"
+    assert Path(figure).stat().st_size > 10_000
+    assert json.loads(Path(numbers).read_text())
+    assert Path(numbers).with_suffix("") == Path(figure).with_suffix("")
+    table, explained = said.split("\n\n")[:2]
+    columns = [cell.strip() for cell in table.split("|---")[0].split("|")[1:-1]]
+    for column in columns[1:]:
+        words = re.findall(r"[A-Za-z]+|[0-9]{2}", column.split(",")[0])
+        assert all(word in explained for word in words), column
+    assert "Look " in explained
+
+
+def test_the_folder_of_a_run_is_no_rollout(kept_run, capsys):
+    said = refused(capsys, "steps", kept_run)
+    assert str(kept_run / "rollouts" / "rollout_000001.pt") in said
 
 
 def test_help_is_quick():
     """It imports neither of the large packages."""
-    script = ("import sys; from analysis.__main__ import make_parser; make_parser().format_help(); "
+    script = ("import sys; from analysis.__main__ import parse; from analysis.flags import "
+              "make_parser; make_parser().format_help(); parse(['curves', 'runs'], ''); "
               "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))")
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
                              text=True)

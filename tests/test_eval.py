@@ -16,8 +16,8 @@ import pytest
 import eval
 from conftest import ROOT
 from data.countdown import held_out
+from data.hub import reason
 from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
-from experiment.eval_flags import reason
 from experiment.report import results_table, short_names
 from graders import sandbox
 

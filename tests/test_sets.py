@@ -11,7 +11,7 @@ import pytest
 
 import data
 from conftest import ROOT
-from data import overlap
+from data import overlap, sources
 from data.sets import SETS
 from rewards import REWARDS
 
@@ -113,7 +113,8 @@ def test_a_program_without_tests_is_no_problem(tmp_path, capsys):
     untested = dict(LCB, question_id="q2", public_test_cases="[]", private_test_cases="[]")
     write(tmp_path, "livecodebench", LCB, untested)
     assert [p["id"] for p in data.load("livecodebench", "test", tmp_path)] == ["q1"]
-    assert "left out q2" in capsys.readouterr().err
+    said, = capsys.readouterr().err.splitlines()
+    assert "line 2 (id q2) is left out" in said and said.endswith("it has no tests")
 
 
 def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
@@ -133,7 +134,20 @@ def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
     left_out = []
     problems = data.load("math500", "test", tmp_path, left_out)
     assert [p["id"] for p in problems] == ["good"] and left_out == ["bad"]
-    assert "left out bad" in capsys.readouterr().err
+    said, = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{tmp_path / 'math500.jsonl'}, line 2 (id bad) is left out")
+    assert said.endswith("the verifier cannot read it") and "frac{1}{2'" in said
+
+
+def test_many_golds_that_cannot_be_graded_are_counted(tmp_path, capsys):
+    bad = [dict(unique_id=f"b{i}", problem="?", answer="\\frac{1}{2") for i in range(8)]
+    write(tmp_path, "math500", dict(unique_id="good", problem="?", answer="5"), *bad)
+    left_out = []
+    assert len(data.load("math500", "test", tmp_path, left_out)) == 1 and len(left_out) == 8
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" is left out")[0][-13:] for line in said[:5]] == [
+        f"line {i + 2} (id b{i})"[-13:] for i in range(5)]
+    assert said[5:] == ["math500: 3 more are left out, for answers that cannot be graded"]
 
 
 def test_repeated_ids_are_told_apart(tmp_path):
@@ -168,7 +182,7 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
     ([], "is empty"),
     ([dict(prompt=5, answer="1", reward="math")], "prompt is a text"),
     ([dict(messages=[], answer="1", reward="math")], "prompt is a text"),
-    ([dict(prompt="?", answer=None, reward="math")], "no problem is left"),
+    ([dict(prompt="?", answer="{", reward="math")], "no problem is left"),
     ([dict(prompt="?", answer="1", reward="math", id=1)] * 2, "same id"),
 ])
 def test_own_files(rows, message, tmp_path):
@@ -179,6 +193,66 @@ def test_own_files(rows, message, tmp_path):
     row = dict(prompt="2+2?", answer="4", reward="math")
     path.write_text(json.dumps(row) + "\n")
     assert data.load(str(path), "train") == [dict(row, id="0")]
+
+
+TESTED = dict(tests=[dict(input="1", output="2")], fn_name=None)
+
+
+@pytest.mark.parametrize("reward, wrong, right", [
+    ("math", None, "4"), ("math", ["4"], 4), ("math", True, 0.5),
+    ("countdown", "8", dict(nums=[3, 5], target=8)),
+    ("countdown", dict(nums=[3, 5]), dict(nums=[3, 5], target=8)),
+    ("countdown", dict(nums=["3"], target=8), dict(nums=[8], target=8)),
+    ("countdown", dict(nums=[3], target=8.5), dict(nums=[8], target=8)),
+    ("table", "north", ["north"]), ("table", dict(answer=[1]), [1]),
+    ("code", "print(1)", TESTED), ("code", [dict(input="1", output="2")], TESTED),
+    ("code", dict(tests=[dict(input=1, output="2")]), dict(tests=TESTED["tests"])),
+    ("code", dict(TESTED, fn_name=1), dict(TESTED, fn_name="f")),
+])
+def test_the_shape_of_an_answer(reward, wrong, right, tmp_path):
+    path = tmp_path / "own.jsonl"
+    rows = [dict(prompt="?", answer=answer, reward=reward) for answer in (right, wrong)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = f"{path}, line 2: the answer of reward {reward} is "
+    with pytest.raises(data.DataError, match=re.escape(message) + ".*, not "):
+        data.load(str(path), "train")
+    path.write_text(json.dumps(rows[0]) + "\n")
+    assert data.load(str(path), "train")[0]["answer"] == right
+
+
+def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
+    row = dict(prompt="?", answer=dict(anything=[1, None]), reward="mine")
+    assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_sets_own_file_is_read_as_the_set(name, tmp_path):
+    row, answer = ROWS[name]
+    problem, = data.load(str(write(tmp_path, name, row)), "test")
+    assert problem["answer"] == answer and problem["reward"] == SETS[name].reward
+
+
+def test_a_file_of_ones_own_may_be_called_as_a_set(tmp_path):
+    row = dict(prompt="2+2?", answer="4", reward="math")
+    path = tmp_path / "orz_mine.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert data.load(str(path), "train") == [dict(row, id="0")]
+    path.write_text(json.dumps(dict(prompt="2+2?", answer="4")) + "\n")
+    with pytest.raises(data.DataError, match="line 1 is not a row of orz"):
+        data.load(str(path), "train")
+
+
+@pytest.mark.parametrize("name", ["math500", "livecodebench", "orz"])
+def test_a_sets_row_under_another_name_is_told_where_it_belongs(name, tmp_path):
+    path = tmp_path / "downloaded.jsonl"
+    path.write_text(json.dumps(ROWS[name][0]) + "\n")
+    with pytest.raises(data.DataError, match="line 1 has no field .*reward.*--data_dir FOLDER"):
+        data.load(str(path), "train")
+    path.write_text(json.dumps(dict(prompt="2+2?", answer="4")) + "\n")
+    with pytest.raises(data.DataError) as error:
+        data.load(str(path), "train")
+    assert "--data_dir" not in str(error.value)
 
 
 def test_what_is_not_there(tmp_path):
@@ -215,6 +289,17 @@ def test_overlap():
     train = [dict(prompt="zero " + " ".join(words).upper())]
     benchmark = [dict(id=1, prompt=", ".join(words)), dict(id=2, prompt=" ".join(words[:12]))]
     assert [p["id"] for p, _ in overlap.overlap(train, benchmark)] == [1]
+
+
+@pytest.mark.parametrize("argv, message", [
+    (["orz"], "TRAIN BENCHMARK"), (["nope", "aime24"], "no such data set"),
+    (["orz", "aime24", "/nowhere"], "--data_dir /nowhere has no orz"),
+])
+def test_overlap_refuses_in_a_sentence(argv, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        overlap.main(argv)
+    said, = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and message in said
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not in the project")
