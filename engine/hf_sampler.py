@@ -36,7 +36,11 @@ class TransformersSampler:
                  chunk=512):
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(self.device).eval()
+        loaded, info = AutoModelForCausalLM.from_pretrained(model, dtype=dtype,
+                                                            output_loading_info=True)
+        if info["missing_keys"]:
+            raise ValueError(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+        self.model = loaded.to(self.device).eval()
         self.model.generation_config = GenerationConfig()  # not the model's own top_p, temperature
         self.eos, self.chunk = eos, chunk
 

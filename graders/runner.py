@@ -35,19 +35,31 @@ def kill_the_rest():
         pass
 
 
+def nameless_file():
+    """-> the descriptor of an empty file, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("program")
+    import tempfile  # Linux saves the time for it.
+    descriptor, path = tempfile.mkstemp()
+    os.unlink(path)
+    return descriptor
+
+
 def fork_for_each(texts, limits, results):
     """Forks a process for each text, one after the other, which has that text on its stdin.
 
     It returns in those processes, which are to run the program, and never in this one, which writes
     [exit code, stdout] of each to `results` and exits after the last."""
+    first = os.getpid() == 1  # of a process tree of its own
     for text in texts:
-        stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        stdin, stdout = nameless_file(), nameless_file()
         with open(stdin, "wb", closefd=False) as file:
             file.write(text.encode(errors="replace"))
         os.lseek(stdin, 0, 0)
         pid = os.fork()
         if pid == 0:
-            os.setsid()
+            if first:  # Otherwise the grader kills the group that this process stays in.
+                os.setsid()
             os.dup2(stdin, 0)
             os.dup2(stdout, 1)
             for name, value in limits.items():

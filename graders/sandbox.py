@@ -1,8 +1,9 @@
 """Runs programs that nobody has read against tests, in processes that cannot reach anything.
 
-Linux only: `unshare` gives a program its own process tree, its own network (none) and its own file
+On Linux `unshare` gives a program its own process tree, its own network (none) and its own file
 system (the interpreter, read-only, and an empty /tmp in memory), as far as the kernel lets this
-user; `isolation` says how far. What this does not stop is in docs/evaluation.md.
+user; `isolation` says how far. What this does not stop is in docs/evaluation.md. Elsewhere nothing
+isolates a program: it is refused, or runs with limits alone where the user asks for that.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import glob
 import json
 import math
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -51,6 +53,8 @@ exec "$@"
 def unshared():
     """-> the strongest of the kernel's isolations, of pid, net and mount, that this user may use,
     and the command for it. Both are empty where there is none."""
+    if platform.system() != "Linux":
+        return (), []
     for kinds in (("pid", "net", "mount"), ("pid", "net"), ("pid",)):
         for user in ([], ["--user", "--map-root-user"]):
             command = ["setpriv", "--pdeathsig", "KILL", "unshare", *user,
@@ -99,7 +103,28 @@ def isolation():
     kinds, command = unshared()
     shown = " ".join(k if k in kinds else f"(no {k})" for k in ("pid", "net", "mount"))
     changes_user = becomes_nobody(command) and kinds and ("mount" in kinds or readable_by_all())
-    return f"isolation: {shown}, uid {NOBODY if changes_user else os.getuid()}, rlimits"
+    limits = "rlimits" if has_memory_limit() else "rlimits (no memory)"
+    return f"isolation: {shown}, uid {NOBODY if changes_user else os.getuid()}, {limits}"
+
+
+def has_memory_limit():
+    """May a process limit its address space? On macOS it is larger than any limit from the start,
+    and the limit is an error."""
+    return platform.system() != "Darwin"
+
+
+def refusal():
+    """One sentence: why programs are not run here, and what would happen if they were."""
+    system = "macOS" if platform.system() == "Darwin" else platform.system()
+    if system != "Linux":
+        why = f"that takes Linux, and this is {system}"
+    elif not (shutil.which("unshare") and shutil.which("setpriv")):
+        why = "that takes unshare and setpriv, of the package util-linux, and they are missing"
+    else:
+        why = "the kernel lets this user unshare nothing"
+    return (f"programs that a model writes are to be run, and nothing isolates them here ({why}): "
+            "--allow_unsafe_code runs them all the same, and they may then do whatever this user "
+            "may do to files, to processes and over the network")
 
 
 def prepare(problems, allow_unsafe):
@@ -107,12 +132,11 @@ def prepare(problems, allow_unsafe):
 
     Raises PermissionError where nothing isolates them and allow_unsafe is not given."""
     if any(p["reward"] == "code" for p in problems):
-        print(isolation())
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
         elif not unshared()[0]:
-            raise PermissionError("nothing isolates programs here, and some are to be run: "
-                                  "--allow_unsafe_code runs them all the same")
+            raise PermissionError(refusal())
+        print(isolation())
 
 
 # ------------------------------------------------------------------ running a program
@@ -147,6 +171,8 @@ def started(code, inputs, fn_name, timeout, memory_mb):
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
+    if not has_memory_limit():
+        del limits["AS"]
     job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds)
     read_end, write_end = os.pipe()
     process = start_runner(job, folder, write_end)
@@ -160,7 +186,8 @@ def started(code, inputs, fn_name, timeout, memory_mb):
         # On a busy machine a second of computing takes longer than one by the clock.
         yield lambda: lines.read(2 * timeout + 1)
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        # Where only the dead are left, macOS forbids what Linux finds nothing for.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, 9)
         process.wait()
         with contextlib.suppress(TimeoutError):
@@ -211,13 +238,12 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=512):
 
     tests: [{input, output, testtype}] as LiveCodeBench has them. fn_name: the function, or method
     of Solution, to call; None is input on stdin, output on stdout. timeout: seconds of computing
-    for each test (twice as many by the clock). memory_mb: of address space for each process. The
-    expected outputs stay in this process.
-    Raises PermissionError where the kernel isolates nothing, unless the environment has
+    for each test (twice as many by the clock). memory_mb: of address space for each process, where
+    the system can limit it. The expected outputs stay in this process.
+    Raises PermissionError where nothing isolates programs, unless the environment has
     NANORLVR_ALLOW_UNSAFE_CODE=1; ValueError without a test; RuntimeError if the sandbox fails."""
     if not unshared()[0] and os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") != "1":
-        raise PermissionError("programs would run without any isolation here: "
-                              "--allow_unsafe_code runs them all the same")
+        raise PermissionError(refusal())
     if not tests:
         raise ValueError("a program cannot be graded without a test")
     inputs = [test["input"] for test in tests]

@@ -9,10 +9,93 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# The tests of --quick, for the work of every minute: none builds the embedded base, needs vLLM or
+# the network, or takes more than a few seconds. Whole files but for TOO_SLOW, or the tests that are
+# named: with all their cases, or with the one in brackets
+ALL = ("",)
+TOO_SLOW = {
+    "test_memory_of_the_log_probabilities_is_a_chunks",
+    "test_labelled_pairs",
+    "test_a_power_tower_ends",
+    "test_real_rows",
+    "test_the_quick_tests_are_there",
+}
+QUICK = {
+    "test_losses.py": ALL,
+    "test_policy.py": ALL,
+    "test_math_equal.py": ALL,
+    "test_rewards.py": ALL,
+    "test_sets.py": ALL,
+    "test_style.py": ALL,
+    "test_data.py": (
+        "test_puzzles[countdown]",
+        "test_batches_are_functions_of_seed_and_rollout",
+        "test_large_form_is_asked_as_the_papers_ask_it",
+        "test_unknown_data_is_a_sentence",
+        "test_encode_takes_the_chat_template_where_there_is_one",
+    ),
+    "test_eval.py": (
+        "test_pass_at_k_is_the_share_of_choices_with_a_correct_one",
+        "test_majority",
+        "test_interval",
+        "test_bad_input_is_one_sentence_and_exit_code_2",
+    ),
+    "test_train.py": (
+        "test_bad_flags_are_one_sentence_and_exit_code_2",
+        "test_help_lists_the_flags_of_the_method_chosen",
+        "test_flags_reach_the_method",
+        "test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one",
+        "test_mistakes_in_a_row_of_ones_own_are_a_sentence",
+        "test_a_cell_exists_once_a_row_uses_it",
+        "test_every_method_runs[fade]",
+    ),
+    "test_readme.py": (
+        "test_the_table_of_methods_is_that_of_the_code",
+        "test_every_source_of_a_row_is_in_its_long_form",
+        "test_the_reading_list_is_the_core_with_its_lengths",
+        "test_pages_link_to_what_is_there",
+        "test_commands_have_flags_that_exist",
+        "test_the_examples_of_new_methods",
+    ),
+    "test_portable.py": (
+        "test_the_lock_meets_each_requirement",
+        "test_the_lock_is_installed_where_it_fits",
+        "test_elsewhere_the_bounds_are_installed",
+        "test_commands_of_run_all_without_linux_tools",
+        "test_a_verifier_that_hangs_is_killed",
+    ),
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="only the tests of every minute")
+
+
+def pytest_configure(config):
+    if config.getoption("--quick"):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
+
+
+def is_quick(item):
+    names = QUICK.get(item.path.name, ())
+    function = item.name.partition("[")[0]
+    if names == ALL:
+        return function not in TOO_SLOW
+    return item.name in names or function in names
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = [item for item in items if is_quick(item)]
+
 
 @pytest.fixture(scope="session")
-def base():
-    """The folder of the embedded base: from the cache, or built (about two and a half minutes)."""
+def base(request, small):
+    """The folder of the embedded base: from the cache, or built (about two and a half minutes).
+    With --quick it is an untrained model, which takes no time."""
+    if request.config.getoption("--quick"):
+        return small()
     from data import tiny
 
     return tiny.base_model()

@@ -160,6 +160,7 @@ def test_a_model_brings_its_settings(tmp_path, capsys):
 ])
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     ids = [problem["id"] for problem in held_out("countdown", 3)]
     first, _, third = (json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n"
                        for i in ids)

@@ -105,6 +105,7 @@ def run(model, out, *flags):
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is built, so nothing loads
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "tests" / "run").mkdir(parents=True)
     (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
     monkeypatch.setattr(tiny, "base_model", lambda: pytest.fail("a model was built"))

