@@ -1,9 +1,11 @@
 """losses.py: values and gradients against the peers' own code, against hand computation, and
 invariances."""
 
+import inspect
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,14 @@ import torch
 from losses import (
     METHODS,
     Tokens,
+    card,
+    cells,
     constant,
     every_token,
     gradient_mass,
     group_advantages,
     policy_loss,
+    row,
     seq_mean,
     token_mean,
 )
@@ -211,6 +216,9 @@ def test_same_advantages_as_the_peers(group):
             dict(k=1),
             [math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)],
         ),
+        # k = 3: R = 3/4, s = sqrt(3)/4; success 1/4 / s; failure (1/4 - C(2,2)/C(3,2)) / s
+        ("passk", dict(k=3), [3**-0.5] + 3 * [-(3**-1.5)]),
+        ("passk", dict(k=4), [0, 0, 0, 0]),  # always solved: s = 0
     ],
 )
 def test_advantages_by_hand(name, flags, expected):
@@ -219,6 +227,18 @@ def test_advantages_by_hand(name, flags, expected):
     assert values[0].tolist() == pytest.approx(expected, abs=1e-5)
     assert values[1].tolist() == [0, 0, 0, 0]
     assert rewards[0].tolist() == [1, 0, 0, 0]  # no writes into arguments
+
+
+@pytest.mark.parametrize("name, rewards, expected", [
+    ("grpo", [1, 0], [0.5**0.5, -(0.5**0.5)]), ("rloo", [1, 0], [1, -1]),
+    ("maxrl", [1, 0], [1, -1]), ("maxrl", [-1, 0], [0, 0]), ("maxrl", [-1, 1], [0, 0]),
+    ("power", [2, 2.5], [0, 0]), ("asym", [3, 1], [1, -0.5]), ("dr_grpo", [0.7] * 10, [0] * 10),
+    ("grpo", [0.7] * 10, [0] * 10),
+])
+def test_advantages_of_other_rewards_by_hand(name, rewards, expected):
+    """Groups of two, negative rewards, rewards above 1, equal ones."""
+    values = group_advantages(name, torch.tensor([rewards], dtype=torch.float32), {})
+    assert values[0].tolist() == pytest.approx(expected, abs=1e-5) and values.dtype == torch.float32
 
 
 @pytest.mark.parametrize("alpha, delta", [(1, 1), (1.5, 0.4), (2, 1), (3, 0.3)])
@@ -271,19 +291,50 @@ def test_group_of_one_is_refused_where_a_spread_is_needed():
             )
 
 
-@pytest.mark.parametrize(
-    "name, flags, what",
-    [
-        ("cispo", dict(ratio_max=0.2), "ratio_max"),
-        ("grpo", dict(dual_clip=0.5), "dual_clip"),
-        ("sapo", dict(tau_neg=0.0), "tau"),
-        ("acpo", dict(bins=0), "bins"),
-        ("top_entropy", dict(entropy_share=0.0), "entropy_share"),
-    ],
-)
-def test_bad_hyperparameters_are_named(name, flags, what):
-    with pytest.raises(ValueError, match=what):
-        policy_loss(name, random_tokens(), 7, **flags)
+EDGES = [  # a row, one of its flags, values that are refused, values at the edge that are taken
+    ("asym", "delta", [-1.0, 0.0], [0.01]),
+    ("power", "alpha", [0.99], [1.0]),
+    ("fade", "alpha_max", [0.99], [1.0]),
+    ("fade", "delta_min", [-0.5, 0.0, 1.01], [0.01, 1.0]),
+    ("fade", "fade_ema", [-0.01, 1.01], [0.0, 1.0]),
+    ("passk", "k", [0, 5], [1, 4]),
+    ("top_entropy", "entropy_share", [-0.5, 0.0, 1.01], [0.01, 1.0]),
+    ("bottom_entropy", "entropy_share", [0.0, 1.01], [0.01, 1.0]),
+    ("ar_lopti", "prob_alpha", [-0.01, 1.01], [0.0, 1.0]),
+    ("ar_lopti", "prob_split", [-0.5, 0.0, 1.0, 1.5], [0.01, 0.99]),
+    ("grpo", "dual_clip", [0.5, 1.0], [1.01]),
+    ("cispo", "ratio_max", [0.2, 0.99], [1.0]),
+    ("sapo", "tau_pos", [-1.0, 0.0], [0.01]),
+    ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
+    ("acpo", "bins", [-1, 0], [1, 2]),
+]
+
+
+@pytest.mark.parametrize("name, flag, bad, good", EDGES, ids=lambda x: str(x))
+def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
+    def use(value):
+        axis = METHODS[name].advantage
+        if flag in inspect.signature(axis).parameters:
+            rewards = torch.tensor([[1.0, 0, 0, 0]])
+            return group_advantages(name, rewards, dict(entropy=1.0), **{flag: value})
+        both = [policy_loss(name, random_tokens(), 7, token_filter=f, **{flag: value})[0]
+                for f in METHODS[name].passes]
+        return torch.stack(both)
+
+    for value in bad:
+        with pytest.raises(ValueError, match=f"--{flag}.* not .*{re.escape(str(value))}"):
+            use(value)
+    assert all(use(value).isfinite().all() for value in good)
+
+
+def test_an_offset_for_a_bound_is_told_the_bound():
+    with pytest.raises(ValueError, match=r"\(an offset of 0.2 is --ratio_max 1.2\)"):
+        policy_loss("cispo", random_tokens(), 7, ratio_max=0.2)
+
+
+def test_pass_at_k_counts_successes():
+    with pytest.raises(ValueError, match="0 or 1"):
+        group_advantages("passk", torch.tensor([[1.0, 0.5, 0, 0]]), {})
 
 
 def test_a_hyperparameter_of_another_method_is_refused():
@@ -406,6 +457,113 @@ def test_acpo_ranges_by_hand():
     assert metrics["ratio_std/bin0"].item() == pytest.approx(0.2)
     _, metrics = policy_loss("acpo", tokens, 3, clip_alpha=100.0, bins=2)
     assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
+
+
+FIVE = dict(  # one completion: the probabilities of its tokens, and what else is known of them
+    pi=[0.1, 0.1, 0.5, 0.9, 1.0],
+    pi_old=[0.1, 0.05, 0.4, 0.9, 0.8],  # ratios 1, 2, 1.25, 1, 1.25
+    advantages=[1, 1, -1, -1, 1],
+    entropy=[0.1, 0.2, 0.3, 0.4, 0.5],
+)
+
+
+def five_tokens(**others):
+    """FIVE, and a sixth place of padding."""
+    x = {k: torch.tensor([v + [0.5]], dtype=torch.float64) for k, v in {**FIVE, **others}.items()}
+    extra = {k: v.log() for k, v in x.items() if k in ("sampler_logprobs", "ref_logprobs")}
+    return Tokens(x["pi"].log().requires_grad_(), x["pi_old"].log(), x["advantages"],
+                  torch.tensor([[True] * 5 + [False]]), x["entropy"], **extra)
+
+
+def test_what_is_logged_by_hand():
+    """The reference gives every token half its probability; the sampler says a third of pi_old
+    twice, and twice pi_old thrice: weights of 2 (capped) and 1/2."""
+    tokens = five_tokens(ref_logprobs=[p / 2 for p in FIVE["pi"]], sampler_logprobs=[
+        p * c for p, c in zip(FIVE["pi_old"], [1 / 3, 1 / 3, 2, 2, 2])])
+    # -min(rho A, clip(rho) A): -1, -1.2, 1.25, 1, -1.2; times the weights -4.4 + 0.525
+    log2, log125, k3 = math.log(2), math.log(1.25), 0.5 - 1 + math.log(2)
+    expected = dict(
+        pg_loss=-3.875 / 5, loss=-3.875 / 5 + 0.1 * k3, kl_loss=0.1 * k3, kl_ref=k3, kl_ref_k1=log2,
+        weight_mean=5.5 / 5, approx_kl=(1 - log2 + 2 * (0.25 - log125)) / 5,
+        approx_kl_k1=-(log2 + 2 * log125) / 5, ratio_mean=1.3, ratio_min=1, ratio_max=2,
+        ess=6.5**2 / (5 * 9.125), entropy=0.3, clip_frac=0.4, clip_high_frac=0.4, clip_low_frac=0)
+    for i, (std, share) in enumerate([(0.5, 0.4), (0, 0), (0, 0.2), (0, 0), (0.125, 0.4)]):
+        expected[f"ratio_std/bin{i}"], expected[f"bin_frac/bin{i}"] = std, share
+    _, metrics = policy_loss("grpo", tokens, 6, tis_cap=2.0, kl_coef=0.1)
+    assert {k: v.item() for k, v in metrics.items()} == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("name, flags, capped", [
+    ("cispo", dict(ratio_max=1.0), 0.6), ("cispo", dict(ratio_max=2.5), 0), ("p3o", {}, 1)])
+def test_the_share_of_capped_ratios_by_hand(name, flags, capped):
+    metrics = policy_loss(name, five_tokens(), 6, **flags)[1]  # ess is 0.926, below every ratio
+    assert metrics["capped_frac"].item() == pytest.approx(capped)
+
+
+AT = five_tokens().old_logprobs.exp()[0, 2].item()  # 0.4 as it is rounded: low has the border
+
+
+@pytest.mark.parametrize("name, token_filter, flags, weights", [
+    ("reinforce", "every_token", {}, [1, 1, 1, 1, 1]),
+    ("ar_lopti", "every_token", dict(prob_alpha=0.4), [0.64, 0.62, 0.76, 0.96, 0.92]),
+    ("ar_lopti", "low_probability", dict(prob_alpha=0.0, prob_split=AT), [1, 1, 1, 0, 0]),
+    ("ar_lopti", "high_probability", dict(prob_alpha=0.0, prob_split=AT), [0, 0, 0, 1, 1]),
+    ("top_entropy", "every_token", dict(entropy_share=0.4), [0, 0, 0, 1, 1]),
+    ("top_entropy", "every_token", dict(entropy_share=0.41), [0, 0, 1, 1, 1]),
+    ("bottom_entropy", "every_token", dict(entropy_share=0.2), [1, 0, 0, 0, 0]),
+])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
+    """The gradient of sum w (-A log pi) is -A w, over 5 tokens. The KL goes by the pass alone."""
+    tokens = five_tokens(ref_logprobs=[p / 2 for p in FIVE["pi"]])
+    method = replace(METHODS[name], objective=METHODS["reinforce"].objective, preset={})
+    only = {f.__name__: f for f in (every_token, *method.passes)}[token_filter]
+    loss, metrics = policy_loss(method, tokens, 6, token_filter=only, kl_coef=kl_coef, **flags)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    kl = [kl_coef * 0.5 * (w > 0 or token_filter == "every_token") for w in weights]  # 1 - 1 / 2
+    wanted = [(-a * w + k) / 5 for a, w, k in zip(FIVE["advantages"], weights, kl)]
+    assert gradient[0].tolist() == pytest.approx(wanted + [0])
+    assert metrics["weight_mean"].item() == pytest.approx(sum(weights) / 5)
+    k3, counted = 0.5 - 1 + math.log(2), sum(k > 0 for k in kl)
+    assert metrics.get("kl_loss", torch.zeros(())).item() == pytest.approx(
+        kl_coef * k3 * counted / 5)
+
+
+def test_equal_entropies_are_chosen_together():
+    tokens = five_tokens(entropy=[2, 2, 1, 1, 1])
+    for name, share, weight in (("top_entropy", 0.2, 0.4), ("bottom_entropy", 0.2, 0.6)):
+        metrics = policy_loss(name, tokens, 6, entropy_share=share)[1]
+        assert metrics["weight_mean"].item() == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("apart, ratio, k3", [
+    (19, math.exp(19), math.exp(-19) + 18), (21, math.exp(20), math.exp(-20) + 19),
+    (-19, math.exp(-19), math.exp(19) - 20), (-21, math.exp(-20), math.exp(20) - 21)])
+def test_far_ratios_are_bounded(apart, ratio, k3):
+    """log rho, and log pi / pi_ref in the KL, count to 20 either way; beyond, there is no
+    gradient."""
+    new, old = torch.tensor([[-25.0 + apart / 2]]).double(), torch.tensor([[-25 - apart / 2]])
+    tokens = Tokens(new.requires_grad_(), old.double(), torch.zeros(1, 1), old < 0,
+                    torch.zeros(1, 1), ref_logprobs=old.double())
+    assert tokens.ratio.item() == pytest.approx(ratio)
+    loss, metrics = policy_loss("grpo", tokens, 1, kl_coef=1.0)
+    assert loss.item() == pytest.approx(k3) and metrics["kl_ref"].item() == pytest.approx(k3)
+    (gradient,) = torch.autograd.grad(loss, new)
+    assert gradient.item() == pytest.approx(0 if abs(apart) > 20 else 1 - math.exp(-apart))
+
+
+def test_p3os_divergence_is_bounded_at_ten():
+    new = torch.tensor([[-5.0, -16.0]]).double()  # log rho = 15 and -15: the ess is 1/2
+    tokens = Tokens(new, torch.tensor([[-20.0, -1.0]]).double(), torch.zeros(1, 2),
+                    torch.ones(1, 2).bool(), torch.zeros(1, 2))
+    wanted = ((10 + math.exp(-10) - 1) + (-10 + math.exp(10) - 1)) / 2 / 2
+    assert policy_loss("p3o", tokens, 2)[0].item() == pytest.approx(wanted)
+
+
+def test_a_certain_token_is_in_the_last_bin():
+    for bins in (1, 2, 4):
+        metrics = policy_loss("acpo", five_tokens(), 6, bins=bins)[1]
+        assert [f"clip_range/bin{i}" in metrics for i in range(5)] == [i < bins for i in range(5)]
 
 
 def test_bin_spread_near_one_is_not_rounding_error():
@@ -548,13 +706,41 @@ def test_half_precision_is_computed_in_float32():
 
 
 def test_the_cards_print():
-    from losses import card
-
     for name, method in METHODS.items():
         text = card(name)
         assert text.startswith(name + " = ") and method.source
         for flag in method.flags:
             assert f"{flag}=" in text
+
+
+def test_a_card_says_what_the_row_computes(monkeypatch):
+    def twice(tokens, *, slope=2.0, bend=None):
+        """L = -2 A
+
+        bend is not used."""
+
+    def odd(tokens):
+        """w = 1 for odd tokens"""
+
+    method = replace(METHODS["dr_grpo"], objective=twice, passes=(odd, every_token), source="here")
+    monkeypatch.setitem(METHODS, "mine", method.bind(slope=3.0))
+    assert card("mine").split("\n") == [
+        "mine = centred | every_token | twice(slope=3.0, bend=None) | constant | odd",
+        "  advantage  A = r - rbar", "  select     w = 1", "  objective  L = -2 A",
+        "             bend is not used.", "  aggregate  sum / (completions x max_tokens)",
+        "  pass       w = 1 for odd tokens", "  source     here"]
+    monkeypatch.setitem(METHODS, "mine", replace(method, source=""))
+    assert "source     none given" in card("mine")
+
+
+def test_rows_are_put_together_from_cells():
+    assert row("grpo") == METHODS["grpo"] and row("grpo", select=None) == METHODS["grpo"]
+    mixed = row("fade", objective="p3o", aggregate="token_mean")
+    assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
+        METHODS["fade"].advantage, METHODS["p3o"].objective, token_mean)
+    assert set(cells("aggregate")) == {"seq_mean", "token_mean", "constant"}
+    with pytest.raises(FrozenInstanceError):  # a row that changes would change for everyone
+        METHODS["grpo"].source = "mine"
 
 
 DEFAULTS = {  # every row's flags: a default that changes is a decision, and is made here, too
@@ -585,5 +771,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
 def test_no_default_changes_unnoticed():
     assert {name: method.flags for name, method in METHODS.items() if name in DEFAULTS} == DEFAULTS
     assert METHODS["p3o"].old_logprobs == "sampler"
+    for name in DEFAULTS:
+        assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992", METHODS[name].source), name
     others = [METHODS[name] for name in DEFAULTS if name != "p3o"]
     assert {method.old_logprobs for method in others} == {"trainer"}

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import ROOT
 from graders.math_equal import last_boxed, number, readable
-from rewards import equal, final_answer, grade, lenient_math, math, table
+from rewards import cell, entries, equal, final_answer, grade, lenient_math, math, table
 
 SHARED = ROOT.parent / "shared"
 PAIRS = SHARED / "graders" / "pairs.jsonl"
@@ -108,6 +108,11 @@ def test_lenient(completion, reward):
     ("\\boxed{5", None), ("5", None), ("the answer is 5", None), ("", None), ("\\boxed{}", None),
     ("<answer>5", None), ("<think>\\boxed{5}</think> 5", None),
     ("<think> maybe \\boxed{5} then", None), ("<think><answer>5</answer>", None),
+    ("<answer>1<answer>2</answer>", "2"), ("<answer>1</answer> or <answer>2", "1"),
+    ("<answer> 2 </answer>", "2"), ("\\boxed{ 2 }", "2"), ("<answer> </answer>", None),
+    ("2</answer>", None), ("</answer><answer>", None), ("<answer>1</answer> \\boxed{2}", "2"),
+    ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"), ("\\boxed{1}</think>5", None),
+    ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None),
 ])
 def test_final_answer(completion, answer):
     if answer is None:
@@ -137,9 +142,56 @@ def test_last_boxed_is_quick_on_many_open_braces():
     ("<answer>0</answer>", [9e-6], 0), ("<answer>1_0</answer>", [10], 0),
     ("<answer>['male']</answer>", ["male"], 1), ("<answer>[12.5%]</answer>", [12.5], 1),
     ("<answer>[$1,200]</answer>", [1200], 1), ("<answer>" + "[" * 100000 + "</answer>", [1], 0),
+    # a number may be off by 1e-5 of the gold's size, no more, and in both directions
+    ("<answer>1000.009</answer>", [1000], 1), ("<answer>999.991</answer>", [1000], 1),
+    ("<answer>1000.011</answer>", [1000], 0), ("<answer>999.989</answer>", [1000], 0),
+    ("<answer>0.010000005</answer>", [0.01], 1), ("<answer>0.0100005</answer>", [0.01], 0),
+    ("<answer>-1000.009</answer>", [-1000], 1), ("<answer>0</answer>", [0], 1),
+    ("<answer>1.5</answer>", ["a"], 0), ("<answer>a</answer>", [1.5], 0),
+    # too few, too many, the right number with one that is wrong
+    ("<answer>[1, 2, 3]</answer>", [1, 2], 0), ("<answer>[1, 2]</answer>", [1, 2, 3], 0),
+    ("<answer>[1, 3]</answer>", [1, 2], 0), ("<answer>[]</answer>", [], 1),
+    ('<answer>{"answer": 5}</answer>', [5], 1), ('<answer>{"result": 5}</answer>', [5], 0),
+    ('<answer>{"answer": [5, 6]}</answer>', [5], 0), ('<answer>[{"answer": 5}]</answer>', [5], 0),
 ])
 def test_table(completion, gold, reward):
     assert table(completion, gold) == reward
+
+
+@pytest.mark.parametrize("text, count, expected", [
+    ("[1, \"a\"]", 2, [1, "a"]), ("7", 3, [7]), ("null", 1, [None]), ('{"answer": [1]}', 2, [1]),
+    ("a|b", 2, ["a", "b"]), ("a|b", 3, ["a|b"]), ("a,  b", 2, ["a", "b"]), ("a,b", 2, ["a,b"]),
+    ("a, b | c", 1, ["a, b | c"]), ("a, b | c", 2, ["a, b ", " c"]), ("[a, b]", 2, ["a", "b"]),
+    ("[a\n|b]", 2, ["a\n", "b"]), ("a, b, c", 3, ["a", "b", "c"]), ("[a, b]", 1, ["a, b"]),
+    ("x [a] y", 1, ["x [a] y"]), ("a, b, c", 2, ["a, b, c"]), ("a|b|c", 2, ["a|b|c"]),
+])
+def test_entries(text, count, expected):
+    assert entries(text, count) == expected
+
+
+@pytest.mark.parametrize("value, expected", [
+    ("1,234.5", 1234.5), ("$ 12", 12.0), ("12.5 %", 12.5), ("'Male'", "male"), (' "A b" ', "a b"),
+    (".5", 0.5), ("5.", 5.0), ("-3", -3.0), ("+3", 3.0), ("1e5", 1e5), ("2.5E-3", 0.0025),
+    ("1e+99", 1e99), ("1e100", "1e100"), ("1e", "1e"), (".", "."), ("", ""), ("--3", "--3"),
+    ("1.2.3", "1.2.3"), ("inf", "inf"), ("3 apples", "3 apples"), (None, "none"), (2, 2.0),
+    (True, "true"), ("a,b", "a,b"), ("$x%", "$x%"),
+])
+def test_cells(value, expected):
+    found = cell(value)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_a_wrong_answer_is_0_also_where_the_gold_cannot_be_read():
+    assert math("\\boxed{6}", "5") == math("\\boxed{6}", "\\frac{1}{2") == 0
+    assert math("\\boxed{\\frac{1}{2}", "\\frac{1}{2") == 0
+
+
+def test_lenient_looks_only_behind_the_thoughts():
+    assert lenient_math("<think>5</think> it is 6", "5") == 0
+    assert lenient_math("<think>6</think> it is 5", "5") == 1
+    assert lenient_math("<think>6</think> <think>5</think> no, 6", "5") == 0
+    assert lenient_math("<think>\\boxed{5}</think> \\boxed{6}", "5") == 0
+    assert type(lenient_math("it is 5", "5")) is type(math("\\boxed{5}", "5")) is float
 
 
 def test_unreadable_golds_are_counted():

@@ -1,5 +1,6 @@
 """policy.py: the gradient of an optimizer step does not depend on how it is cut up."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -242,6 +243,165 @@ def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
                     )
                     assert len(p) <= 1 or cost <= budget
     assert len(policy.micro_batches(batch, 40, True)) < len(policy.micro_batches(batch, 40))
+
+
+@pytest.mark.parametrize("budget, packed, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
+    (18, False, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
+    (26, False, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
+    (17, False, 1, [[0], [2, 5], [1, 3, 4]]),
+    (14, False, 1, [[0], [2], [5, 1], [3, 4]]),
+    (17, True, 1, [[0, 2], [5, 1, 3, 4]]),      # 17 and 16 tokens, without padding
+    (16, True, 1, [[0], [2, 5], [1, 3, 4]]),
+    (8, True, 1, [[0], [2], [5], [1, 3], [4]]),  # 9 is more than the budget, and goes alone
+    (99, False, 1, [[0, 2, 5, 1, 3, 4]]),
+    (99, False, 2, [[0, 2, 5], [1, 3, 4]]),
+    (18, False, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
+    (17, True, 3, [[0, 2], [5, 1], [3, 4]]),
+    (99, True, 4, [[0], [2, 5], [1], [3, 4]]),
+])
+def test_micro_batches_by_hand(budget, packed, ranks, parts):
+    rows = policy.make_batch([[1]] * 6, [Completion([5] * n, [0.0] * n, False)
+                                         for n in (8, 4, 7, 1, 1, 6)])
+    assert policy.micro_batches(rows, budget, packed, ranks) == parts
+
+
+def test_a_batch_by_hand():
+    batch = policy.make_batch([[7, 8], [9]], [Completion([1], [-0.5], False),
+                                              Completion([2, 3, 4], [-1.0, -2.0, -3.0], True)])
+    assert batch.ids.tolist() == [[7, 8, 1, 0], [9, 2, 3, 4]]
+    assert batch.prompt_len.tolist() == [2, 1] and batch.completion_len.tolist() == [1, 3]
+    assert batch.mask.tolist() == [[True, False, False], [True, True, True]]
+    assert batch.sampler_logprobs.tolist() == [[-0.5, 0, 0], [-1, -2, -3]]
+    second = batch.to("cpu").rows([1])
+    assert second.ids.tolist() == [[9, 2, 3, 4]] and second.advantages is None
+    with pytest.raises(ValueError):
+        policy.make_batch([[7], [8]], [Completion([1], [0.0], False)])
+
+
+def test_shares_of_a_rollout():
+    """Every completion is in one step; the order goes by seed and rollout, and by nothing else."""
+    def shares(*seed_and_rollout):
+        return [x.tolist() for x in policy.shuffled_shares(64, 4, *seed_and_rollout)]
+
+    assert [len(x) for x in shares(0, 0)] == [16] * 4
+    assert sorted(sum(shares(0, 0), [])) == list(range(64)) == sorted(sum(shares(1, 0), []))
+    orders = [shares(*x) for x in ((0, 0), (0, 1), (1, 0))]
+    assert orders == [shares(*x) for x in ((0, 0), (0, 1), (1, 0))]
+    assert all(a != b for a, b in ((orders[0], orders[1]), (orders[0], orders[2]),
+                                   (orders[1], orders[2])))
+    assert all(sum(order, []) != list(range(64)) for order in orders)
+
+
+@pytest.mark.parametrize("name", ["grpo", "acpo", "top_entropy"])
+@pytest.mark.parametrize("ranks, budget, parts", [(2, 40, 4), (3, BIG, 3), (16, BIG, 16)])
+def test_the_gradients_of_the_ranks_add_up(model, batch, name, ranks, budget, parts, monkeypatch):
+    """One process plays every rank in turn. Of 16 ranks, five have nothing to do."""
+    wanted, told = gradient(model, batch, METHODS[name], ROWS, monkeypatch, entropy_coef=0.05)
+    monkeypatch.undo()
+    outputs = torch.stack(policy.compute_logprobs(model, batch))
+    monkeypatch.setattr(model, "budget", budget)
+    assert len(policy.micro_batches(batch, budget, ranks=ranks)) == parts
+    given = []
+
+    def all_reduce(x):  # a rank gives its own rows, and 0 for the others'
+        mine = (x != 0).any(2).any(0)
+        assert torch.allclose(x[:, mine], outputs[:, mine], atol=1e-12)
+        given.append(mine.int())
+        return outputs.clone()
+
+    monkeypatch.setattr(policy.parallel, "all_reduce", all_reduce)
+    monkeypatch.setattr(policy.parallel, "world", lambda: ranks)
+    total = 0
+    for rank in range(ranks):
+        monkeypatch.setattr(policy.parallel, "rank", lambda: rank)
+        model.zero_grad()
+        metrics = policy.backward(model, batch, METHODS[name], 9, entropy_coef=0.05)
+        total = total + torch.cat([p.grad.flatten() for p in model.parameters()])
+        for key, value in told.items():
+            assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
+    assert (total - wanted).norm() <= 1e-9 * wanted.norm()
+    assert len(given) == ranks * (1 + METHODS[name].whole_step)
+    assert sum(given).tolist() == [1 + METHODS[name].whole_step] * ROWS
+
+
+def test_what_the_entropy_bonus_adds(model, batch, monkeypatch):
+    """coef times the entropy, as the row aggregates it: over a pass's tokens, where it has one."""
+    def told(name, **options):
+        return gradient(model, batch, METHODS[name], 3, monkeypatch, **options)
+
+    each = [h[: int(n)].tolist() for h, n in zip(batch.entropy, batch.completion_len)]
+    wanted = {"grpo": sum(sum(h) / len(h) for h in each) / ROWS,
+              "dr_grpo": sum(map(sum, each)) / ROWS / 9}
+    for name, bonus in wanted.items():
+        (_, plain), (_, metrics) = told(name), told(name, entropy_coef=0.1)
+        assert metrics["entropy_loss"].item() == pytest.approx(-0.1 * bonus)
+        assert "entropy_loss" not in plain and plain["loss"] == metrics["pg_loss"]
+        assert metrics["loss"].item() == pytest.approx(plain["loss"].item() - 0.1 * bonus)
+    low, high, both = (told("ar_lopti", entropy_coef=0.1, token_filter=f)[1]["entropy_loss"].item()
+                       for f in (*METHODS["ar_lopti"].passes, policy.every_token))
+    assert low + high == pytest.approx(both) and low < 0 and high < 0
+
+
+def test_gradients_are_added_to_those_that_are_there(model, batch, monkeypatch):
+    once, _ = gradient(model, batch, METHODS["grpo"], 3, monkeypatch)
+    policy.backward(model, batch, METHODS["grpo"], 9)
+    twice = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.allclose(twice, 2 * once, atol=1e-12)
+    assert not any(x.requires_grad for x in policy.compute_logprobs(model, batch))
+
+
+@pytest.mark.parametrize("name, size, passes", [
+    ("grpo", ROWS, 1), ("grpo", 3, 4), ("acpo", ROWS, 1), ("acpo", 3, 8)])
+def test_how_often_the_model_runs(model, batch, name, size, passes, monkeypatch):
+    """Once for each micro-batch; twice where a method that looks at the whole step is cut."""
+    runs = []
+    hook = model.model.base_model.register_forward_pre_hook(lambda *_: runs.append(1))
+    gradient(model, batch, METHODS[name], size, monkeypatch)
+    hook.remove()
+    assert len(runs) == passes
+
+
+def test_what_the_model_is_called_with(model, batch, monkeypatch):
+    """A cache would only cost memory. Kernels on a GPU go by the borders, in int32, and by the
+    longest sequence; the one on a CPU needs no more than the borders."""
+    calls, attention = [], kernels.packed_attention
+
+    def spy(*args, **options):
+        calls.append(options)
+        return attention(*args, **options)
+
+    monkeypatch.setattr(kernels, "packed_attention", spy)
+    hook = model.model.base_model.register_forward_pre_hook(
+        lambda _, args, options: calls.append(options), with_kwargs=True)
+    for packed in (False, True):
+        model.pack(packed)
+        model(batch)
+    hook.remove()
+    model.pack(False)
+    monkeypatch.undo()
+    kernels.register_packed_attention()
+    lengths = (batch.prompt_len + batch.completion_len).tolist()
+    padded, packed, *layers = calls
+    assert padded["use_cache"] is packed["use_cache"] is False and len(layers) == 2
+    assert padded["input_ids"].shape == (ROWS, max(lengths))
+    assert packed["input_ids"].shape == (1, sum(lengths))
+    for layer in layers:
+        borders = layer["cu_seq_lens_q"]
+        assert borders.diff().tolist() == lengths and borders[0] == 0
+        assert borders.dtype == torch.int32 and layer["max_length_q"] == max(lengths)
+
+
+def test_the_policys_defaults_and_bfloat16(model, batch):
+    exact = policy.Policy(copy.deepcopy(model.model).float())
+    assert (exact.temperature, exact.dtype, exact.budget, exact.packed) == (1, "float32", 2**14, 0)
+    rough = policy.Policy(exact.model, dtype="bfloat16")
+    with torch.no_grad():
+        a, b = exact(batch)[0].double(), rough(batch)[0].double()
+        wanted = policy.Policy(model.model)(batch)[0]
+    assert (a - wanted).abs().max() < 1e-3 < (b - wanted).abs().max() < 1
+    # a batch of rows that are shorter than the widest of the batch they come from
+    rows = [r for r in range(ROWS) if batch.completion_len[r] < batch.mask.shape[1]][:2]
+    assert torch.allclose(model(batch.rows(rows))[0], model(batch)[0][rows], atol=1e-12)
 
 
 def test_a_model_that_cannot_be_packed_is_padded(model, batch, monkeypatch, capsys):

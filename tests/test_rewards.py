@@ -11,7 +11,7 @@ import pytest
 
 import rewards
 from conftest import ROOT
-from graders import sandbox, worker
+from graders import Unparsed, UnparsedGold, sandbox, worker
 from rewards import REWARDS, arithmetic, grade
 
 PUZZLE = dict(nums=[3, 5, 7, 7], target=24)
@@ -55,7 +55,7 @@ RIGHT = dict(nums=[2, 3, 4], target=14)
     (answer("2+3*4") + answer("2+3*4"), 0),          # several, even if the same
     (answer("1") + " no, " + answer("2+3*4"), 0),
     ("<answer>" + answer("2+3*4"), 0),
-    (answer("2+3*4") + "</answer>", 0),
+    (answer("2+3*4") + "</answer>", 0), ("</answer>" + answer("2+3*4"), 0),
     ("<ANSWER>2+3*4</ANSWER>", 0),
     (answer("2+3*4=14"), 0), (answer("14=2+3*4"), 0), (answer("x=2+3*4"), 0),
     (answer("2+3x4"), 0), (answer("2+3\u00d74"), 0), (answer("2+3(4)"), 0), (answer("2 3 4"), 0),
@@ -92,6 +92,111 @@ def test_values_are_exact():
     assert value == 1 and used == [1, 3] * 3
     assert arithmetic("2-3-4")[0] == -5 and arithmetic("8/4/2")[0] == 1
     assert arithmetic("2-3*4+1")[0] == -9
+
+
+@pytest.mark.parametrize("text, value", [
+    ("(" * 40 + "2" + ")" * 40, 2), ("(" * 41 + "2" + ")" * 41, None),
+    ("(2)+" * 20 + "(2)", 42), ("(2)+" * 40 + "(2)", None),  # 41 in a row, too
+    ("1" + "+1" * 99 + " ", 100), ("1" + "+1" * 99 + "  ", None),  # 200 characters, and 201
+    ("2*-3", -6), ("-(2+3)*2", -10), ("--2", 2), ("2-(3-4)", 3), ("8/(4/2)", 4), ("2+3*4/6-1", 3),
+    ("12", 12), ("1 2", None), ("(2", None), ("2)", None), ("1/(2-2)", None), ("0/2", 0),
+    ("2*0", 0), ("2-0", 2), ("0+0", 0),
+])
+def test_expressions(text, value):
+    if value is None:
+        with pytest.raises(Unparsed):
+            arithmetic(text)
+    else:
+        assert arithmetic(text)[0] == value
+
+
+@pytest.mark.parametrize("kind, gold, good", [
+    ("countdown", RIGHT, 1), ("countdown", dict(nums=[], target=3), 0),
+    ("countdown", dict(nums=[3], target=3.0), 0), ("countdown", dict(nums=[], target=3.0), 0),
+    ("table", ["a", 2], 1), ("table", [], 0), ("table", "a", 0), ("table", ["<think>"], 0),
+    ("table", ["\\boxed{5}"], 0), ("table", {"a": 1}, 0), ("table", None, 0),
+    ("code", dict(tests=[dict(input="", output="")]), 1), ("code", dict(tests=[]), 0),
+    ("code", dict(tests=[dict(input="", output=3)]), 0),
+    ("code", dict(tests=[dict(input=3, output="")]), 0),
+    ("code", dict(tests=[dict(input="", output=""), dict(input=3, output=3)]), 0),
+    ("math", "5", 1), ("math", "\\frac{1}{2", 0),
+])
+def test_which_golds_can_be_graded(kind, gold, good):
+    assert rewards.VERIFIERS["gold_" + kind]("no completion", gold) is bool(good)
+
+
+@pytest.mark.parametrize("completion, program", [  # of three fences the last two count
+    ("```python\nx = 1\n```", "x = 1\n"), ("a\n```\nx\ny\n```\nb", "x\ny\n"),
+    ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "no\n"),
+    ("  ```python\n  x\n  ```\n", "  x\n"), ("```\nx", None), ("x", None),
+])
+@pytest.mark.parametrize("names", [{}, dict(fn_name="f")])
+def test_the_program_of_a_completion(completion, program, names, monkeypatch):
+    seen = []
+    monkeypatch.setattr(rewards, "run_tests", lambda *args: seen.append(args) or True)
+    assert REWARDS["code"](completion, dict(tests=["a test"], **names)) == bool(program)
+    assert seen == ([(program, ["a test"], names.get("fn_name"))] if program else [])
+    problem = dict(tests=[], **names)
+    with pytest.raises(UnparsedGold if program else Unparsed):
+        REWARDS["code"].__wrapped__(completion, problem)
+    assert REWARDS["code"](completion, problem) == 0
+
+
+def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
+    """The time of each job, where it runs, what of the answers is counted, and in which order."""
+    asked = []
+
+    def run_jobs(module, jobs, workers):
+        asked.append((module, jobs, workers))
+        return [[1.0, None, 0.1], [0.0, "error: a", 0.3], [0.0, "timeout", 0.2],
+                [0.0, "error: a", 0.0], [0.5, "unparsed_answer", 0.0]]
+
+    monkeypatch.setattr(worker, "run_jobs", run_jobs)
+    problems = [dict(reward="math", answer="5"), dict(reward="code", answer=dict(tests=[])),
+                dict(reward="gold_code", answer=3)]
+    details = ["before"]
+    got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
+    assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
+    assert counters == dict(unparsed_answer=1, unparsed_gold=0, timeout=1, error=2, seconds_max=0.3)
+    assert capsys.readouterr().err == "rewards: error: a\n"  # once, however often it came
+    (module, jobs, workers), = asked
+    assert (module, workers) == ("rewards", 3)
+    assert [tuple(job) for job in jobs] == [
+        ("math", "a", "5", 4.0), ("math", "b", "5", 4.0), ("code", "c", dict(tests=[]), 600.0),
+        ("gold_code", "d", 3, 4.0), ("gold_code", "e", 3, 4.0)]
+    grade(problems, [["a", "b"], ["c"], ["d", "e"]], timeout=1.5)
+    assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
+    monkeypatch.setattr(worker, "run_jobs", lambda *_: [])
+    assert grade([], [])[1]["seconds_max"] == 0
+    with pytest.raises(ValueError):
+        grade(problems, [["a"]])
+
+
+def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
+    rewards.prepare(["countdown", "code", "gold_countdown", "gold_code"])
+    rewards.prepare([])
+    for name in ("math", "table", "lenient_math", "gold_math", "gold_table"):
+        with pytest.raises(ImportError):
+            rewards.prepare(["countdown", name])
+
+
+def test_the_workers_know_every_verifier_and_its_gold():
+    assert set(rewards.VERIFIERS) == {*REWARDS, *("gold_" + name for name in REWARDS),
+                                      "lenient_math"}
+    for name, f in REWARDS.items():  # what the workers run raises Unparsed, which grade counts
+        assert f.__name__ == name and rewards.VERIFIERS[name] is f.__wrapped__
+        with pytest.raises(Unparsed):
+            rewards.VERIFIERS[name]("nothing", ["a"])
+
+
+def test_a_verifier_below_the_table_needs_no_more_than_its_line():
+    source, end = (ROOT / "rewards.py").read_text(), "\nTIMEOUT = "
+    assert source.count(end) == 1
+    scope = dict(__name__="rewards with one more")
+    exec(source.replace(end, "\nREWARDS['mine'] = lambda text, answer: 0.5" + end), scope)
+    assert scope["VERIFIERS"]["mine"]("", 3) == 0.5  # and any gold answer is taken
+    assert scope["VERIFIERS"]["gold_mine"]("", 3) is True
 
 
 def test_grade_keeps_the_order_and_counts():
@@ -240,7 +345,7 @@ def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
         one.stop()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process by a pipe's end")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; tests/test_portable.py has it for others")
 def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     """Also where the verifier hangs in C code, which holds Python's lock."""
     (tmp_path / "hanging.py").write_text(
