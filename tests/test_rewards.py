@@ -345,7 +345,7 @@ def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
         one.stop()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; tests/test_portable.py has it for others")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, see test_portable.py")
 def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     """Also where the verifier hangs in C code, which holds Python's lock."""
     (tmp_path / "hanging.py").write_text(
