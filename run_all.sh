@@ -17,13 +17,13 @@ set_up() { # the stamp says what .venv was installed from
   stamp=.venv/ready-$(LC_ALL=C; cat requirements* | cksum | cut -d' ' -f1)
   [ -f "$stamp" ] && return
   echo "setting up .venv, once (a few minutes)"
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-    echo "Python 3.10 or newer is needed: PYTHON=/path/to/python ./run_all.sh" >&2
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "Python 3.11 or newer is needed: PYTHON=/path/to/python ./run_all.sh" >&2
     exit 1
   }
   rm -f .venv/ready-*
   "$python" -m venv .venv
-  if nvidia-smi -L >/dev/null 2>&1; then
+  if ls /dev/nvidia[0-9]* >/dev/null 2>&1 || nvidia-smi -L >/dev/null 2>&1; then
     installed=requirements.txt
     .venv/bin/pip install -q -r requirements.txt
   else
@@ -107,13 +107,25 @@ train_all() {
   .venv/bin/python -m analysis table "${folders[@]}" --out "$RUNS/table.md"
 }
 
+count_gpus() { # as torch sees them, after the install: CUDA_VISIBLE_DEVICES counts
+  .venv/bin/python -c 'import sys
+from engine import parallel
+if sentence := parallel.unusable_gpu():
+    sys.exit(f"run_all.sh: {sentence}")
+import torch
+print(torch.cuda.device_count())'
+}
+
 set_up
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
-TRAIN=".venv/bin/python train.py"
-if [ "$gpus" -gt 1 ]; then
-  TRAIN=".venv/bin/torchrun --standalone --nproc_per_node $gpus train.py"
-fi
-EXTRA=${EXTRA:-}
+EXTRA=${EXTRA:-} TRAIN=".venv/bin/python train.py" gpus=0
+case "${1:-}" in
+  "" | grid | full)
+    gpus=$(count_gpus)
+    # torchrun would kill a run 30 seconds after a signal, in the middle of a rollout
+    [ "$gpus" -le 1 ] ||
+      TRAIN=".venv/bin/torchrun --standalone --shutdown-timeout 7200 --nproc_per_node $gpus train.py"
+    ;;
+esac
 
 case "${1:-}" in
   "") RUNS=${RUNS:-runs} && train_all ;;

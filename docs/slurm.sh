@@ -17,6 +17,7 @@
 
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK HF_HUB_OFFLINE=1
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
-srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE \
+# without --kill-on-bad-exit, the end of one rank leaves the others waiting for it
+srun --kill-on-bad-exit=1 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE \
   exec .venv/bin/python train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500 \
   --max_tokens 3072 --loss p3o --steps_per_rollout 16 --out runs/p3o-7b --resume'

@@ -5,6 +5,7 @@ rank gets all of them, and computes losses and advantages of the whole. With one
 in this file changes anything.
 """
 
+import glob
 import os
 import platform
 import resource
@@ -67,6 +68,17 @@ def default_dtype():
     if not torch.cuda.is_available():
         return "float32"
     return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+
+
+def unusable_gpu():
+    """A sentence on why torch cannot use the GPU that is there; None where it can, or none is."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if torch.cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
+        return None
+    why = (f"its driver may be too old for CUDA {torch.version.cuda}" if torch.version.cuda
+           else f"torch {torch.__version__} is built without CUDA: pip install -r requirements.txt")
+    return (f"torch cannot use the GPU that is there: {why}. CUDA_VISIBLE_DEVICES= in front runs "
+            "on the CPU all the same")
 
 
 def memory():

@@ -306,6 +306,8 @@ def check_ranges(args):
 
 def check_ranks(args):
     ranks = parallel.world()
+    if sentence := parallel.unusable_gpu():
+        refuse(sentence)
     if args.offload and "RANK" not in os.environ:
         refuse("--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ...")
     if args.tp > 1 and args.sampler != "vllm":

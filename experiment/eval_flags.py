@@ -14,7 +14,7 @@ from pathlib import Path
 import data
 from data import hub
 from data.recipe import settings_of
-from engine.parallel import default_dtype
+from engine.parallel import default_dtype, unusable_gpu
 from engine.sampler import default_kind
 from experiment import failures
 from experiment.files import checkpoint_folders
@@ -148,6 +148,8 @@ def check_model(args):
     if args.sampler == "vllm" and default_kind() != "vllm":
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
+    if sentence := unusable_gpu():
+        refuse(sentence)
     if args.model is None:
         return
     if not args.model:

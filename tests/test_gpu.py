@@ -253,6 +253,56 @@ def test_max_num_seqs_is_vllms(capsys):
     assert "--max_num_seqs 9" in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------------------- set-up
+
+
+@pytest.mark.parametrize(
+    "cuda, named",
+    [(None, "is built without CUDA: pip install"), ("13.0", "driver may be too old for CUDA 13.0")],
+)
+def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, capsys):
+    import eval
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert parallel.unusable_gpu() is None  # there is none here
+    monkeypatch.setattr(parallel.glob, "glob", lambda pattern: ["/dev/nvidia0"])
+    for parse in (train.parse_args, eval.parse_args):
+        with pytest.raises(SystemExit) as stop:
+            parse([])
+        assert stop.value.code == 2 and named in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert train.parse_args([])[0].dtype == "float32"
+
+
+@pytest.mark.parametrize("capability, dtype", [((7, 5), "float16"), ((8, 0), "bfloat16")])
+def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert parallel.default_dtype() == dtype
+
+
+def test_deterministic_is_refused_where_vllm_cannot(monkeypatch, capsys):
+    from experiment import cli
+    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(["--deterministic"])
+    assert stop.value.code == 2 and "compute capability 8.0" in capsys.readouterr().err
+
+
+def test_deterministic_sets_what_it_says(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    try:
+        parallel.start(deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # ---------------------------------------------------------------------------- eval.py on many ranks
 
 
