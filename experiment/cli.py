@@ -34,6 +34,11 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
         "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload", "tp",
         "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
+# what a model's recipe.json may set: how it is trained, not what on or by which method
+OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
+               "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
+               "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
+               "rank_every", "eval_every", "eval_problems", "eval_samples"}
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -76,9 +81,9 @@ class Parser(argparse.ArgumentParser):
     def take(self, settings):
         """Makes the settings of a model the defaults. Refuses what is no flag's value."""
         for name, value in settings.items():
-            if name not in self.options or not fits(value, self.options[name]):
-                refuse(f"the model's recipe.json has {name} = {value!r}, which is not a flag of "
-                       "train.py with a value that it takes")
+            if name not in OF_A_RECIPE or not fits(value, self.options[name]):
+                refuse(f"the model's recipe.json has {name} = {value!r}: it may set "
+                       f"{', '.join(sorted(OF_A_RECIPE))}, to values that these flags take")
         others = [f"{name} {self.options[name]['default']}" for name in settings]
         if others:
             self.epilog = textwrap.fill(
@@ -111,6 +116,13 @@ def parse_args(argv, add_flags, description):
 
     add_flags: a function of Parser.flag that adds the flags of all methods; those of the chosen
     method follow from its row."""
+    try:
+        return parse(argv, add_flags, description)
+    except OSError as e:  # a path that is too long, or that may not be looked at
+        refuse(f"{str(e.filename)[:100]}: {e.strerror}")
+
+
+def parse(argv, add_flags, description):
     parser = Parser(prog="train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag)
@@ -135,6 +147,8 @@ def parse_args(argv, add_flags, description):
     except ValueError as e:
         refuse(str(e))
     parser.take(settings)
+    if saved:
+        parser.epilog = "The defaults above are the run's own."
     parser.restore(saved)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -225,8 +239,9 @@ def saved_flags(args):
     if not args.resume:
         return {}
     try:
-        return dict(json.loads((out / "config.json").read_text())["flags"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        flags = dict(json.loads((out / "config.json").read_text())["flags"])
+        return flags if flags["loss"] else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         if not checkpoint_folders(out):
             return {}
         refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was "
@@ -239,9 +254,9 @@ def flags_of(args):
     return {name: value for name, value in flags.items() if name not in OF_THIS_START}
 
 
-def compare(args):
+def compare(args, old_checksum=None):
     """Says what is not as it was in the run to be resumed. Refuses what changes what is learnt,
-    but for --force."""
+    but for --force. old_checksum: of all problems together, which runs once kept."""
     if not (saved := args.saved):
         return
     now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
@@ -258,8 +273,13 @@ def compare(args):
     for name, use in checksums.items():
         if None in (now.get(name), before.get(name)):  # a run that did not evaluate has none
             changes.pop(name, None)
+            args.given[name] = now.get(name) or before.get(name)
         elif name in changes:
             changes[name] = f"the problems to {use} are not those that the run had"
+    # it is of the problems to evaluate on, too
+    if not {"eval_every", "eval_data", "eval_problems"} & set(changes) \
+            and before.get("data_checksum", old_checksum) != old_checksum:
+        changes["data_checksum"] = "the problems are not those that the run had"
     fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
     if fixed:
         refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
@@ -319,6 +339,9 @@ def check_combinations(args):
         refuse("--force overrules what --resume refuses: give it together with --resume")
     if args.check and args.resume:
         refuse("--check tries a setting and keeps nothing: give it without --resume")
+    if sequences > 2**24:
+        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions are more "
+               "than the 16 million sequences that a rollout may have")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -402,7 +425,7 @@ def load_data(args):
             + ". Their scores say little of others; --eval_data names other problems")
     args.given.update(train_checksum=checksum(rows),
                       eval_checksum=checksum(test_set) if test_set else None)
-    compare(args)
+    compare(args, checksum([rows, test_set]))
     return train_set, test_set, left_out
 
 

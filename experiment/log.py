@@ -222,7 +222,7 @@ def line(record):
 
 
 def nothing_to_learn(sample, metrics):
-    """The warning of a rollout without a mixed group: what was sampled, and what the verifier made
+    """The warning of a rollout without an advantage: what was sampled, and what the verifier made
     of it. sample: one of `examples`."""
     details = []
     problem = dict(reward=sample["reward"], answer=sample["answer"])
@@ -231,8 +231,8 @@ def nothing_to_learn(sample, metrics):
     text = sample["completion"]
     short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
     return (
-        f"WARNING  rollout {metrics['rollout']}: in no group do rewards differ, so that there is "
-        "nothing to learn from it. Mean reward "
+        f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
+        "differ), so that there is nothing to learn from it. Mean reward "
         f"{metrics['reward/mean']:.3f}, {metrics['reward/unreadable_frac']:.0%} of the completions "
         f"without an answer to be read, {metrics['len/truncated_frac']:.0%} cut off at "
         "max_tokens. One of them:\n"
@@ -241,4 +241,4 @@ def nothing_to_learn(sample, metrics):
         f"  gold        {str(sample['answer'])[:160]!r}\n"
         f"  verifier    {sample['reward']}: reward {reward:g}{f', {fault}' if fault else ''}\n"
         "More are in samples.jsonl. Easier or harder problems (--data), another --template, more "
-        "--max_tokens or a larger --group_size may help. This is said once")
+        "--max_tokens or a larger --group_size may help")

@@ -358,12 +358,15 @@ def test_a_worker_that_hangs_dies_with_its_parent(mac, tmp_path):
 def test_a_watcher_ends_with_its_worker(mac, tmp_path):
     name = f"hanging_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(HANGING)
-    done = mac("-c", f"import time; from graders import worker; w = worker.Worker('{name}'); "
-               "w.start(); time.sleep(0.5); w.stop(); print(w.run(["
+    # killed alone, while the parent still holds its end of the other pipe
+    done = mac("-c", "import subprocess, time; from graders import worker; "
+               f"w = worker.Worker('{name}'); w.start(); time.sleep(0.5); w.stop(); print(w.run(["
                "worker.Job('hang', 'aaa', None, 9.0)])[0][:2]); w.process.kill(); "
-               "w.process.wait(); print(w.run(["
-               "worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
-    assert done.stdout == "[1.0, None]\n[0.0, None]\n", done.stdout + done.stderr
+               "w.process.wait(); time.sleep(2); print(subprocess.run(['ps', '-A', '-ww', '-o', "
+               "'command='], capture_output=True, text=True).stdout"
+               f".count('graders.' + 'worker {name}')); "
+               "print(w.run([worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
+    assert done.stdout == "[1.0, None]\n0\n[0.0, None]\n", done.stdout + done.stderr
     assert gone(f"graders.worker {name}")
 
 
