@@ -260,7 +260,7 @@ def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys,
                                                          flags, warned):
     """A method without a baseline learns from groups that are all right."""
     monkeypatch.setattr(train, "grade", lambda problems, texts: (
-        [[1.0] * len(t) for t in texts], dict(unparsed_answer=0, seconds_max=0.0)))
+        [[1.0] * len(t) for t in texts], dict(unparsed_answer=0, error=0, seconds_max=0.0)))
     run(base, tmp_path / "run", "--eval_every", "0", "--rollouts", "1", *flags.split())
     assert ("WARNING" in capsys.readouterr().out) == warned
 
@@ -323,3 +323,41 @@ def test_a_verifier_without_a_check_of_golds_is_not_said_to_be_right(monkeypatch
 def test_the_readme_names_the_flags_that_are_looked_for():
     readme = (ROOT / "README.md").read_text()
     assert "--kl_coef" in readme and "--mask_truncated" in readme and SMALL
+
+
+def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
+    def all_fail(problems, texts):
+        n = sum(map(len, texts))
+        return [[0.0] * len(t) for t in texts], dict(unparsed_answer=0, error=n, seconds_max=0.0)
+    monkeypatch.setattr(train, "grade", all_fail)
+    with pytest.raises(RunFailed, match="every call of a verifier failed"):
+        run(base, tmp_path / "run", "--eval_every", "0")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
+
+
+def test_a_model_of_a_run_with_the_same_problems_is_named(base, tmp_path, capsys):
+    run(base, tmp_path / "run", "--rollouts", "1")
+    model = str(tmp_path / "run" / "checkpoints" / "rollout_000001")
+    capsys.readouterr()
+    run(model, tmp_path / "again", "--rollouts", "1")
+    assert "its problems come again, in the same order" in capsys.readouterr().out
+    run(model, tmp_path / "other", "--rollouts", "1", "--seed", "1")
+    assert "come again" not in capsys.readouterr().out
+
+
+def test_held_out_problems_are_as_many_as_there_are(base, tmp_path, capsys):
+    """Unless a number of them was asked for."""
+    data = own_file(tmp_path, "4")
+    args, method = train.parse_args(["--data", data, "--sampler", "transformers"])
+    from experiment.cli import load_data
+    _, test_set, _ = load_data(args)
+    assert len(test_set) == args.eval_problems == 4
+    args, method = train.parse_args(["--data", data, "--sampler", "transformers",
+                                     "--eval_problems", "5"])
+    with pytest.raises(SystemExit):
+        load_data(args)
+    assert "has 4 held-out problems" in capsys.readouterr().err
+
+
+def test_a_switch_with_a_value_is_a_sentence(capsys):
+    assert "a switch takes no value" in refused(capsys, "--mask_truncated", "False")
