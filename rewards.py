@@ -14,6 +14,7 @@ import json
 import operator
 import re
 import sys
+from collections import Counter
 from fractions import Fraction
 
 from graders import Unparsed, UnparsedGold, audit, worker
@@ -241,8 +242,10 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     if details is not None:
         details.extend(results)
     faults = [fault for _, fault, _ in results if fault]
-    for example in {fault for fault in faults if fault.startswith("error")}:
-        print(f"rewards: {example}", file=sys.stderr)
+    errors = Counter((job.name, fault) for job, (_, fault, _) in zip(jobs, results, strict=True)
+                     if fault and fault.startswith("error"))
+    for (name, error), times in errors.items():
+        print(f"rewards: {name}, {times} of {len(jobs)} completions: {error}", file=sys.stderr)
     counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
     counters["seconds_max"] = max((seconds for _, _, seconds in results), default=0.0)
     rewards = iter(reward for reward, _, _ in results)

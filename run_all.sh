@@ -12,6 +12,18 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
+case "${1:-}" in
+  "" | test | grid | full | results) ;;
+  -h | --help)
+    sed -n '/^# /p;/^set /q' "$0"
+    exit
+    ;;
+  *)
+    echo "run_all.sh: there is no command $1; ./run_all.sh --help lists them" >&2
+    exit 2
+    ;;
+esac
+
 set_up() { # the stamp says what .venv was installed from
   local stamp python=${PYTHON:-python3}
   stamp=.venv/ready-$(LC_ALL=C; cat requirements* | cksum | cut -d' ' -f1)
@@ -89,7 +101,8 @@ lock() {
 train_all() {
   local steps method seed out folders=() suffix
   # other flags have other folders
-  suffix=${EXTRA:+-$(echo "$EXTRA" | cksum | cut -d' ' -f1)}
+  suffix=$(echo "$EXTRA" | LC_ALL=C tr -cs 'A-Za-z0-9.\n' '-' | sed 's/^-*/-/; s/-*$//')
+  [ ${#suffix} -le 60 ] || suffix=-$(echo "$EXTRA" | cksum | cut -d' ' -f1)
   lock
   for steps in ${STEPS:-16}; do
     for method in ${METHODS:-fade grpo}; do
@@ -139,8 +152,4 @@ case "${1:-}" in
     ;;
   results) exec .venv/bin/python -m analysis results ;;
   grid | full) . bench/grid.sh ;;
-  *)
-    echo "run_all.sh: $1 is no command: there are test, grid, full and results, and none" >&2
-    exit 2
-    ;;
 esac

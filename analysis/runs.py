@@ -199,9 +199,10 @@ COLUMNS = {"mean@n": lambda run: last(run, "mean@n"),
 # what is said under the table on the console
 NOTES = """\
 mean@n is the share of right completions of the held-out problems, and pass@n the share of problems
-of which at least one in n completions is right: both are those of the last evaluation. entropy is
-that of the last rollout, in nats per token; clipped is the mean share of tokens that the clip took
-the gradient from; s/rollout is the median of the seconds.
+of which at least one in n completions is right: both are those of the last evaluation, and compare
+only where "held out", the problems x n, is the same. entropy is that of the last rollout, in nats
+per token; clipped is the mean share of tokens that the clip took the gradient from; s/rollout is
+the median of the seconds.
 Look at mean@n and pass@n together: where the first rises and the second falls, training has made
 the model surer, not more able.
 """
@@ -235,9 +236,18 @@ def table(runs):
         done = sorted({run["records"][-1]["rollout"] if run["records"] else 0 for run in members})
         rollouts = str(done[0]) if len(done) == 1 else f"{done[0]}-{done[-1]}"
         rows.append([label, flags["loss"], str(flags["steps_per_rollout"]), rollouts,
-                     str(len(members)), *(cell(map(f, members)) for f in COLUMNS.values())])
-    head = ("run", "method", "steps", "rollouts", "seeds", *COLUMNS)
+                     str(len(members)), held_out(flags),
+                     *(cell(map(f, members)) for f in COLUMNS.values())])
+    head = ("run", "method", "steps", "rollouts", "seeds", "held out", *COLUMNS)
     return markdown_table(head, rows) + "\n"
+
+
+def held_out(flags):
+    """countdown, 256 x 16: what was evaluated on, problems and completions of each."""
+    name = Path(flags.get("eval_data") or flags.get("data") or "-").name
+    if not flags.get("eval_every", 1) or "eval_problems" not in flags:
+        return "-"
+    return f"{name}, {flags.get('eval_problems')} x {flags.get('eval_samples')}"
 
 
 def evaluations(run):

@@ -96,8 +96,10 @@ def damage(folder):
         for name, value in json.loads((folder / "checksums.json").read_text()).items():
             if checksum(folder / name) != value:
                 return f"{name} is not as it was written"
-    except (OSError, ValueError, AttributeError) as e:
+    except (FileNotFoundError, ValueError, AttributeError) as e:
         return str(e)
+    except OSError as e:
+        raise RunFailed(f"{e.filename} cannot be read: {e.strerror}") from None
 
 
 def newest(out):

@@ -23,10 +23,10 @@ from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
-from experiment import failures, room
+from experiment import failures, room, trial
 from experiment.files import checkpoint_folders
 from graders import sandbox
-from losses import METHODS, Tokens, group_advantages, policy_loss
+from losses import METHODS
 
 # what a run may change when it is resumed: nothing here has a part in what is learnt
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
@@ -35,6 +35,11 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
         "max_num_seqs", "deterministic",
         "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
+# what a model's recipe.json may set: how it is trained, not what on or by which method
+OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
+               "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
+               "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
+               "rank_every", "eval_every", "eval_problems", "eval_samples"}
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -49,7 +54,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return action.help if named else f"{action.help} (%(default)s)"
 
     def _format_action_invocation(self, action):
-        if isinstance(action, argparse.BooleanOptionalAction):
+        if isinstance(action, argparse.BooleanOptionalAction) and not action.default:
             return action.option_strings[0]  # --no-NAME would stand at every switch
         return super()._format_action_invocation(action)
 
@@ -77,9 +82,9 @@ class Parser(argparse.ArgumentParser):
     def take(self, settings):
         """Makes the settings of a model the defaults. Refuses what is no flag's value."""
         for name, value in settings.items():
-            if name not in self.options or not fits(value, self.options[name]):
-                refuse(f"the model's recipe.json has {name} = {value!r}, which is not a flag of "
-                       "train.py with a value that it takes")
+            if name not in OF_A_RECIPE or not fits(value, self.options[name]):
+                refuse(f"the model's recipe.json has {name} = {value!r}: it may set "
+                       f"{', '.join(sorted(OF_A_RECIPE))}, to values that these flags take")
         others = [f"{name} {self.options[name]['default']}" for name in settings]
         if others:
             self.epilog = textwrap.fill(
@@ -112,6 +117,13 @@ def parse_args(argv, add_flags, description):
 
     add_flags: a function of Parser.flag that adds the flags of all methods; those of the chosen
     method follow from its row."""
+    try:
+        return parse(argv, add_flags, description)
+    except OSError as e:  # a path that is too long, or that may not be looked at
+        refuse(f"{str(e.filename)[:100]}: {e.strerror}")
+
+
+def parse(argv, add_flags, description):
     parser = Parser(prog="train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag)
@@ -121,7 +133,7 @@ def parse_args(argv, add_flags, description):
     # the method is chosen first: its flags join the others
     chosen = parser.parse_known_args(argv)[0]
     method = chosen_row(chosen)
-    check_row(chosen.loss, method, set(parser.options))
+    trial.check_row(chosen.loss, method, set(parser.options))
     parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
     for f in method.functions:
         if names := [name for name in losses.keyword_only(f) if name not in parser.options]:
@@ -136,16 +148,20 @@ def parse_args(argv, add_flags, description):
     except ValueError as e:
         refuse(str(e))
     parser.take(settings)
+    if saved:
+        parser.epilog = "The defaults above are the run's own."
     parser.restore(saved)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
+        if unknown[0].lower() in ("true", "false"):
+            refuse(f"{unknown[0]}: a switch takes no value; --NAME switches it on, --no-NAME off")
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
     origin = origins(argv, saved, settings, chosen.model)
     if args.lora_rank and origin.get("lr") not in ("given", "as the run had it"):
         args.lr, origin["lr"] = 10 * args.lr, "ten times full training's, for --lora_rank"
     # what follows from other flags is set in `resolve`. config.json keeps it as it was given, so
     # that it follows anew when the run is resumed
-    args.given = vars(args).copy()
+    args.given = dict(vars(args), method_checksum=trial.checksum(method))
     # a run without a checkpoint starts again, and may do so with other flags
     args.saved = saved if checkpoint_folders(default_out(args)) else {}
     args.defaults = {name: options["default"] for name, options in parser.options.items()}
@@ -173,24 +189,6 @@ def chosen_row(args):
     return losses.row(args.loss, **cells)
 
 
-def check_row(name, method, common):
-    """Refuses what is wrong in the functions of a row, for one's own methods. common: the names of
-    the flags that every method has."""
-    defaults = {}
-    for f in method.functions:
-        where = f"{name}: the function {f.__name__} of losses.py"
-        if not f.__doc__:
-            refuse(f"{where} has no docstring; its first line should be the formula")
-        for flag, default in losses.keyword_only(f).items():
-            if default is inspect.Parameter.empty:
-                refuse(f"{where}: {flag} has no default; a flag needs one, as in {flag}=1.0")
-            if flag in common:
-                refuse(f"{where}: --{flag} is a flag of train.py already; give {flag} another name")
-            if defaults.setdefault(flag, default) != default:
-                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
-                       "of the row; one flag has one default")
-
-
 def refuse_unknown(name, loss, method):
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
@@ -212,7 +210,10 @@ def resolve(args, method):
     check_ranges(args)
     check_ranks(args)
     check_combinations(args)
-    check_method(args, method)
+    if method.advantage is losses.maxrl and args.overlong_penalty:
+        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
+    trial.check_method(args.loss, method, args.group_size, args.max_tokens,
+                       shaped=bool(args.overlong_penalty))
     check_paths(args)
 
 
@@ -232,8 +233,8 @@ def saved_flags(args):
         flags = dict(json.loads((out / "config.json").read_text())["flags"])
         if flags.get("lora_rank"):  # before there was a flag for it
             flags.setdefault("lora_alpha", 2.0 * flags["lora_rank"])
-        return flags
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+        return flags if flags["loss"] else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         if not checkpoint_folders(out):
             return {}
         refuse(f"--resume: {out / 'config.json'} cannot be read, so nobody knows what the run was "
@@ -246,15 +247,18 @@ def flags_of(args):
     return {name: value for name, value in flags.items() if name not in OF_THIS_START}
 
 
-def compare(args):
+def compare(args, old_checksum=None):
     """Says what is not as it was in the run to be resumed. Refuses what changes what is learnt,
-    but for --force."""
+    but for --force. old_checksum: of all problems together, which runs once kept."""
     if not (saved := args.saved):
         return
     now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
     # what config.json lacks was the default then
     before = {**args.defaults, **saved}
-    checksums = dict(train_checksum="learn from", eval_checksum="evaluate on")
+    checksums = dict(train_checksum="the problems to learn from are not those that the run had",
+                     eval_checksum="the problems to evaluate on are not those that the run had",
+                     method_checksum=f"the functions of {args.loss} in losses.py are not those "
+                     "that the run had")
     changes = {name: f"--{name} was {before[name]} and is now {value}"
                for name, value in now.items() if name in before and value != before[name]}
     # once kept with the flags: a preset that the row did not use, one checksum for all problems
@@ -262,11 +266,16 @@ def compare(args):
     unused = {*unused, *checksums, "data_checksum"}
     changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method"
                     for name in set(saved) - set(now) - unused})
-    for name, use in checksums.items():
+    for name, sentence in checksums.items():
         if None in (now.get(name), before.get(name)):  # a run that did not evaluate has none
             changes.pop(name, None)
+            args.given[name] = now.get(name) or before.get(name)
         elif name in changes:
-            changes[name] = f"the problems to {use} are not those that the run had"
+            changes[name] = sentence
+    # it is of the problems to evaluate on, too
+    if not {"eval_every", "eval_data", "eval_problems"} & set(changes) \
+            and before.get("data_checksum", old_checksum) != old_checksum:
+        changes["data_checksum"] = "the problems are not those that the run had"
     fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
     if fixed:
         refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
@@ -328,6 +337,9 @@ def check_combinations(args):
         refuse("--force overrules what --resume refuses: give it together with --resume")
     if args.check and args.resume:
         refuse("--check tries a setting and keeps nothing: give it without --resume")
+    if sequences > 2**24:
+        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions are more "
+               "than the 16 million sequences that a rollout may have")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -351,24 +363,18 @@ def check_combinations(args):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
 
 
-def check_method(args, method):
-    """Tries the method on a toy batch, so that a hyperparameter out of range is said now."""
-    if method.advantage is losses.maxrl and args.overlong_penalty:
-        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
-    logprobs = torch.linspace(-2, -1, 2 * args.group_size).view(2, -1)
-    rewards = (torch.arange(2 * args.group_size).view(2, -1) % 3 == 0).float()
-    tokens = Tokens(logprobs, logprobs, logprobs, logprobs < 0, -logprobs)
+def same_problems(args):
+    """Says so where the run that made --model saw the problems that this one is going to see."""
     try:
-        shaped, state = rewards - 0.5 * bool(args.overlong_penalty), dict(entropy=1.0)
-        group_advantages(method, shaped, state)
-        for name, value in state.items():
-            if not isinstance(value, (int, float)):
-                refuse(f"{method.advantage.__name__} puts a {type(value).__name__} into state"
-                       f"[{name!r}]: state is saved and logged, and holds plain numbers (float(x))")
-        for token_filter in method.passes:
-            policy_loss(method, tokens, args.max_tokens, token_filter=token_filter)
-    except ValueError as e:
-        refuse(str(e))
+        flags = json.loads((Path(args.model).parents[1] / "config.json").read_text())["flags"]
+        same = all(flags[name] == getattr(args, name)
+                   for name in ("data", "seed", "problems_per_rollout"))
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # it is no checkpoint of a run
+    if same:
+        say(f"the run that made {args.model} had the same --data, --seed and "
+            "--problems_per_rollout: its problems come again, in the same order; another --seed "
+            "has others")
 
 
 def check_paths(args):
@@ -399,6 +405,8 @@ def load_data(args):
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
         refuse(f"{e}{other}")
+    if test_set and "eval_problems" not in args.origin:  # as many as there are, at most the default
+        args.eval_problems = min(args.eval_problems, len(test_set))
     test_set = test_set[:args.eval_problems]
     if args.eval_every and len(test_set) < args.eval_problems:
         refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has "
@@ -417,7 +425,9 @@ def load_data(args):
             + ". Their scores say little of others; --eval_data names other problems")
     args.given.update(train_checksum=checksum(rows),
                       eval_checksum=checksum(test_set) if test_set else None)
-    compare(args)
+    compare(args, checksum([rows, test_set]))
+    if args.model and not args.saved:
+        same_problems(args)
     return train_set, test_set, left_out
 
 

@@ -223,23 +223,26 @@ def line(record):
 
 
 def nothing_to_learn(sample, metrics):
-    """The warning of a rollout without a mixed group: what was sampled, and what the verifier made
+    """The warning of a rollout without an advantage: what was sampled, and what the verifier made
     of it. sample: one of `examples`."""
     details = []
     problem = dict(reward=sample["reward"], answer=sample["answer"])
     grade([problem], [[sample["completion"]]], details=details)
     (reward, fault, _), = details
-    text = sample["completion"]
+    text, prompt = sample["completion"], sample["prompt"]
     short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
+    advice = ("Easier or harder problems (--data), another --template, more --max_tokens or a "
+              "larger --group_size may help")
+    if fault and fault.startswith("error"):
+        advice = "The verifier itself fails"
     return (
-        f"WARNING  rollout {metrics['rollout']}: in no group do rewards differ, so that there is "
-        "nothing to learn from it. Mean reward "
+        f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
+        "differ), so that there is nothing to learn from it. Mean reward "
         f"{metrics['reward/mean']:.3f}, {metrics['reward/unreadable_frac']:.0%} of the completions "
         f"without an answer to be read, {metrics['len/truncated_frac']:.0%} cut off at "
         "max_tokens. One of them:\n"
-        f"  prompt      ...{sample['prompt'][-160:]!r}\n"
+        f"  prompt      {prompt if len(prompt) <= 160 else '...' + prompt[-160:]!r}\n"
         f"  completion  {short!r}\n"
-        f"  gold        {str(sample['answer'])[:160]!r}\n"
+        f"  answer      {str(sample['answer'])[:160]!r}\n"
         f"  verifier    {sample['reward']}: reward {reward:g}{f', {fault}' if fault else ''}\n"
-        "More are in samples.jsonl. Easier or harder problems (--data), another --template, more "
-        "--max_tokens or a larger --group_size may help. This is said once")
+        f"More are in samples.jsonl. {advice}")

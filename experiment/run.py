@@ -226,9 +226,12 @@ class Run:
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
         record = dict(rollout=self.rollout, **self.totals, **record, **self.times, **perf)
         self.write(dict(record, **{"time/rollout": seconds}), samples)
-        if record["groups/mixed"] == 0 and not self.warned and parallel.rank() == 0:
+        if advantages.abs().max() < 1e-6 and not self.warned and parallel.rank() == 0:
             self.warned = True
             self.bar.write(log.nothing_to_learn(samples[0], record))
+        if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
+            raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
+                            "stand above, and rewards.py is the place to look at")
 
     def write(self, record, samples=()):
         if self.log_files:

@@ -73,10 +73,12 @@ def test_table(folders, tmp_path):
     read = [run for folder in folders for run in runs.read(folder)]
     lines = runs.table(read).splitlines()[2:]
     assert lines[0] == (
-        "| a | grpo | 2 | 3 | 2 | 0.350 (0.300-0.400) | 0.500 (0.500-0.500) | 0.500 (0.500-0.500) "
-        "| 0.250 (0.250-0.250) | 3.000 (3.000-3.000) |")
-    assert lines[1].startswith("| c | grpo | 2 | 3 | 1 | 0.300 |")  # another learning rate: a line
-    assert lines[2] == "| c (3) | grpo | 2 | 1 | 1 | - | - | 0.500 | 0.250 | 2.000 |"
+        "| a | grpo | 2 | 3 | 2 | - | 0.350 (0.300-0.400) | 0.500 (0.500-0.500) "
+        "| 0.500 (0.500-0.500) | 0.250 (0.250-0.250) | 3.000 (3.000-3.000) |")
+    assert lines[1].startswith("| c | grpo | 2 | 3 | 1 | - | 0.300 |")
+    assert lines[2] == "| c (3) | grpo | 2 | 1 | 1 | - | - | - | 0.500 | 0.250 | 2.000 |"
+    flags = dict(data="x/own.jsonl", eval_problems=32, eval_samples=4)
+    assert runs.held_out(flags) == "own.jsonl, 32 x 4"
     kept = tmp_path / "kept.jsonl"
     runs.keep(read, kept)
     assert runs.table(runs.read(kept)) == runs.table(read)

