@@ -73,7 +73,7 @@ def run(model, out, *flags):
         ("--overlong_penalty 99", "--overlong_penalty"),
         ("--sampler other", "other"),
         ("--schedule linear", "linear"),
-        ("--dtype float16", "float16"),
+        ("--dtype float8", "float8"),
         ("--model /nowhere/at/all", "/nowhere/at/all"),
         ("--model {root}", "config.json"),
         ("--data nope", "nope"),
