@@ -182,14 +182,19 @@ def kept_bytes(policy, batch):
     storages = {}
 
     def record(x):
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        storage = x.untyped_storage()  # held, or FSDP's next one may get its address
+        storages[storage._cdata] = storage.nbytes(), storage
         return x
     # compiled layers as they are written: the measurement is no reason to compile them
     with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x), \
             torch.compiler.set_stance("force_eager"):
         output = policy(batch)  # as long as it lives, so does the graph, and what was recorded
+    if parallel.sharded():  # FSDP waits for the backward pass of each forward pass
+        sum(x.sum() for x in output).backward()
+        policy.zero_grad(set_to_none=True)
     del output
-    return sum(storages.values()), int((batch.prompt_len + batch.completion_len).sum())
+    tokens = int((batch.prompt_len + batch.completion_len).sum())
+    return sum(size for size, _ in storages.values()), tokens
 
 
 def state_bytes(policy, offload):
