@@ -194,8 +194,7 @@ def load_model(args, sets):
 
 def sample_rest(args, sets, path):
     """Samples and grades what completions.jsonl does not hold yet, chunk by chunk."""
-    rows_done = Counter(row["benchmark"] for row in completions.resume(path))
-    done = {name: rows_done[name] // args.samples for name in sets}
+    done = completions.resume(path, sets, args.samples)
     left = sum(len(problems[done[name]:]) for name, problems in sets.items())
     if not left:
         return
@@ -234,9 +233,7 @@ def grade_file(args, sets, path):
 def report(args, sets, path, out):
     """Writes eval.json, eval.md and passk.png from completions.jsonl, and prints the table."""
     from experiment.report import write_report
-    rows = completions.rows_by_problem(path)
-    groups = {name: [rows[name, problem["id"]] for problem in problems]
-              for name, problems in sets.items()}
+    groups = completions.rows_by_problem(path, sets, args.samples)
     args.k = args.k or powers_of_two(min(len(group[0]) for group in groups.values()))
     results = {name: benchmark_results(sets[name], groups[name], args.k) for name in sets}
     write_report(out, vars(args), results, args.k)
@@ -246,7 +243,7 @@ def main(argv=None):
     args = parse_args(argv)
     sets, out = load_benchmarks(args), Path(args.out)
     path = out / "completions.jsonl"
-    completions.claim_folder(out, vars(args))
+    completions.claim_folder(out, vars(args), sets)
     if args.completions:
         grade_file(args, sets, path)
     else:
