@@ -201,9 +201,7 @@ def load_model(args, sets):
 def sample_rest(args, sets, path):
     """Samples and grades what completions.jsonl does not hold yet, chunk by chunk. Under torchrun
     every rank has an engine, and takes its share of each chunk."""
-    rows_done = parallel.on_rank0(
-        lambda: Counter(row["benchmark"] for row in completions.resume(path)))
-    done = {name: rows_done[name] // args.samples for name in sets}
+    done = parallel.on_rank0(partial(completions.resume, path, sets, args.samples))
     left = sum(len(problems[done[name]:]) for name, problems in sets.items())
     if not left:
         return
@@ -245,9 +243,7 @@ def grade_file(args, sets, path):
 def report(args, sets, path, out):
     """Writes eval.json, eval.md and passk.png from completions.jsonl, and prints the table."""
     from experiment.report import write_report
-    rows = completions.rows_by_problem(path)
-    groups = {name: [rows[name, problem["id"]] for problem in problems]
-              for name, problems in sets.items()}
+    groups = completions.rows_by_problem(path, sets, args.samples)
     args.k = args.k or powers_of_two(min(len(group[0]) for group in groups.values()))
     results = {name: benchmark_results(sets[name], groups[name], args.k) for name in sets}
     write_report(out, vars(args), results, args.k)
@@ -258,7 +254,7 @@ def main(argv=None):
     sets, out = load_benchmarks(args), Path(args.out)
     path = out / "completions.jsonl"
     parallel.start()
-    parallel.on_rank0(partial(completions.claim_folder, out, vars(args)))
+    parallel.on_rank0(partial(completions.claim_folder, out, vars(args), sets))
     if args.completions:
         parallel.on_rank0(partial(grade_file, args, sets, path))
     else:

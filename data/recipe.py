@@ -19,10 +19,10 @@ def settings_of(model):
     if model is None:
         return EMBEDDED
     path = Path(model, "recipe.json")
-    if not path.is_file():
-        return {}
     try:
-        return dict(json.loads(path.read_text())["settings"])
-    except (OSError, ValueError, LookupError, TypeError) as e:
+        return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
+    except OSError as e:  # is_file raises it, too: of names too long, without permission
+        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
         raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: '
                          f"{type(e).__name__}: {e}") from None

@@ -54,6 +54,10 @@ def problems_of_set(name, rows, left_out, options):
         problems.append(dict(problem, reward=spec.reward, id=unique_id))
         places.append(place)
         ids.add(row_id)
+    if not problems:
+        window = name == "livecodebench" and (options.get("lcb_from") or options.get("lcb_to"))
+        raise DataError(f"{name}: no problem is left between --lcb_from and --lcb_to" if window
+                        else f"{name}: its rows hold no problem")
     return with_right_golds(name, problems, places, left_out)
 
 
@@ -69,7 +73,7 @@ def contest_days(options):
 def local_rows(spec, folder):
     """The rows of the first of a set's local file names that exists, each with its place."""
     paths = [path for stem in spec.local
-             for path in sorted(glob.glob(str(Path(folder, stem + ".jsonl"))))]
+             for path in sorted(glob.glob(str(Path(glob.escape(str(folder)), stem + ".jsonl"))))]
     if not paths:
         names = " or ".join(stem + ".jsonl" for stem in spec.local)
         raise DataError(f"--data_dir {folder} has no {names}")
@@ -78,17 +82,25 @@ def local_rows(spec, folder):
 
 def json_lines(path):
     """The objects of a JSONL file, each with its place, "FILE, line N"."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as e:
-                raise DataError(f"{path}, line {number} is not JSON: {e}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number} is not an object")
-            yield f"{path}, line {number}", row
+    for number, line in enumerate(lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise DataError(f"{path}, line {number} is not JSON: {e}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number} is not an object")
+        yield f"{path}, line {number}", row
+
+
+def lines_of(path):
+    """The lines of a file, as bytes. Raises DataError for a folder, or without permission."""
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as e:
+        raise DataError(f"{path} cannot be read: {e.strerror}") from None
 
 
 def hub_rows(spec, split, options):
@@ -112,7 +124,11 @@ def hub_rows(spec, split, options):
 def load_file(path, left_out=None):
     """The problems of a file: {prompt or messages, answer, reward, (id)} in every row, or the rows
     of a set whose local name the file has."""
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as e:  # of a name that is too long, or without permission
+        raise DataError(f"--data {path} cannot be read: {e.strerror}") from None
+    if not there:
         raise DataError(f"--data {path}: there is no such file")
     if name := set_of(path):
         try:
@@ -234,6 +250,5 @@ def with_right_golds(name, problems, places, left_out=None):
     for line in lines:
         print(line, file=sys.stderr)
     if not kept:
-        window = "" if problems else " between --lcb_from and --lcb_to"
-        raise DataError(f"{name}: no problem is left{window}")
+        raise DataError(f"{name}: no problem is left")
     return kept

@@ -7,9 +7,7 @@ shuffling are functions of (seed, rollout). It is the same whatever the number o
 continues from it on any other number.
 """
 
-import fcntl
 import json
-import os
 import shutil
 import zlib
 
@@ -26,16 +24,7 @@ from engine import parallel
 from experiment.failures import RunFailed
 from experiment.files import checkpoint_folders, write
 
-LOCKED = set()  # folders that this process has locked
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def lock(out):
-    """Keeps other processes out of a run's folder while this one lives. Raises BlockingIOError."""
-    if out.resolve() not in LOCKED:
-        folder = os.open(out, os.O_RDONLY)
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        LOCKED.add(out.resolve())
 
 
 def checksum(path):

@@ -88,6 +88,7 @@ def parse(argv, description):
                         help="show this page, with the defaults for --model")
     args = parser.parse_args(argv)
     args.benchmarks = ",".join(name.strip() for name in args.benchmarks.split(","))
+    check_texts(args)
     check_flags(args)
     if args.completions:
         without_model(args, given)
@@ -126,6 +127,18 @@ def without_model(args, given):
 
 # ---------------------------------------------------------------------------- what cannot work
 
+def check_texts(args):
+    """Refuses what is empty, which would be taken for a flag that was not given, and names that the
+    results could not be written with."""
+    for name, value in vars(args).items():
+        if value == "":
+            refuse(f"--{name} is empty: give it a value, or leave it out")
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            refuse(f"--{name} {value!r} is not UTF-8: give the file a name that is")
+
+
 def check_flags(args):
     least = dict(samples=1, max_prompt_tokens=1, max_tokens=1, limit=0, seed=0)
     for name, bound in least.items():
@@ -133,8 +146,10 @@ def check_flags(args):
             refuse(f"--{name} must be {bound} or more, and below 2**63, not {value}")
     if not 0 < args.top_p <= 1:
         refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
-    if not 0 <= args.temperature < math.inf:  # nan compares as false
-        refuse(f"--temperature must be 0 or more, and finite, not {args.temperature}")
+    # nan compares as false; logits divided by less overflow, or are greedy under another name
+    if args.temperature != 0 and not 1e-3 <= args.temperature < math.inf:
+        refuse("--temperature must be 0, which is greedy, or 0.001 or more, and finite, not "
+               f"{args.temperature}")
     livecodebench = "livecodebench" in args.benchmarks.split(",")
     if args.lcb_release and (args.data_dir or not livecodebench):
         refuse("--lcb_release is for livecodebench from the Hub alone")
@@ -152,8 +167,6 @@ def check_model(args):
         refuse(sentence)
     if args.model is None:
         return
-    if not args.model:
-        refuse("--model is empty: a Hugging Face folder or id, or no --model for the embedded base")
     folder = Path(args.model)
     run = folder.parent if folder.name == "checkpoints" else folder
     if (run / "metrics.jsonl").exists():

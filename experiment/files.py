@@ -1,6 +1,20 @@
-"""A run's files, as far as nothing heavy is needed for them."""
+"""The files of a run or an evaluation, as far as nothing heavy is needed for them."""
 
+import fcntl
+import os
 import re
+
+LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
+
+
+def lock(out):
+    """Keeps other processes out of a folder while this one lives. Raises BlockingIOError."""
+    seen = out.stat()
+    place = seen.st_dev, seen.st_ino
+    if place not in LOCKED:
+        folder = os.open(out, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        LOCKED.add(place)
 
 
 def write(path, text):

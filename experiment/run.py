@@ -26,7 +26,7 @@ from engine.sampler import seed_of
 from experiment import checkpoint, log
 from experiment.cli import default_out, flags_of, refuse
 from experiment.failures import NotFinite, RunFailed
-from experiment.files import write
+from experiment.files import lock, write
 
 
 def newest_checkpoint(args):
@@ -46,7 +46,7 @@ def claim_folder(args, resumed_at=None):
     while True:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            checkpoint.lock(out)
+            lock(out)
             if args.resume:
                 checkpoint.rewind(out, resumed_at)
             else:

@@ -39,6 +39,9 @@ QUICK = {
         "test_majority",
         "test_interval",
         "test_bad_input_is_one_sentence_and_exit_code_2",
+        "test_another_value_of_any_flag_does_not_continue_a_folder",
+        "test_damaged_completions_are_one_sentence",
+        "test_other_problems_do_not_continue_a_folder",
     ),
     "test_train.py": (
         "test_bad_flags_are_one_sentence_and_exit_code_2",

@@ -1,14 +1,17 @@
 """eval.py: its numbers, its refusals, grading without a model, and that nothing is lost when it is
 killed."""
 
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from itertools import combinations, permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ from conftest import ROOT
 from data.countdown import held_out
 from data.hub import reason
 from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
+from experiment import completions, files
+from experiment.failures import RunFailed
 from experiment.report import results_table, short_names
 from graders import sandbox
 
@@ -283,6 +288,254 @@ def test_a_folder_belongs_to_one_setting(tmp_path, monkeypatch, capsys):
         assert "other/settings.json cannot be read" in refused("--limit", "2", "--out", "other")
     (tmp_path / "other" / "settings.json").write_bytes(b"\xff")
     assert "settings.json cannot be read" in refused("--limit", "2", "--out", "other")
+
+
+def own_file(path, n=2, answer="1"):
+    """A benchmark of n problems."""
+    rows = [dict(prompt=f"{i}?", answer=answer, reward="math", id=i) for i in range(n)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def sampled(name, ids=(0, 1), samples=2, **changes):
+    """The text of a completions.jsonl, as sampling leaves it."""
+    row = dict(dict(completion="x", score=0.0, tokens=1, truncated=False), **changes)
+    return "".join(json.dumps(dict(dict(benchmark=name, id=str(i)), **row)) + "\n"
+                   for i in ids for _ in range(samples)) + "\n"
+
+
+@pytest.fixture
+def refused(capsys):
+    """refused(*flags) -> the one sentence with which the command is refused."""
+    def run(*flags):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            eval.main(list(map(str, flags)))
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and error.count("\n") == 1, error
+        return error
+    return run
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """(flags, out) of an evaluation whose completions are all there, so that it needs no model."""
+    model = model_folder(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"weights")
+    own, out = own_file(tmp_path / "own.jsonl"), tmp_path / "out"
+    flags = ["--model", model, "--benchmarks", own, "--samples", "2", "--sampler", "transformers",
+             "--out", str(out)]
+    args = eval.parse_args(flags)
+    completions.claim_folder(out, vars(args), eval.load_benchmarks(args))
+    (out / "completions.jsonl").write_text(sampled(own))
+    return flags, out
+
+
+def test_finished_completions_need_no_model(finished):
+    flags, out = finished
+    eval.main(flags)
+    result, = json.loads((out / "eval.json").read_text())["results"].values()
+    assert result["problems"] == 2 and result["mean@2"] == 0
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_other_weights_do_not_continue_a_folder(checksums, finished, refused):
+    flags, out = finished
+    model = Path(flags[1])
+    if checksums:  # as a checkpoint has them
+        (model / "checksums.json").write_text('{"model.safetensors": 1}')
+        (out / "completions.jsonl").unlink()
+        args = eval.parse_args(flags)
+        completions.claim_folder(out, vars(args), eval.load_benchmarks(args))
+        (out / "completions.jsonl").write_text(sampled(flags[3]))
+        os.utime(model / "model.safetensors", (1, 1))  # a copy has another time
+        eval.main(flags)
+        (model / "checksums.json").write_text('{"model.safetensors": 2}')
+    else:
+        eval.main(flags)
+        (model / "model.safetensors").write_bytes(b"WEIGHTS.")
+    assert f"the weights of --model {model} are not those that it had" in refused(*flags)
+    settings = json.loads((out / "settings.json").read_text())
+    del settings["fingerprints"]  # as before there were any
+    (out / "settings.json").write_text(json.dumps(settings))
+    eval.main(flags)
+
+
+def test_weights_put_into_a_checkpoint_are_other_weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "checksums.json").write_text("{}")
+    before = completions.weights_fingerprint(tmp_path)
+    later = (tmp_path / "checksums.json").stat().st_mtime_ns + 1
+    os.utime(tmp_path / "model.safetensors", ns=(later, later))
+    assert completions.weights_fingerprint(tmp_path) not in (before, None)
+    assert completions.weights_fingerprint(tmp_path / "OWNER" / "NAME") is None
+
+
+@pytest.mark.parametrize("change", [dict(answer="2"), dict(n=3), dict(n=1)])
+def test_other_problems_do_not_continue_a_folder(change, finished, refused):
+    flags, _ = finished
+    own_file(Path(flags[3]), **change)
+    assert f"the problems of {flags[3]} are not those that it had" in refused(*flags)
+
+
+OTHER = dict(
+    model="{tmp}/other", benchmarks="{tmp}/other.jsonl", data_dir="{tmp}", split="train", limit=1,
+    samples=3, temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none",
+    lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", seed=1,
+    sampler="other", lenient=True, completions="{tmp}/given.jsonl")
+
+
+@pytest.mark.parametrize("flag", OTHER)
+def test_another_value_of_any_flag_does_not_continue_a_folder(flag, finished, tmp_path, capsys):
+    flags, out = finished
+    args = vars(eval.parse_args(flags))
+    assert set(args) == set(OTHER) | completions.FREE  # a new flag has to be among them
+    value = OTHER[flag]
+    value = value.format(tmp=tmp_path) if isinstance(value, str) else value
+    with pytest.raises(SystemExit):
+        completions.claim_folder(out, {**args, flag: value}, {})
+    assert f": --{flag} was {args[flag]} and is now {value}; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag, value", dict(k=[1], allow_unsafe_code=True, origin={}).items())
+def test_free_flags_continue_a_folder(flag, value, finished):
+    flags, out = finished
+    args = eval.parse_args(flags)
+    completions.claim_folder(out, {**vars(args), flag: value}, eval.load_benchmarks(args))
+
+
+def test_a_folder_of_another_process_is_refused(finished, refused):
+    flags, out = finished
+    code = (f"import pathlib; from experiment.files import lock; lock(pathlib.Path({str(out)!r})); "
+            "print(1, flush=True); input()")
+    files.LOCKED.clear()  # this process has held it since it claimed the folder
+    out.rename(out.with_name("old"))
+    shutil.copytree(out.with_name("old"), out)
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    before = (out / "completions.jsonl").read_text()
+    assert "is another process's at this moment" in refused(*flags)
+    holder.communicate(b"\n")
+    assert (out / "completions.jsonl").read_text() == before
+    eval.main(flags)
+
+
+NESTED = "[" * 200_000
+
+
+@pytest.mark.parametrize("text, words", [
+    (sampled("OWN")[:-1].rpartition("{")[0] + "\n", "has 1 completions of OWN's problem 1"),
+    (sampled("OWN") + sampled("OWN"), "line 6 is not what was written there"),
+    (sampled("OWN", ids=(1, 0)), "problem 1, where 0 is due"),
+    (sampled("OWN", ids=(0, 2)), "problem 2, where 1 is due"),
+    (sampled("OWN", samples=1), "problem 1, where 0 is due"),
+    (sampled("other"), "it is of other's problem 0"),
+    (sampled("OWN", score="1"), "line 1 is not what was written there (TypeError: score is '1')"),
+    (sampled("OWN", completion=None), "completion is None"),
+    (sampled("OWN").replace("score", "scores", 1), "KeyError: 'score'"),
+    ("[1]\n\n", "line 1"), ("{\n\n", "line 1"), (NESTED + "\n\n", "line 1"),
+    ("\udcff\n\n", "line 1"),
+])
+def test_damaged_completions_are_one_sentence(text, words, finished, refused):
+    flags, out = finished
+    text = text.replace('"OWN"', json.dumps(flags[3]))
+    (out / "completions.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    assert words.replace("OWN", flags[3]) in refused(*flags)
+    kept = (out / "completions.jsonl").read_bytes()
+    assert kept == text.encode(errors="surrogateescape")  # nothing is lost by asking
+
+
+def test_completions_that_change_under_way_are_one_sentence(finished):
+    flags, out = finished
+    path, sets = out / "completions.jsonl", {flags[3]: [dict(id="0"), dict(id="1")]}
+    for text, words in ((sampled(flags[3], ids=(0,)), "has 0 completions of"), ("{\n", "again")):
+        path.write_text(text)
+        with pytest.raises(RunFailed, match=words):
+            completions.rows_by_problem(path, sets, 2)
+
+
+def test_a_folder_in_place_of_the_completions(finished, refused):
+    flags, out = finished
+    (out / "completions.jsonl").unlink()
+    (out / "completions.jsonl").mkdir()
+    assert "completions.jsonl is a folder" in refused(*flags)
+
+
+def test_completions_of_unknown_settings(finished, refused):
+    flags, out = finished
+    noted = (out / "settings.json").read_text()
+    (out / "settings.json").write_text(NESTED)
+    assert "settings.json cannot be read" in refused(*flags)
+    for damaged in ([], {}, dict(problems=[])):
+        content = dict(json.loads(noted), fingerprints=damaged)
+        (out / "settings.json").write_text(json.dumps(content))
+        error = refused(*flags)
+        assert "settings.json cannot be read" in error or "the problems of" in error
+    (out / "settings.json").unlink()
+    assert "holds completions.jsonl without settings.json" in refused(*flags)
+    (out / "completions.jsonl").write_text("")
+    assert "cannot be loaded" in refused(*flags) or "cannot be used" in refused(*flags)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(benchmark=3), "benchmark is not a text"), (dict(benchmark=[]), "benchmark"),
+    (dict(completion=3), "completion is not a text"), (dict(tokens="3"), "tokens"),
+    (dict(tokens=-1), "tokens"), (dict(tokens=1.5), "tokens"), (dict(tokens=True), "tokens"),
+    (dict(tokens=2**31), "tokens"), (dict(truncated="false"), "truncated"), (None, "line 2"),
+])
+def test_rows_of_a_given_file(changes, words, tmp_path, refused):
+    own, given = own_file(tmp_path / "own.jsonl", n=1), tmp_path / "given.jsonl"
+    row = dict(benchmark=own, id=0, completion="x", tokens=2**31 - 1, truncated=None)
+    wrong = NESTED if changes is None else json.dumps(dict(row, **changes))
+    flags = ["--completions", given, "--benchmarks", own, "--out", tmp_path / "out"]
+    given.write_text(f"{json.dumps(row)}\n{wrong}\n")
+    assert words in refused(*flags) and f"{given}, line 2: a row is" in refused(*flags)
+    given.write_text(json.dumps(row) + "\n")
+    eval.main(list(map(str, flags)))
+
+
+LONG = "n" * 5000
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--model", LONG], "File name too long"),
+    (["--model", f"/{LONG}"], "File name too long"),
+    (["--benchmarks", LONG], "there is no such data set"),
+    (["--benchmarks", f"{LONG}.jsonl"], "cannot be read: File name too long"),
+    (["--benchmarks", "gsm8k", "--data_dir", LONG], "has no"),
+    (["--completions", LONG], "File name too long"),
+    (["--out", LONG], "File name too long"),
+    (["--model", "locked"], "cannot be read: Permission denied"),
+    (["--benchmarks", "locked.jsonl"], "cannot be read: Permission denied"),
+    (["--benchmarks", "\udcff.jsonl"], r"--benchmarks '\udcff.jsonl' is not UTF-8"),
+    (["--completions", ""], "--completions is empty"),
+    (["--data_dir", ""], "--data_dir is empty"),
+    (["--temperature", "0.0009"], "--temperature must be 0, which is greedy, or 0.001"),
+    (["--temperature", "nan"], "--temperature"),
+])
+def test_names_and_numbers_that_cannot_be_used(flags, words, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    stat = os.stat
+
+    def locked(path, **options):  # permissions do not bind root, who may run the tests
+        if Path(path).parts[:1] in [("locked",), ("locked.jsonl",)]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return stat(path, **options)
+    monkeypatch.setattr(os, "stat", locked)
+    assert words in refused(*flags, *([] if "--out" in flags else ["--out", "out"]))
+    assert not (tmp_path / "out").exists() or "--completions" in flags
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.001"])
+def test_temperatures_that_can_be_used(temperature):
+    assert eval.parse_args(["--temperature", temperature]).temperature == float(temperature)
+
+
+def test_a_recipe_of_many_brackets(tmp_path, refused):
+    model = model_folder(tmp_path / "model")
+    (tmp_path / "model/recipe.json").write_text(NESTED)
+    assert "recipe.json is not" in refused("--model", model)
 
 
 def solution(problem):

@@ -318,8 +318,8 @@ def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path):
         [
             sys.executable,
             "-c",
-            f"import pathlib; from experiment import checkpoint; "
-            f"checkpoint.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()",
+            f"import pathlib; from experiment import files; "
+            f"files.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()",
         ],
         cwd=ROOT,
         stdin=subprocess.PIPE,

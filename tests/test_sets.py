@@ -109,6 +109,28 @@ def test_windows_that_hold_nothing(options, message, tmp_path):
         data.load("livecodebench", "test", tmp_path, **options)
 
 
+@pytest.mark.parametrize("name, words", [
+    ("gsm8k", "gsm8k: its rows hold no problem"),
+    ("livecodebench", "livecodebench: no problem is left between --lcb_from and --lcb_to"),
+])
+def test_only_a_window_is_blamed_on_its_flags(name, words, tmp_path):
+    path = write(tmp_path, name)
+    with pytest.raises(data.DataError, match=re.escape(words)):
+        data.load(name, "test", tmp_path, lcb_from="2024-08-01")
+    with pytest.raises(data.DataError, match=f"{name}: its rows hold no problem"):
+        data.load(name, "test", tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(data.DataError, match=re.escape(f"{path} cannot be read: Is a directory")):
+        data.load(name, "test", tmp_path)
+
+
+def test_a_folder_whose_name_is_a_pattern(tmp_path):
+    (tmp_path / "set[1]").mkdir()
+    write(tmp_path / "set[1]", "gsm8k", ROWS["gsm8k"][0])
+    assert len(data.load("gsm8k", "test", tmp_path / "set[1]")) == 1
+
+
 def test_a_program_without_tests_is_no_problem(tmp_path, capsys):
     untested = dict(LCB, question_id="q2", public_test_cases="[]", private_test_cases="[]")
     write(tmp_path, "livecodebench", LCB, untested)
