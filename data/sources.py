@@ -171,6 +171,8 @@ def problem_of_row(place, row, number):
         prompt = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
     except (TypeError, LookupError):
         prompt = None
+    if prompt == "":
+        raise DataError(f"{place}: prompt is empty")
     if not isinstance(prompt, str):
         raise DataError(f"{place}: prompt is a text, or messages a list of {{role, content}}")
     fits, shape = SHAPES.get(row["reward"], (lambda answer: True, ""))

@@ -95,7 +95,7 @@ def parse(argv, description):
     else:
         check_model(args)
     owner = "the model" if args.model else "the embedded base"
-    args.origin = {name: f"--{name}" if getattr(given, name) is not None
+    args.origin = {name: "given" if getattr(given, name) is not None
                    else f"{owner}'s recipe.json" if name in settings else "the default"
                    for name in OF_MODEL}
     return args

@@ -115,7 +115,7 @@ def test_a_model_brings_its_settings(tmp_path, capsys):
             ([], (16, 32), ("the embedded base's recipe.json",) * 2),
             (["--model", other], (8192, 2048), ("the default",) * 2),
             (["--model", own], (99, 2048), ("the model's recipe.json", "the default")),
-            (["--model", own, "--max_tokens", "99"], (99, 2048), ("--max_tokens", "the default"))):
+            (["--model", own, "--max_tokens", "99"], (99, 2048), ("given", "the default"))):
         args = eval.parse_args(flags)
         assert (args.max_tokens, args.max_prompt_tokens) == tokens
         assert (args.origin["max_tokens"], args.origin["max_prompt_tokens"]) == origin

@@ -204,6 +204,7 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
     ([], "is empty"),
     ([dict(prompt=5, answer="1", reward="math")], "prompt is a text"),
     ([dict(messages=[], answer="1", reward="math")], "prompt is a text"),
+    ([dict(prompt="", answer="1", reward="math")], "prompt is empty"),
     ([dict(prompt="?", answer="{", reward="math")], "no problem is left"),
     ([dict(prompt="?", answer="1", reward="math", id=1)] * 2, "same id"),
 ])
