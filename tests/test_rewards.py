@@ -158,7 +158,8 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
     assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
     assert counters == dict(unparsed_answer=1, unparsed_gold=0, timeout=1, error=2, seconds_max=0.3)
-    assert capsys.readouterr().err == "rewards: error: a\n"  # once, however often it came
+    assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
+                                       "rewards: gold_code, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
     assert (module, workers) == ("rewards", 3)
     assert [tuple(job) for job in jobs] == [
