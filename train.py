@@ -319,8 +319,8 @@ def main(argv=None):
         args.model = parallel.on_rank0(tiny.base_model)
     tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
     resumed_from = newest_checkpoint(args)
-    policy, reference, *optimizing = load_policy(args, method, tokenizer, eos, train_set[0],
-                                                 resumed_from)
+    policy, reference, optimizer, schedule, scaler = load_policy(
+        args, method, tokenizer, eos, train_set[0], resumed_from)
 
     def load_sampler():  # a run claims its folder before this takes its time
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
@@ -332,7 +332,7 @@ def main(argv=None):
         sys.exit(check.run(args, method, policy, load_sampler(), tokenizer, eos, train_set,
                            test_set, left_out))
 
-    with Run(args, method, policy, *optimizing, tokenizer, resumed_from) as run:
+    with Run(args, method, policy, optimizer, schedule, scaler, tokenizer, resumed_from) as run:
         sampler = load_sampler()
         if resumed_from:
             sampler.load_weights(parallel.weights(policy))
@@ -361,7 +361,8 @@ def main(argv=None):
 
             # ---- S optimizer steps, each on its own share of the completions
             with run.timed("update"):
-                steps = [update(policy, *optimizing, minibatch, method, args, token_filter)
+                steps = [update(policy, optimizer, schedule, scaler, minibatch, method, args,
+                                token_filter)
                          for minibatch, token_filter in minibatches(batch, method, args, rollout)]
 
             # ---- weights to the sampler

@@ -32,8 +32,7 @@ from losses import METHODS
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
         "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
         "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload", "tp",
-        "max_num_seqs", "deterministic",
-        "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
+        "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
 # what a model's recipe.json may set: how it is trained, not what on or by which method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
@@ -340,6 +339,8 @@ def check_combinations(args):
     if sequences > 2**24:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions are more "
                "than the 16 million sequences that a rollout may have")
+    if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
+        refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -425,7 +426,8 @@ def load_data(args):
             + ". Their scores say little of others; --eval_data names other problems")
     args.given.update(train_checksum=checksum(rows),
                       eval_checksum=checksum(test_set) if test_set else None)
-    compare(args, checksum([rows, test_set]))
+    # of all problems together, as runs once kept it; data sets are large, so only where one did
+    compare(args, checksum([rows, test_set]) if "data_checksum" in args.saved else None)
     if args.model and not args.saved:
         same_problems(args)
     return train_set, test_set, left_out

@@ -100,6 +100,7 @@ def run(model, out, *flags):
         ("--tp 1 --force", "--force overrules what --resume refuses"),
         ("--check --resume", "--check tries a setting"),
         ("--lora_rank -1", "--lora_rank"),
+        ("--lora_alpha 8", "--lora_alpha scales the adapters"),
     ],
 )
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monkeypatch, capsys):
