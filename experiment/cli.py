@@ -18,13 +18,13 @@ import torch
 
 import data
 import losses
-from data import hub
 from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
 from experiment import failures, room, trial
 from experiment.files import checkpoint_folders
+from experiment.model import folder_fault, read_tokenizer
 from graders import sandbox
 from losses import METHODS
 
@@ -383,13 +383,8 @@ def check_paths(args):
             and not args.resume and not args.check):
         refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
                "folder")
-    if args.model and Path(args.model, "metrics.jsonl").exists():
-        there = checkpoint_folders(Path(args.model))
-        refuse(f"--model {args.model} is a run's folder, not a model's; "
-               + (f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint yet"))
-    if (args.model and Path(args.model).exists()
-            and not Path(args.model, "config.json").exists()):
-        refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
+    if args.model and (fault := folder_fault(args.model)):
+        refuse(fault)
 
 
 # ---------------------------------------------------------------------------- data and tokenizer
@@ -441,24 +436,13 @@ def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
     prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
     of them."""
-    from transformers import AutoTokenizer
-
-    from engine.loading import eos_ids, positions_of
     rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
     try:
-        hub.reach(args.model, "model")
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
-        lengths, held_out = ([len(data.encode(tokenizer, p, args.template)) for p in problems]
-                             for problems in (rows, test_set))
-    except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
-        refuse(f"--model {args.model} cannot be used: {hub.reason(e)}")
-    if not eos:
-        refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
-               "configuration")
-    if not min(lengths + held_out):
-        refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files "
-               "complete?")
+        tokenizer, eos, positions, lengths = read_tokenizer(args.model, [*rows, *test_set],
+                                                            args.template)
+    except ValueError as e:
+        refuse(str(e))
+    lengths, held_out = lengths[:len(rows)], lengths[len(rows):]
     short = [p for p, n in zip(rows, lengths, strict=True) if n <= args.max_prompt_tokens]
     made_too_long = len(short) < len(rows) and not isinstance(train_set, list)
     if not short or max(held_out, default=0) > args.max_prompt_tokens or made_too_long:

@@ -6,18 +6,15 @@ is one sentence and exit code 1.
 
 import argparse
 import math
-import re
 import sys
 from functools import partial
-from pathlib import Path
 
 import data
-from data import hub
 from data.recipe import settings_of
 from engine.parallel import default_dtype, unusable_gpu
 from engine.sampler import default_kind
 from experiment import failures
-from experiment.files import checkpoint_folders
+from experiment.model import folder_fault, read_tokenizer
 
 # the flags of sampling. --completions samples nothing, so that they are refused beside it
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
@@ -167,45 +164,22 @@ def check_model(args):
         refuse(sentence)
     if args.model is None:
         return
-    folder = Path(args.model)
-    run = folder.parent if folder.name == "checkpoints" else folder
-    if (run / "metrics.jsonl").exists():
-        checkpoints = checkpoint_folders(run)
-        advice = (f"--model {checkpoints[-1]} is its newest checkpoint" if checkpoints
-                  else "it has no checkpoint yet")
-        refuse(f"--model {args.model} is the folder of a run, not of a model; {advice}")
-    if folder.exists() and not (folder / "config.json").exists():
-        refuse(f"--model {args.model} is not a Hugging Face folder: it has no config.json")
+    if fault := folder_fault(args.model):
+        refuse(fault)
 
 
 def load_tokenizer(args, sets):
     """-> the tokenizer and the ids that end a completion: all that needs no weights.
 
     Refuses a model that cannot make prompts of the problems in sets, {benchmark: problems}."""
-    from transformers import AutoTokenizer  # takes seconds: not before flags are refused
     from transformers.utils.logging import disable_progress_bar
-
-    from engine.loading import eos_ids, positions_of
-    of_hub = re.fullmatch(r"\w[^/]*(/[^/]+)?", args.model)  # NAME or OWNER/NAME
-    if not of_hub and not Path(args.model).exists():
-        refuse(f"--model {args.model}: there is no such folder")
     disable_progress_bar()  # of loading: the bar of the problems is enough
     problems = [(name, problem) for name, rows in sets.items() for problem in rows]
     try:
-        hub.reach(args.model, "model")
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        eos, positions = eos_ids(args.model, tokenizer), positions_of(args.model)
-        lengths = [len(data.encode(tokenizer, problem, args.template)) for _, problem in problems]
-    except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
-        where = ("cannot be used" if Path(args.model).exists()
-                 else "is no folder here, and as an id of the Hub it cannot be loaded")
-        refuse(f"--model {args.model} {where}: {hub.reason(e)}")
-    if not eos:
-        refuse(f"--model {args.model} names no end-of-sequence token, in its tokenizer or its "
-               "configuration")
-    if not min(lengths):
-        refuse(f"--model {args.model}: its tokenizer makes nothing of a prompt; are its files "
-               "complete?")
+        tokenizer, eos, positions, lengths = read_tokenizer(
+            args.model, [problem for _, problem in problems], args.template)
+    except ValueError as e:
+        refuse(str(e))
     longest, (name, problem) = max(zip(lengths, problems, strict=True), key=lambda pair: pair[0])
     if longest > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} ({args.origin['max_prompt_tokens']})"
