@@ -199,30 +199,30 @@ def load_model(args, sets):
 
 
 def sample_rest(args, sets, path):
-    """Samples and grades what completions.jsonl does not hold yet, chunk by chunk. Under torchrun
-    every rank has an engine, and takes its share of each chunk."""
-    done = parallel.on_rank0(partial(completions.resume, path, sets, args.samples))
-    left = sum(len(problems[done[name]:]) for name, problems in sets.items())
+    """Samples and grades what completions.jsonl does not hold yet, chunk by chunk. A chunk goes
+    across benchmarks: engines wait for its longest completion, and not at each benchmark's end.
+    Under torchrun every rank has an engine, and takes its share of each chunk."""
+    left = parallel.on_rank0(partial(completions.resume, path, sets, args.samples))
     if not left:
         return
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, sets)
     size = max(1, CHUNK * parallel.world() // args.samples)
-    with tqdm(total=left, unit="problem", disable=parallel.rank() > 0) as bar:
-        for name, problems in sets.items():
-            for start in range(done[name], len(problems), size):
-                def rows_of(share, engine):
-                    rows, _ = sample_rows(
-                        sampler, tokenizer, share, args.samples, template=args.template,
-                        seed=seed_of("eval.py", args.seed, name, start, engine), top_p=args.top_p,
-                        temperature=args.temperature, max_tokens=args.max_tokens)
-                    return rows
-                chunk = problems[start:start + size]
-                groups = parallel.map_over_engines(rows_of, chunk)
-                parallel.on_rank0(partial(completions.append_chunk, path, [
-                    dict(benchmark=name, id=problem["id"], **row)
-                    for problem, rows in zip(chunk, groups, strict=True) for row in rows]))
-                bar.update(len(chunk))
+    with tqdm(total=len(left), unit="problem", disable=parallel.rank() > 0) as bar:
+        for start in range(0, len(left), size):
+            chunk = left[start:start + size]
+
+            def rows_of(share, engine):
+                rows, _ = sample_rows(
+                    sampler, tokenizer, [sets[name][i] for name, i in share], args.samples,
+                    template=args.template, seed=seed_of("eval.py", args.seed, *chunk[0], engine),
+                    temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens)
+                return rows
+            groups = parallel.map_over_engines(rows_of, chunk)
+            parallel.on_rank0(partial(completions.append_chunk, path, [
+                dict(benchmark=name, id=sets[name][i]["id"], **row)
+                for (name, i), rows in zip(chunk, groups, strict=True) for row in rows]))
+            bar.update(len(chunk))
     sampler.close()
 
 

@@ -56,9 +56,12 @@ def add_flags(flag):
     flag("group_size", 16, "completions of each, G")
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S: 2 is near on-policy, 16 "
          "off-policy")
+    flag("shuffle", "completions", "what is dealt out to the steps: completions, or groups, whose "
+         "prompts are then shared in the update, too", choices=("completions", "groups"))
     # the model's side
     flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
          "the memory there is", type=int)
+    flag("share_prompts", True, "a prompt goes through the model once for all of its completions")
     flag("activation_checkpointing", False, "the backward pass computes layers again instead of "
          "keeping them")
     flag("compile", False, "torch.compile of each layer")
@@ -231,8 +234,9 @@ def evaluate(sampler, tokenizer, test_set, args):
 
 def minibatches(batch, method, args, rollout):
     """The completions of each optimizer step, and the tokens among them: a shuffled S-th of the
-    rollout each, once for every pass of the method."""
-    shares = shuffled_shares(len(batch.ids), args.steps_per_rollout, args.seed, rollout)
+    rollout each, or of its groups, once for every pass of the method."""
+    together = args.group_size if args.shuffle == "groups" else 1
+    shares = shuffled_shares(len(batch.ids), args.steps_per_rollout, args.seed, rollout, together)
     for token_filter in method.passes:
         for share in shares:
             minibatch = batch.rows(share.to(batch.ids.device))
@@ -276,14 +280,15 @@ def load_policy(args, method, tokenizer, eos, problem, resumed_from):
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
     settings = dict(temperature=args.temperature, dtype=args.dtype, offload=args.offload,
-                    longest=args.max_prompt_tokens + args.max_tokens)
+                    longest=args.max_prompt_tokens + args.max_tokens,
+                    share_prompts=args.share_prompts)
     # adapters come with trainer.pt, on top of the initial weights
     folder = args.model if args.lora_rank or not resumed_from else resumed_from
     reference = None
     try:
         policy = loading.load(
             folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-            lora_rank=args.lora_rank, lora_alpha=args.lora_alpha,
+            lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(args.kl_coef),
             activation_checkpointing=args.activation_checkpointing, **settings)
         args.tokens_per_micro_batch = policy.budget
         if args.kl_coef:
@@ -357,7 +362,7 @@ def main(argv=None):
             run.state["entropy"] = metrics["policy/entropy"]
             run.keep_rollout(batch, rewards)
             advantages = group_advantages(method, rewards, run.state)  # [P, G]
-            batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
+            batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
 
             # ---- S optimizer steps, each on its own share of the completions
             with run.timed("update"):

@@ -66,7 +66,8 @@ def open_rollout(path, model=None):
     probe = batch.rows(torch.arange(4) % len(batch.ids))
     try:
         policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],
-                      budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"])
+                      budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"],
+                      share_prompts=flags.get("share_prompts", False))
     except (OSError, LookupError, RuntimeError, ValueError) as e:
         raise ValueError(f"the model {model or flags['model']} cannot be used with it: "
                          f"{first_line(e)}") from None
@@ -88,9 +89,10 @@ def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
     Raises ValueError for a number of steps that does not divide the completions."""
     flags, passes = kept.flags, kept.method.passes
     count = steps or flags["steps_per_rollout"]
-    if len(kept.batch.ids) % count:
-        raise ValueError(
-            f"its {len(kept.batch.ids)} completions do not divide into {count} steps")
+    together = flags["group_size"] if flags.get("shuffle") == "groups" else 1
+    if (pieces := len(kept.batch.ids) // together) % count:
+        what = "groups" if together > 1 else "completions"
+        raise ValueError(f"its {pieces} {what} do not divide into {count} steps")
     optimizer = optimizer(kept.policy.parameters(), lr=lr or flags["lr"],
                           weight_decay=flags["weight_decay"], fused=True)
     # the learning rate goes on from where the run's was when it came to this rollout
@@ -99,7 +101,7 @@ def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
     before = (kept.rollout - 1) * per_rollout
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(before + step))
     shares = [rows.to(parallel.device()) for rows in
-              shuffled_shares(len(kept.batch.ids), count, flags["seed"], kept.rollout)]
+              shuffled_shares(len(kept.batch.ids), count, flags["seed"], kept.rollout, together)]
     plan = [(token_filter, rows) for token_filter in passes for rows in shares
             if kept.batch.mask[rows].any()]
     for taken, (token_filter, rows) in enumerate(plan):

@@ -46,8 +46,8 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train as training
-from engine import kernels, loading, parallel
-from engine.policy import Policy, backward, compute_logprobs, make_batch, micro_batches
+from engine import kernels, layout, loading, parallel
+from engine.policy import Policy, backward, compute_logprobs, make_batch
 from engine.sampler import Completion
 from losses import METHODS
 
@@ -160,15 +160,17 @@ def vocabulary(policy):
     return policy.model.config.get_text_config().vocab_size
 
 
-def make_rows(lengths, size, prompt=64):
-    """A Batch of random tokens below `size`: prompts of `prompt` tokens, and completions of
-    `lengths`."""
+def make_rows(lengths, size, prompt=64, group=1):
+    """A Batch of random tokens below `size`: prompts of `prompt` tokens, each for `group` rows, and
+    completions of `lengths`."""
     g = torch.Generator().manual_seed(0)
 
     def ids(n):
         return torch.randint(5, size, (n,), generator=g).tolist()
     completions = [Completion(ids(n), [-math.log(size)] * n, False) for n in lengths]
-    batch = make_batch([ids(prompt) for _ in lengths], completions, parallel.device())
+    prompts = [ids(prompt) for _ in lengths[::group]]
+    batch = make_batch([prompts[i // group] for i in range(len(lengths))], completions,
+                       parallel.device())
     batch.old_logprobs = batch.sampler_logprobs
     signs = torch.randn(len(lengths), 1, generator=g).to(parallel.device())
     batch.advantages = signs.expand(batch.mask.shape)
@@ -227,7 +229,8 @@ def without_flag(varlen_attn, repeat):
 
 
 def allow_groups():
-    """Makes kernels.packed_attention's call work where varlen_attn lacks enable_gqa -> how."""
+    """Makes the call of kernels.end_to_end_attention work where varlen_attn lacks enable_gqa ->
+    how."""
     if not on_gpu():
         return "sequence by sequence: no CUDA"
     try:
@@ -251,14 +254,17 @@ def allow_groups():
     return "without enable_gqa, keys and values repeated"
 
 
-def exact(q, k, v, lengths, window):
-    """The reference, sequence by sequence in float64. q, k, v: [tokens, heads, d]."""
-    outputs = []
-    for q1, k1, v1 in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+def exact(q, k, v, lengths, window, shares=False):
+    """The reference, sequence by sequence in float64. q, k, v: [tokens, heads, d]. shares: the
+    first sequence is seen by the others, too, in front of them."""
+    outputs, sequences = [], list(zip(*(x.split(lengths) for x in (q, k, v)), strict=True))
+    for i, (q1, k1, v1) in enumerate(sequences):
+        if shares and i:
+            k1, v1 = torch.cat([sequences[0][1], k1]), torch.cat([sequences[0][2], v1])
         k1, v1 = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k1, v1))
         scores = torch.einsum("qhd,khd->hqk", q1, k1) / q.shape[-1]**0.5
-        place = torch.arange(len(q1), device=q.device)
-        back = place[:, None] - place
+        place = torch.arange(len(k1), device=q.device)
+        back = place[len(k1) - len(q1):, None] - place
         hidden = (back < 0) | (back >= window) if window else back < 0
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v1))
@@ -269,12 +275,17 @@ def borders(lengths, device):
     return F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
 
 
-def packed(q, k, v, lengths, window):
+def packed(q, k, v, lengths, window, shares=False):
     """As a model calls it. It groups, and stops at sequences of no token or goes over them."""
+    length = torch.tensor(lengths, device=q.device)
+    start, context = length.cumsum(0) - length, torch.zeros_like(length)
+    if shares:
+        context[1:] = lengths[0]
+    segments = layout.Segments(start, length, torch.where(context > 0, 0, start), context)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out, _ = kernels.packed_attention(
-        None, q, k, v, None, cu_seq_lens_q=borders(lengths, q.device),
-        max_length_q=max(lengths), scaling=q.shape[-1]**-0.5, sliding_window=window)
+    out, _ = kernels.end_to_end_attention(
+        None, q, k, v, None, scaling=q.shape[-1]**-0.5, sliding_window=window,
+        **layout.attention_inputs(segments, on_gpu()))
     return out[0]
 
 
@@ -310,7 +321,7 @@ def padded(q, k, v, lengths, window):
     return out.transpose(1, 2)[inside]
 
 
-def attention_case(lengths, d, attention, window=None):
+def attention_case(lengths, d, attention, window=None, reference=exact):
     """Largest errors of outputs and gradients in bfloat16, against float64 of the same numbers."""
     if window:
         need_cuda()
@@ -321,12 +332,18 @@ def attention_case(lengths, d, attention, window=None):
         return x.bfloat16().to(parallel.device())
     inputs, d_out = [draw(8), draw(2), draw(2)], draw(8)
     sides = []
-    for dtype, f in ((torch.float64, exact), (torch.bfloat16, attention)):
+    for dtype, f in ((torch.float64, reference), (torch.bfloat16, attention)):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
         out = f(*leaves, lengths, window)
         sides.append([out, *torch.autograd.grad(out, leaves, d_out.to(dtype))])
     names = ("out", "dq", "dk", "dv")
     return {name: gap(y, x) for name, x, y in zip(names, *sides, strict=True)}
+
+
+def shared_case(lengths, d):
+    """The second sequence is the prompt of those that follow."""
+    return attention_case(lengths[1:], d, partial(packed, shares=True),
+                          reference=partial(exact, shares=True))
 
 
 def varlen(small):
@@ -335,6 +352,7 @@ def varlen(small):
     allow_groups()
     for d in (32, 64, 128):
         yield f"d {d}: packed", partial(attention_case, lengths, d, packed)
+        yield f"d {d}: shared", partial(shared_case, lengths, d)
         yield f"d {d}: padded", partial(attention_case, lengths, d, padded)
         yield f"d {d}: in groups, called bare", partial(attention_case, lengths, d, bare)
         yield f"d {d}: repeated, called bare", partial(attention_case, lengths, d, bare_repeated)
@@ -370,7 +388,7 @@ def gpu():
 
 
 def as_called():
-    """kernels.packed_attention, with nothing put in its way."""
+    """kernels.end_to_end_attention, with nothing put in its way."""
     need_cuda()
     return attention_case([5, 0, 130], 64, packed)
 
@@ -389,7 +407,7 @@ def machine(small):
     yield "versions", versions
     yield "GPU", gpu
     yield "varlen_attn", lambda: dict(signature=str(varlen_signature()))
-    yield "packed_attention as the code calls it", as_called
+    yield "end_to_end_attention as the code calls it", as_called
     yield "how the other parts call it", lambda: dict(how=allow_groups())
     yield "bfloat16 matrix product", lambda: dict(tflops=matmul(small) / 1e12)
 
@@ -404,12 +422,12 @@ def peak_rate(small):
     return matmul(small), "a measured product's"
 
 
-# ---------------------------------------------------------------------------- packed or padded
+# ---------------------------------------------------------------------------- layouts
 
-def policy_gaps(policy, batch, exact_logprobs, exact_gradient, dtype, pack):
+def policy_gaps(policy, batch, exact_logprobs, exact_gradient, dtype, name):
     """How far log probabilities [nats] and gradient [relative to its norm] are from float32's."""
     policy.dtype = dtype
-    policy.pack(pack)
+    policy.use_layout(name)
     off = (compute_logprobs(policy, batch)[0] - exact_logprobs)[batch.mask].abs()
     norms = [(x.double().norm(), (x - y).double().norm())
              for x, y in zip(exact_gradient, gradient(policy, batch), strict=True)]
@@ -422,19 +440,14 @@ def packing(small):
     policy = build("1024 wide", small, dtype="float32")
     place(policy)
     lengths = [1, 5, 20] if small else [1, 2, 33, 128, 500, 900, 1500, 64]
-    batch = make_rows(lengths, vocabulary(policy), 3)
+    batch = make_rows(lengths, vocabulary(policy), 3, group=2)
     exact_logprobs, batch.entropy = compute_logprobs(policy, batch)
     batch.old_logprobs = exact_logprobs
     figures = partial(policy_gaps, policy, batch, exact_logprobs, gradient(policy, batch))
-    yield "bfloat16, padded", partial(figures, "bfloat16", False)
-    yield "bfloat16, packed", partial(figures, "bfloat16", True)
-    yield "float32, packed", partial(float32_packed, figures)
-
-
-def float32_packed(figures):
-    if on_gpu():
-        raise NotHere("not on a GPU: flash attention has no float32")
-    return figures("float32", True)
+    for name in layout.LAYOUTS:
+        yield f"bfloat16, {name}", partial(figures, "bfloat16", name)
+    for name in layout.LAYOUTS[1:]:
+        yield f"float32, {name}", partial(figures, "float32", name)
 
 
 # ---------------------------------------------------------------------------- whole runs
@@ -484,7 +497,7 @@ def whole_run(small, *flags):
     last = {k: v for k, v in records[-1].items() if isinstance(v, (int, float))}
     shown = ("eval/", "time/", "reward/mean", "sampler/", "optim/grad_norm", "optim/skipped",
              "rollout")
-    said = [line for line in text.splitlines() if "packing" in line]
+    said = [line for line in text.splitlines() if "layout" in line]
     return dict({k: v for k, v in last.items() if k.startswith(shown)}, said=said,
                 finished=records[-1]["rollout"] == int(rollouts))
 
@@ -523,12 +536,12 @@ def peak_of(policy, tokens):
     return parallel.peak_memory(), reserved, tokens_of(batch), seconds
 
 
-def budget_case(policy, budget, share, pack):
+def budget_case(policy, budget, share, name):
     """Memory [GB] of a backward of a share of the budget, beside weights, gradients and moments.
 
     room_used: share of what is left beside those; token_budget means to give away 0.7, and stops
     at 2^17 tokens."""
-    policy.pack(pack)
+    policy.use_layout(name)
     state = sum(p.numel() * (16 if p.requires_grad else p.element_size())
                 for p in policy.parameters())
     peak, reserved, tokens, seconds = peak_of(policy, int(budget * share))
@@ -559,10 +572,10 @@ def budget_cases(name, small, policy, checkpointing):
     policy.budget = 4 * LONGEST
     update(policy, optimizing, make_rows([64], vocabulary(policy), 8))
     budget = min(found.get("tokens", 8192), 2048 if small else 2**17)
-    for pack in (True, False):
+    for how in ("packed", "padded"):
         for share in (0.5, 1):
-            yield (f"{name}: {share:g} of it, {'packed' if pack else 'padded'}",
-                   partial(budget_case, policy, budget, share, pack))
+            yield (f"{name}: {share:g} of it, {how}",
+                   partial(budget_case, policy, budget, share, how))
     del optimizing
 
 
@@ -576,12 +589,12 @@ def budget(small):
 
 # ---------------------------------------------------------------------------- speed
 
-def speed_case(policy, optimizing, batch, chunk, pack, rate, done, times=2):
+def speed_case(policy, optimizing, batch, chunk, name, rate, done, times=2):
     """Tokens per second of whole updates. mfu: 6 operations a parameter and token, over the
     device's peak; busy: those that are really done, `done` of them (8 with checkpointing, 4 where
     the weights are frozen)."""
     kernels.CHUNK = chunk
-    policy.pack(pack)
+    policy.use_layout(name)
     update(policy, optimizing, batch)
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
@@ -590,7 +603,7 @@ def speed_case(policy, optimizing, batch, chunk, pack, rate, done, times=2):
     each = parameters * tokens_of(batch) / seconds / rate
     return dict(tokens_per_s=tokens_of(batch) / seconds, mfu=6 * each, busy=done * each,
                 s_per_update=seconds, tokens=tokens_of(batch),
-                micro_batches=len(micro_batches(batch, policy.budget, pack)),
+                micro_batches=len(layout.micro_batches(batch, policy.budget, name)),
                 peak_gb=parallel.peak_memory() / 1e9)
 
 
@@ -630,19 +643,23 @@ def speed(small):
     case = partial(speed_case, policy, optimizing, batch, rate=rate, done=6)
     loaded, how = kernels.CHUNK, "packed" if on_gpu() else "padded"
     yield (f"1.5B: {how}, chunk 2^{math.log2(loaded):.1f}, as loaded",
-           partial(case, loaded, on_gpu()))
+           partial(case, loaded, how))
     exponents = (10, 12) if small else (25, 28, 27, 26, 29)
     for exponent in exponents:
-        for pack in (True, False):
-            yield (f"1.5B: {'packed' if pack else 'padded'}, chunk 2^{exponent}",
-                   partial(case, 2**exponent, pack))
-    policy.pack(on_gpu())
+        for name in ("packed", "padded"):
+            yield f"1.5B: {name}, chunk 2^{exponent}", partial(case, 2**exponent, name)
+    groups = make_rows(lengths, vocabulary(policy), 8 if small else 512, group=len(lengths) // 3)
+    for name in ("packed", "shared"):
+        yield (f"1.5B: three prompts, {name}", partial(
+            speed_case, policy, optimizing, groups, loaded, name, rate, 6))
+    policy.use_layout(how)
     for exponent in exponents[:2]:
         kernels.CHUNK = 2**exponent
         yield f"1.5B: profile, chunk 2^{exponent}", partial(profile, policy, optimizing, batch)
     place(policy, checkpointing=True)
     yield (f"1.5B checkpointing: packed, chunk 2^{exponents[1]}",
-           partial(speed_case, policy, optimizing, batch, 2**exponents[1], True, rate, 8))
+           partial(speed_case, policy, optimizing, batch, 2**exponents[1], "packed", rate,
+                   8))
 
 
 def lora(small):
@@ -656,18 +673,18 @@ def lora(small):
     batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
     for exponent in (25, 28):
         yield (f"7B LoRA: packed, chunk 2^{exponent}",
-               partial(speed_case, policy, optimizing, batch, 2**exponent, True, rate, 4))
+               partial(speed_case, policy, optimizing, batch, 2**exponent, "packed", rate, 4))
     yield "7B LoRA: profile", partial(profile, policy, optimizing, batch)
 
 
 # ---------------------------------------------------------------------------- the same twice
 
-def twice(policy, batch, pack, deterministic):
+def twice(policy, batch, name, deterministic):
     """Two gradients from the same weights. largest: difference, relative to the tensor's largest
     value."""
     torch.use_deterministic_algorithms(deterministic)
     try:
-        policy.pack(pack)
+        policy.use_layout(name)
         gradient(policy, batch)
         first, second = gradient(policy, batch), gradient(policy, batch)
         seconds = seconds_of(lambda: gradient(policy, batch))
@@ -679,12 +696,12 @@ def twice(policy, batch, pack, deterministic):
                 largest=largest, s=seconds)
 
 
-def updated_twice(policy, batch, pack):
+def updated_twice(policy, batch, name):
     """Two updates from the same weights, with what --deterministic sets: are the weights after
     them the same, bit for bit?"""
     parallel.start(deterministic=True)
     try:
-        policy.pack(pack)
+        policy.use_layout(name)
         before = [p.detach().clone() for p in policy.parameters()]
         after = []
         for _ in range(2):
@@ -709,21 +726,20 @@ def repeat(small):
     place(policy)
     policy.budget = 256 if small else 16384
     lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(32, 500, 1900)
-    batch = make_rows(lengths, vocabulary(policy))
+    batch = make_rows(lengths, vocabulary(policy), group=2)
     for deterministic in (False, True):
-        for pack in (True, False):
-            name = "packed" if pack else "padded"
+        for name in layout.LAYOUTS:
             yield (name + ", deterministic algorithms" * deterministic,
-                   partial(twice, policy, batch, pack, deterministic))
-    for pack in (True, False):
-        yield (f"the same update twice, {'packed' if pack else 'padded'}",
-               partial(updated_twice, policy, batch, pack))
+                   partial(twice, policy, batch, name, deterministic))
+    for name in layout.LAYOUTS:
+        yield f"the same update twice, {name}", partial(updated_twice, policy, batch, name)
 
 
 # ---------------------------------------------------------------------------- one rank of FSDP2
 
 def world_rows(small, size):
-    return make_rows(uneven_lengths(4, 20, 40) if small else uneven_lengths(16, 500, 1900), size)
+    lengths = uneven_lengths(4, 20, 40) if small else uneven_lengths(16, 500, 1900)
+    return make_rows(lengths, size, group=2)
 
 
 def sharded(small, dtype="bfloat16", **settings):
@@ -732,11 +748,11 @@ def sharded(small, dtype="bfloat16", **settings):
     return place(policy, **settings)
 
 
-def sharded_update(small, pack=False, **settings):
+def sharded_update(small, name="padded", **settings):
     """Three updates: the norms tell whether settings compute the same; s are the seconds of the
     third."""
     policy, norms = sharded(small, **settings), []
-    policy.pack(pack)
+    policy.use_layout(name)
     optimizing, batch = optimizing_of(policy), world_rows(small, vocabulary(policy))
     if on_gpu():
         torch.cuda.reset_peak_memory_stats()
@@ -835,7 +851,8 @@ def world(small):
     yield "backends", lambda: dict(backends=str(dist.get_backend_config()))
     for name, settings in (
             ("float32", dict(dtype="float32")), ("bfloat16", {}),
-            ("bfloat16, packed", dict(pack=True)),
+            ("bfloat16, packed", dict(name="packed")),
+            ("bfloat16, shared", dict(name="shared")),
             ("activation checkpointing", dict(checkpointing=True)),
             ("offload", dict(offload=True)),
             ("offload, activation checkpointing", dict(offload=True, checkpointing=True))):
@@ -863,7 +880,7 @@ def nccl_case():
 
 def compiled(small):
     parallel.start()
-    for name, settings in (("sharded", {}), ("sharded, packed", dict(pack=True)),
+    for name, settings in (("sharded", {}), ("sharded, packed", dict(name="packed")),
                            ("sharded, checkpointing", dict(checkpointing=True))):
         yield name, partial(sharded_update, small, compile=True, **settings)
     parallel.stop()

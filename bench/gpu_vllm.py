@@ -77,7 +77,7 @@ class Pair:
             self.folder, [EOS], loading.probe_batch(list(range(5, 69)), EOS), longest=self.longest,
             budget=512 if self.small else None, dtype=self.dtype)
         return dict(parameters=sum(p.numel() for p in self.policy.parameters()),
-                    tokens_at_once=self.policy.budget, packed=self.policy.packed)
+                    tokens_at_once=self.policy.budget, layout=self.policy.layout)
 
     def start_engine(self):
         """-> what runs: mode 3 is vLLM's own compilation, 0 is none."""

@@ -1,36 +1,63 @@
-"""transformers' generate behind the calls of sampler.VLLMSampler: slower on a GPU, much the same on
-a small CPU, and there wherever transformers is.
+"""transformers behind the calls of sampler.VLLMSampler: there wherever transformers is.
+
+A prompt goes through the model once: its keys and values are repeated for its completions. A
+completion that has ended leaves the batch.
 """
 
+import inspect
+
 import torch
+import torch.nn.functional as F
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin
 
 from engine.sampler import RUINED, Completion
 
 
-class Recorder(transformers.LogitsProcessor):
-    """Applies the temperature and keeps the logprob of each token drawn, but only one step's
-    scores at a time."""
+def draw(logits, temperature, top_p):
+    """The next token of each row of logits [N, V], and its logprob after temperature: [N, 1] each.
+    Temperature 0 takes the most probable token."""
+    logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
+        raise FloatingPointError(RUINED)
+    kept = logprobs if top_p == 1 else transformers.TopPLogitsWarper(top_p)(None, logprobs)
+    if temperature == 0:
+        tokens = kept.argmax(-1, keepdim=True)
+    elif kept.is_cuda:  # where cumsum is refused among deterministic algorithms
+        tokens = torch.multinomial(kept.exp(), 1)
+    else:  # one random number for a row; multinomial takes V, and fifteen times as long
+        below = kept.exp().cumsum(-1, dtype=torch.float64)
+        point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64)
+        tokens = torch.searchsorted(below, point, right=True)
+    return tokens, logprobs.gather(1, tokens)
 
-    def __init__(self, temperature):
-        self.temperature, self.scores, self.logprobs = temperature, None, []
+
+def is_plain(model):
+    """Whether ids, mask, positions and a cache of keys and values are all that a step takes. Other
+    models compute inputs of their own in generate, or keep a state."""
+    own = type(model)
+    computed = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
+    taken = inspect.signature(own.forward).parameters
+    return (all(getattr(own, name) is getattr(GenerationMixin, name) for name in computed)
+            and own._supports_default_dynamic_cache() and not own._is_stateful
+            and {"position_ids", "past_key_values", "logits_to_keep"} <= set(taken))
+
+
+class Drawn(transformers.LogitsProcessor):
+    """Makes transformers' generate take the tokens that `draw` draws, and keeps them."""
+
+    def __init__(self, *settings):
+        self.settings, self.tokens, self.logprobs = settings, [], []
 
     def __call__(self, input_ids, scores):
-        if scores.isnan().any():
-            raise FloatingPointError(RUINED)
-        self.keep_last(input_ids)
-        self.scores = (scores.float() / self.temperature).log_softmax(-1)
-        return self.scores
-
-    def keep_last(self, input_ids):
-        """The last column of input_ids was drawn from the scores of the call before."""
-        if self.scores is not None:
-            self.logprobs.append(self.scores.gather(1, input_ids[:, -1:]))
+        tokens, logprobs = draw(scores, *self.settings)
+        self.tokens.append(tokens)
+        self.logprobs.append(logprobs)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0)
 
 
 class TransformersSampler:
-    """transformers' generate on a copy of the model. chunk: sequences generated at once."""
+    """A copy of the model, sampled step by step. chunk: sequences that are sampled at once."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, max_num_seqs=None,
                  chunk=512):
@@ -42,7 +69,7 @@ class TransformersSampler:
             raise ValueError(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
         self.model = loaded.to(self.device).eval()
         self.model.generation_config = GenerationConfig()  # not the model's own top_p, temperature
-        self.eos, self.chunk = eos, chunk
+        self.eos, self.chunk, self.plain = eos, chunk, is_plain(self.model)
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
@@ -60,23 +87,59 @@ class TransformersSampler:
         return groups
 
     def generate(self, prompts, temperature, max_tokens, top_p):
-        width, pad = max(map(len, prompts)), self.eos[0]
-        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=self.device)
-        real = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts],
-                            device=self.device)
-        recorder = Recorder(temperature or 1.0)
-        whole = self.model.generate(
-            ids, attention_mask=real, do_sample=temperature > 0, temperature=1.0, top_k=0,
-            top_p=top_p, max_new_tokens=max_tokens, eos_token_id=self.eos, pad_token_id=pad,
-            logits_processor=transformers.LogitsProcessorList([recorder]))
-        recorder.keep_last(whole)
-        logprobs = torch.cat(recorder.logprobs, 1).tolist()
-        # generate gives no finish reason: it stops a row at the first of these ids and pads it
-        ends = torch.isin(whole[:, width:], torch.tensor(self.eos, device=self.device))
+        """A Completion of each prompt. Prompts that are the same go through the model once."""
+        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        rows = torch.tensor([distinct[tuple(p)] for p in prompts], device=self.device)
+        width = max(map(len, distinct))
+        left = [width - len(prompt) for prompt in distinct]  # padding stands on the left
+        ids = torch.tensor([[self.eos[0]] * k + list(p) for k, p in zip(left, distinct)],
+                           device=self.device)
+        real = torch.tensor([[0] * k + [1] * (width - k) for k in left], device=self.device)
+        decode = self.decode if self.plain else self.decode_by_generate
+        tokens, logprobs = decode(ids, real, rows, max_tokens, (temperature, top_p))
+        ends = torch.isin(tokens, torch.tensor(self.eos, device=self.device))
         ended = ends.any(1)
         length = torch.where(ended, ends.int().argmax(1) + 1, ends.shape[1]).tolist()
-        rows = zip(whole[:, width:].tolist(), logprobs, length, ended.tolist(), strict=True)
-        return [Completion(tokens[:k], lp[:k], truncated=not end) for tokens, lp, k, end in rows]
+        cut = zip(tokens.tolist(), logprobs.tolist(), length, ended.tolist(), strict=True)
+        return [Completion(t[:k], lp[:k], truncated=not end) for t, lp, k, end in cut]
+
+    def decode(self, ids, real, rows, max_tokens, settings):
+        """ids, real [D, W]: distinct prompts, and where they are no padding; rows [N]: the prompt
+        of each completion. -> tokens, logprobs [N, T]; behind a row's end they mean nothing."""
+        cache = DynamicCache(config=self.model.config)
+        eos = torch.tensor(self.eos, device=ids.device)
+        tokens = torch.full((len(rows), max_tokens), self.eos[0], device=ids.device)
+        logprobs = torch.zeros(tokens.shape, device=ids.device)
+        at = torch.arange(len(rows), device=ids.device)  # the completions that are in the batch
+        ended = torch.zeros_like(at, dtype=torch.bool)   # of those
+        position = (real.cumsum(1) - 1).clamp(min=0)
+        for t in range(max_tokens):
+            logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
+                                past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            if t == 0:  # from prompts to completions
+                cache.reorder_cache(rows)
+                logits, real, position = logits[rows], real[rows], position[rows, -1:]
+            ids, drawn_logprobs = draw(logits[:, -1], *settings)
+            tokens[at, t], logprobs[at, t] = ids[:, 0], drawn_logprobs[:, 0]
+            ended |= torch.isin(ids[:, 0], eos)
+            going = (~ended).nonzero()[:, 0]
+            if len(going) == 0:
+                break
+            if len(going) < 0.9 * len(at):  # copying the cache for fewer costs more than it saves
+                cache.reorder_cache(going)
+                at, ended, ids = at[going], ended[going], ids[going]
+                real, position = real[going], position[going]
+            real, position = F.pad(real, (0, 1), value=1), position + 1
+        return tokens, logprobs
+
+    def decode_by_generate(self, ids, real, rows, max_tokens, settings):
+        """decode by transformers' generate: each completion computes its prompt, to the last end"""
+        drawn = Drawn(*settings)
+        self.model.generate(
+            ids[rows], attention_mask=real[rows], do_sample=False, max_new_tokens=max_tokens,
+            eos_token_id=self.eos, pad_token_id=self.eos[0],
+            logits_processor=transformers.LogitsProcessorList([drawn]))
+        return torch.cat(drawn.tokens, 1), torch.cat(drawn.logprobs, 1)
 
     @torch.no_grad()
     def load_weights(self, weights):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 # numbers in a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
 # GPU loading.load makes it larger: every chunk rewrites the gradient of all of the head's weights
 CHUNK = 2**25
+QUERIES = 256  # of a sequence, in one call of attention, where it has a context
 
 
 def head_log_pi(hidden, weight, bias, temperature):
@@ -72,33 +73,64 @@ class HeadLogprobs(torch.autograd.Function):
                 None if bias is None else d_bias.to(bias.dtype), None, None)
 
 
-def packed_attention(module, query, key, value, attention_mask, *, cu_seq_lens_q, max_length_q,
-                     scaling=None, sliding_window=None, **_):
-    """Attention of sequences that stand end to end, none of them looking into another.
-
-    query, key, value: [1, heads, tokens, d]; cu_seq_lens_q: the sequences' borders [n + 1].
-    Returns [1, tokens, heads, d], as transformers' attention functions do."""
-    grouped = query.shape[1] != key.shape[1]
-    if query.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn  # takes long to import
-        # rotations may have made float32 of some
-        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-        options = dict(scale=scaling, window_size=(sliding_window - 1 if sliding_window else -1, 0))
-        if grouped:  # torch 2.11 does not know the word
-            options["enable_gqa"] = True
-        out = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
-                          **options)
-        return out[None], None
-    assert not sliding_window, "only on a GPU"  # elsewhere there is no such kernel: one by one
-    sequences = zip(*(x.split(cu_seq_lens_q.diff().tolist(), 2) for x in (query, key, value)),
-                    strict=True)
-    return torch.cat([F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling,
-                                                     enable_gqa=grouped)
-                      for q, k, v in sequences], 2).transpose(1, 2), None
+def take(x, index):
+    """The rows of x that an index tensor names: [*index.shape, ...]. Where a row is taken many
+    times, its gradient is a sum: in float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).to(x.dtype)
 
 
-def register_packed_attention():
-    """Makes "packed" a name that a transformers model's attention can be set to."""
+def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
+                         sliding_window=None, blocks=None, keys=None, cu_seq_lens_q=None,
+                         cu_seq_lens_k=None, max_length_q=None, max_length_k=None, **_):
+    """Attention of segments that stand end to end. See layout.Segments.
+
+    query, key, value: [1, heads, places, d]. On a GPU in 16 bits: keys, the places of the keys of
+    all segments, None where they are the places themselves; the borders of queries and keys, and
+    the longest. Elsewhere: blocks of layout.attention_blocks.
+    Returns [1, places, heads, d], as transformers' attention functions do."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [places, heads, d]
+    grouped = q.shape[1] != k.shape[1]
+    if blocks is not None:
+        assert not sliding_window, "only with a GPU's kernel"
+        return attention_by_blocks(q, k, v, *blocks, scale=scaling, enable_gqa=grouped)[None], None
+    from torch.nn.attention.varlen import varlen_attn  # takes long to import
+    q, k = q.to(v.dtype), k.to(v.dtype)  # rotations may have made float32 of them
+    if keys is not None:
+        k, v = take(k, keys), take(v, keys)
+    # causal, from the last key: of fewer queries than keys, the first sees what is before it
+    options = dict(scale=scaling, window_size=(sliding_window - 1 if sliding_window else -1, 0))
+    if grouped:  # torch 2.11 does not know the word
+        options["enable_gqa"] = True
+    return varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k,
+                       **options)[None], None
+
+
+def attention_by_blocks(q, k, v, blocks, order, **options):
+    """[places, heads, d] of q, k and v, block by block, and within one by QUERIES, so that little
+    is computed that is not seen."""
+    outputs = []
+    for block in blocks:
+        queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
+            (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
+        if block.sees is None:
+            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
+            outputs.append(out.transpose(1, 2)[block.real])
+            continue
+        context = keys.shape[2] - queries.shape[2]
+        for start in range(0, queries.shape[2], QUERIES):
+            rows = int(block.real[:, start].sum())  # the longest stand first
+            part = queries[:rows, :, start:start + QUERIES]
+            end = start + part.shape[2]
+            out = F.scaled_dot_product_attention(
+                part, keys[:rows, :, :context + end], values[:rows, :, :context + end],
+                attn_mask=block.sees[:rows, :, start:end, :context + end], **options)
+            outputs.append(out.transpose(1, 2)[block.real[:rows, start:end]])
+    return take(torch.cat(outputs), order)
+
+
+def register_end_to_end():
+    """Makes "end_to_end" a name that a transformers model's attention can be set to."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    AttentionInterface.register("packed", packed_attention)
-    AttentionMaskInterface.register("packed", lambda *_, **__: None)
+    AttentionInterface.register("end_to_end", end_to_end_attention)
+    AttentionMaskInterface.register("end_to_end", lambda *_, **__: None)

@@ -51,23 +51,26 @@ def lr_factor(warmup, schedule, steps):
 
 
 def probe_batch(ids, eos):
-    """A few short rows to try a model on: a prompt of one token, and all, half, a third and one of
-    the ids as completions."""
+    """A few short rows to try a model on: all, half, a third and one of the ids as completions, of
+    one prompt of three tokens and, the last one, of another."""
     lengths = (len(ids), len(ids) // 2, len(ids) // 3, 1)
-    return make_batch([[eos]] * 4, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
+    prompts = [[eos] + (ids * 2)[:2]] * 3 + [[eos]]
+    return make_batch(prompts, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
 
 
-def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0, lora_alpha=32,
-         frozen=False, activation_checkpointing=False, compile=False, offload=False, **settings):
+def load(folder, eos, probe, longest=1024, budget=None, layout=None, share_prompts=True,
+         lora_rank=0, lora_alpha=32, frozen=False, activation_checkpointing=False, compile=False,
+         offload=False, reference=False, **settings):
     """-> the Policy, its master weights in float32, on the GPU where there is one, sharded over
     the ranks.
 
     probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
-    budget: tokens that go through the model at once; None finds them from the memory. packed: None
-    packs where a GPU has the kernel and packing gives what padding gives. frozen: nothing is
-    trained. settings: of Policy. Raises ValueError for a folder that lacks weights, for a model
-    that does more after its LM head than Policy does (a softcap, a scale), and where the memory
-    cannot hold one row."""
+    budget: tokens that go through the model at once; None finds them from the memory. layout: None
+    takes "shared" if it gives what padding gives, and share_prompts is on; else "packed" if that
+    does, on a GPU in 16 bits. frozen: nothing is trained. reference: a frozen model of the same
+    size is to be loaded, too. settings: of Policy.
+    Raises ValueError for a folder that lacks weights, for a model that does more after its LM head
+    than Policy does (a softcap, a scale), and where the memory cannot hold one row."""
     if parallel.device().type == "cuda":
         kernels.CHUNK = int(parallel.memory() / 300)  # 2^28 of 80 GB: 1 GB in float32
     policy = Policy(build(folder, eos), **settings)
@@ -79,20 +82,23 @@ def load(folder, eos, probe, longest=1024, budget=None, packed=None, lora_rank=0
     place(policy, activation_checkpointing, compile, offload)
     probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
-        token_budget(policy, probe, longest, activation_checkpointing, offload)))
+        token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
     if activation_checkpointing:  # not before: it hides what the budget is measured by
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    if packed is None:
-        packed = (policy.dtype != "float32" and parallel.device().type == "cuda"
-                  and packing_agrees(policy, probe))
-    if packed:
-        policy.pack()
+    if layout:
+        policy.use_layout(layout)
+    else:
+        by_kernel = policy.dtype != "float32" and parallel.device().type == "cuda"
+        wanted = ["shared"] * share_prompts + ["packed"] * by_kernel
+        next((name for name in wanted if layout_agrees(policy, probe, name)), None)
     return policy
 
 
 def place(policy, activation_checkpointing, compile, offload):
     """Makes the layers what they are to be, and puts shards of them onto the ranks' GPUs."""
     layers = layers_of(policy.model)
+    if compile:  # the number of blocks differs from call to call
+        kernels.attention_by_blocks = torch.compiler.disable(kernels.attention_by_blocks)
     for layer in layers:
         # transformers looks at the layer's own flag; what it contains stays without dropout
         layer.training = activation_checkpointing
@@ -125,7 +131,7 @@ def build(folder, eos):
         raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     # it is saved with checkpoints; the model's own may not be valid
     model.generation_config = GenerationConfig(eos_token_id=eos)
-    if parallel.world() == 1:
+    if not parallel.sharded():
         model.to(parallel.device())  # shards go there one by one otherwise
     return model
 
@@ -160,21 +166,22 @@ def add_adapters(model, rank, alpha):
 
 
 @torch.no_grad()
-def packing_agrees(policy, probe):
-    """Does the model give end to end what it gives with padding? One that has more than attention
-    between places does not."""
+def layout_agrees(policy, probe, layout):
+    """Goes over to a layout if the model gives there what it gives with padding -> whether it does.
+    A model that has more than attention between places does not."""
     padded = policy(probe)[0]
-    policy.pack()
+    policy.use_layout(layout)
     try:
         gap = (policy(probe)[0] - padded)[probe.mask].abs().mean().item()
         reason = f"log probabilities are off by {gap:.2g}"
-    except (RuntimeError, TypeError) as e:  # the kernel lacks such heads, or attention is its own
-        gap, reason = math.inf, e
+    except (AssertionError, RuntimeError, TypeError) as e:  # the kernel lacks such heads, a window
+        gap, reason = math.inf, e                           # slides, or attention is its own
     gap = max(parallel.gather(gap))
-    if not gap < 0.05:  # bfloat16 rounds by about 0.01
-        parallel.say(f"the model does not allow for packing ({reason}): padding instead")
-        policy.pack(False)
-    return gap < 0.05
+    agrees = gap < (1e-4 if policy.dtype == "float32" else 0.05)  # bfloat16 rounds by about 0.01
+    if not agrees:
+        parallel.say(f"the model does not allow for the layout {layout!r} ({reason})")
+        policy.use_layout("padded")
+    return agrees
 
 
 def kept_bytes(policy, batch):
@@ -197,12 +204,15 @@ def kept_bytes(policy, batch):
     return sum(size for size, _ in storages.values()), tokens
 
 
-def state_bytes(policy, offload):
+def state_bytes(policy, offload, reference=False):
     """Bytes of the GPU, or of the CPU where there is none, beside what grows with the tokens:
-    weights, gradients and AdamW's two moments, and copies that are made of weights on the way."""
+    weights, gradients and AdamW's two moments, a reference model of the same size, and copies that
+    are made of weights on the way."""
     state = sum(p.numel() * (16 if p.requires_grad else p.element_size())
                 for p in policy.parameters())
     size = torch.finfo(getattr(torch, policy.dtype)).bits // 8
+    if reference:  # its linear layers are in 16 bits, unless FSDP shards them
+        state += sum(p.numel() for p in policy.parameters()) * (4 if parallel.sharded() else size)
     if not parallel.sharded():  # autocast keeps a copy of every weight until the backward pass
         copies = sum(p.numel() for p in policy.parameters() if p.element_size() > size)
         return state + size * copies
@@ -213,7 +223,7 @@ def state_bytes(policy, offload):
     return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
-def token_budget(policy, probe, longest, activation_checkpointing, offload):
+def token_budget(policy, probe, longest, activation_checkpointing, offload, reference=False):
     """Tokens that may go through the model at once, from the memory there is and what autograd
     keeps of a token.
 
@@ -226,7 +236,7 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload):
     layers = max(1, len(layers_of(policy.model)))
     if activation_checkpointing:  # the layers' inputs, and one layer's inside
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
-    beside = state_bytes(policy, offload)
+    beside = state_bytes(policy, offload, reference)
     free = 0.7 * (parallel.memory() - beside) - 20 * kernels.CHUNK
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
     if budget < longest:

@@ -8,6 +8,7 @@ in this file changes anything.
 import glob
 import os
 import platform
+import re
 import resource
 from datetime import timedelta
 
@@ -73,12 +74,20 @@ def default_dtype():
 def unusable_gpu():
     """A sentence on why torch cannot use the GPU that is there; None where it can, or none is."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if torch.cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        built_for = [int(re.search(r"\d+", x)[0]) for x in torch.cuda.get_arch_list()]
+        if built_for and 10 * capability[0] + capability[1] < min(built_for):
+            return (f"torch {torch.__version__} has no kernels for this GPU, of compute capability "
+                    f"{capability[0]}.{capability[1]}: it begins at {min(built_for) / 10}; an "
+                    "older release of torch may have them")
+        return None
+    if hidden or not glob.glob("/dev/nvidia[0-9]*"):
         return None
     why = (f"its driver may be too old for CUDA {torch.version.cuda}" if torch.version.cuda
            else f"torch {torch.__version__} is built without CUDA: pip install -r requirements.txt")
     return (f"torch cannot use the GPU that is there: {why}. CUDA_VISIBLE_DEVICES= in front runs "
-            "on the CPU all the same")
+            "on the CPU all the same, with --sampler transformers where vLLM is built for GPUs")
 
 
 def memory():

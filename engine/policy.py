@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 
 from engine import kernels, parallel
+from engine.layout import lay, micro_batches
 from engine.sampler import seed_of
 from losses import Tokens, every_token, policy_loss, step_size
 
@@ -23,6 +23,7 @@ class Batch:
     entropy: torch.Tensor = None
     advantages: torch.Tensor = None
     ref_logprobs: torch.Tensor = None
+    group: torch.Tensor = None      # [N] rows of one number have one prompt
 
     def map(self, f):
         values = (getattr(self, field.name) for field in fields(self))
@@ -44,13 +45,15 @@ def make_batch(prompts, completions, device="cpu"):
     """prompts: N lists of token ids; completions: N sampler.Completions."""
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    pairs = list(zip(prompts, completions, strict=True))
+    pairs, number = list(zip(prompts, completions, strict=True)), {}
     return Batch(
         ids=pad([torch.tensor(prompt + c.tokens) for prompt, c in pairs]),
         prompt_len=torch.tensor([len(prompt) for prompt, _ in pairs], device=device),
         completion_len=torch.tensor([len(c.tokens) for _, c in pairs], device=device),
         mask=pad([torch.ones(len(c.tokens), dtype=torch.bool) for _, c in pairs]),
-        sampler_logprobs=pad([torch.tensor(c.logprobs) for _, c in pairs]))
+        sampler_logprobs=pad([torch.tensor(c.logprobs) for _, c in pairs]),
+        group=torch.tensor([number.setdefault(tuple(p), len(number)) for p, _ in pairs],
+                           device=device))
 
 
 class Policy(torch.nn.Module):
@@ -59,80 +62,50 @@ class Policy(torch.nn.Module):
 
     temperature: of sampling; the sampler takes its log probabilities there, too. dtype: "float32",
     "bfloat16" or "float16" computation over float32 weights. budget: tokens that go through the
-    model at once. packed: sequences stand end to end, without padding."""
+    model at once. layout: how they stand there, see engine/layout.py."""
 
-    def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, packed=False):
+    def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded"):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
         self.padded_attention = model.config._attn_implementation
-        self.pack(packed)
+        self.use_layout(layout)
 
-    def pack(self, packed=True):
-        """From here on, puts sequences end to end, or pads them."""
-        if packed:
-            kernels.register_packed_attention()
-        self.packed = packed
-        self.model.set_attn_implementation("packed" if packed else self.padded_attention)
+    def use_layout(self, layout):
+        if layout != "padded":
+            kernels.register_end_to_end()
+        self.layout = layout
+        self.model.set_attn_implementation(
+            self.padded_attention if layout == "padded" else "end_to_end")
 
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
-        length = batch.prompt_len + batch.completion_len
-        ids = batch.ids[:, :length.max()]
-        place = torch.arange(ids.shape[1], device=ids.device)
-        real = place < length[:, None]
-        # place t predicts token t + 1
-        predicts = (place >= batch.prompt_len[:, None] - 1) & (place < length[:, None] - 1)
+        device, halved = batch.ids.device.type, self.dtype != "float32"
+        inputs, predicts, targets = lay(batch, self.layout, device == "cuda" and halved)
         head = self.model.get_output_embeddings()
-        with torch.autocast(ids.device.type, getattr(torch, self.dtype), self.dtype != "float32"):
-            if self.packed:
-                hidden = self.model.base_model(
-                    input_ids=ids[real][None], position_ids=place.expand_as(ids)[real][None],
-                    cu_seq_lens_q=F.pad(length.cumsum(0), (1, 0)).int(),
-                    max_length_q=ids.shape[1], use_cache=False).last_hidden_state
-                hidden = hidden[0][predicts[real]]
-            else:  # padding stands on the right, where causal attention never looks: no mask
-                hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-                hidden = hidden[predicts]
-            outputs = kernels.HeadLogprobs.apply(
-                hidden, head.weight, head.bias, ids.roll(-1, 1)[predicts], self.temperature)
-        column = torch.arange(batch.mask.shape[1], device=ids.device)
+        with torch.autocast(device, getattr(torch, self.dtype), halved):
+            hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+            hidden = kernels.take(hidden.flatten(0, 1), predicts)
+            outputs = kernels.HeadLogprobs.apply(hidden, head.weight, head.bias, targets,
+                                                 self.temperature)
+        column = torch.arange(batch.mask.shape[1], device=batch.ids.device)
         inside = column < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 
 
 # ---------------------------------------------------------------------------- cutting a batch
 
-def shuffled_shares(completions, steps, seed, rollout):
-    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled."""
+def shuffled_shares(completions, steps, seed, rollout, together=1):
+    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled, so
+    many rows in one piece."""
     generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
-    return torch.randperm(completions, generator=generator).chunk(steps)
-
-
-def micro_batches(batch, budget, packed=False, ranks=1):
-    """Lists of rows of at most `budget` tokens each, rows of like lengths together.
-
-    Padding counts, unless packed; a row that is longer goes alone. Their number is a multiple of
-    `ranks`, and some are empty where there are too few rows: all ranks must go through the sharded
-    model equally often, or they would wait for each other for ever."""
-    lengths = (batch.prompt_len + batch.completion_len).tolist()
-    parts, used = [], 0
-    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
-        used += lengths[row] if packed or not parts else lengths[parts[-1][0]]
-        if not parts or used > budget:
-            parts.append([])
-            used = lengths[row]
-        parts[-1].append(row)
-    while len(parts) % ranks:
-        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        rows = parts[largest]
-        parts[largest:largest + 1] = [rows[:len(rows) // 2], rows[len(rows) // 2:]]
-    return parts
+    pieces = torch.randperm(completions // together, generator=generator)
+    return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 
 
 def rank_micro_batches(policy, batch):
     """This rank's micro-batches: (rows of the batch, Batch of them). An empty list of rows comes
     with the first row as a stand-in, whose results are not used."""
-    parts = micro_batches(batch, policy.budget, policy.packed, parallel.world())
+    parts = micro_batches(batch, policy.budget, policy.layout, parallel.world())
     return [(rows, batch.rows(rows or [0])) for rows in parts[parallel.rank()::parallel.world()]]
 
 

@@ -1,8 +1,8 @@
 """The samplers: the only file that imports vLLM, and the only one to change when vLLM does.
 
 vLLM runs in the trainer's process and gets the weights after each rollout. Where it cannot be
-imported, transformers' generate answers the same calls (engine/hf_sampler.py). Sampling keeps no
-state: what comes out is a function of weights, prompts, settings and `seed`.
+imported, transformers answers the same calls (engine/hf_sampler.py). Sampling keeps no state:
+what comes out is a function of weights, prompts, settings and `seed`.
 """
 
 import hashlib
@@ -66,8 +66,10 @@ class VLLMSampler:
             # without it, vLLM binds this process to one core, and the trainer with it
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-            # compiling takes longer than it saves
-            cpu_settings = dict(enforce_eager=True, max_num_batched_tokens=max(16384, max_length))
+            # compiling takes longer than it saves; completions share the whole blocks of their
+            # prompt, and few prompts fill one of vLLM's own 128 tokens
+            cpu_settings = dict(enforce_eager=True, block_size=32,
+                                max_num_batched_tokens=max(16384, max_length))
         import vllm
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
@@ -111,10 +113,8 @@ class VLLMSampler:
         return groups
 
     def load_weights(self, weights):
-        """Takes over the trainer's weights: (name, tensor) pairs, in a checkpoint's names.
-
-        They come from state_dict(): named_parameters() leaves out a tied LM head, which would
-        stay stale."""
+        """Takes over the trainer's weights: (name, tensor) pairs, in a checkpoint's names, from
+        state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
         self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
         if self.asleep:
             self.engine.wake_up(tags=["kv_cache"])

@@ -145,13 +145,19 @@ def check_golds(s):
 
 def gradient(s, batch, budget):
     """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens:
-    this rank's shards of it."""
+    this rank's shards of it. In float16 it is scaled on the way, as in a run: by 2^16, or less
+    where that overflows."""
     own_budget, s.policy.budget = s.policy.budget, budget
-    for token_filter in s.method.passes:
-        backward(s.policy, batch, s.method, s.args.max_tokens, token_filter)
+    for scale in (2.0**16, 2.0**12, 2.0**8, 1.0) if s.args.dtype == "float16" else (1.0,):
+        for token_filter in s.method.passes:
+            backward(s.policy, batch, s.method, s.args.max_tokens, token_filter,
+                     scale=lambda x, scale=scale: x * scale)
+        shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
+                  if p.grad is not None]
+        s.policy.zero_grad()
+        if math.isfinite(norm(shards)):
+            break
     s.policy.budget = own_budget
-    shards = [parallel.shard_of(p.grad) for p in s.policy.parameters() if p.grad is not None]
-    s.policy.zero_grad()
     return shards
 
 
@@ -174,7 +180,7 @@ def check_split(s):
     rows = batch.rows(torch.arange(n))
     whole, cut = (gradient(s, rows, count * longest) for count in (n, max(1, n // 8)))
     difference = norm([a - b for a, b in zip(cut, whole)]) / (norm(whole) or math.nan)
-    limit = 1e-4 if s.exact else 0.05
+    limit = 1e-4 if s.exact else 0.15  # 16 bits move tokens over the border of clipping
     yield ("the gradient does not depend on the micro-batches",
            f"relative difference {difference:.1e}, limit {limit}, norm {norm(whole):.3g}",
            difference < limit and math.isfinite(difference),
@@ -191,9 +197,9 @@ def check_memory(s):
     batch = make_batch([prompt] * n, [completion] * n, device)
     batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
     batch.advantages = torch.ones_like(batch.sampler_logprobs)
-    s.sampler.sleep()
-    gradient(s, batch, s.policy.budget)
-    s.sampler.wake()
+    s.sampler.sleep()  # until check_sync: the trainer has the memory for itself
+    backward(s.policy, batch, s.method, args.max_tokens)
+    s.policy.zero_grad()
     # AdamW's two moments are not there yet
     moments = 8 * sum(p.numel() for p in s.policy.parameters() if p.requires_grad)
     used = parallel.peak_memory() + (0 if args.offload else moments / parallel.world())
@@ -206,6 +212,7 @@ def check_memory(s):
 def check_sync(s):
     """Last of all, since it changes the weights: so much that bfloat16's rounding is nothing beside
     it."""
+    s.sampler.wake()
     for factor in (-1.0, 0.5):
         with torch.no_grad():
             for p in s.policy.parameters():
@@ -215,7 +222,7 @@ def check_sync(s):
     yield agreement(s, "after two more weight syncs", sampled(s, temperature, 2)[1], temperature)
 
 
-CHECKS = (check_sampler, check_ends, check_rewards, check_golds, check_split, check_memory,
+CHECKS = (check_sampler, check_ends, check_rewards, check_golds, check_memory, check_split,
           check_sync)
 
 

@@ -31,8 +31,9 @@ from losses import METHODS
 # what a run may change when it is resumed: nothing here has a part in what is learnt
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
         "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
-        "tokens_per_micro_batch", "activation_checkpointing", "compile", "offload", "tp",
-        "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code", "data_dir"}
+        "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
+        "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
+        "data_dir"}
 OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
 # what a model's recipe.json may set: how it is trained, not what on or by which method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
@@ -232,6 +233,7 @@ def saved_flags(args):
         flags = dict(json.loads((out / "config.json").read_text())["flags"])
         if flags.get("lora_rank"):  # before there was a flag for it
             flags.setdefault("lora_alpha", 2.0 * flags["lora_rank"])
+        flags.setdefault("share_prompts", False)
         return flags if flags["loss"] else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         if not checkpoint_folders(out):
@@ -316,6 +318,10 @@ def check_ranks(args):
     ranks = parallel.world()
     if sentence := parallel.unusable_gpu():
         refuse(sentence)
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if here > gpus > 0:
+        refuse(f"{here} processes on this node, and torch sees {gpus} GPUs: --nproc_per_node "
+               f"{gpus}")
     if args.offload and "RANK" not in os.environ:
         refuse("--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ...")
     if args.tp > 1 and args.sampler != "vllm":
@@ -344,6 +350,9 @@ def check_combinations(args):
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
+    if args.shuffle == "groups" and args.problems_per_rollout % args.steps_per_rollout:
+        refuse(f"--shuffle groups: {args.problems_per_rollout} problems, a group each, do not "
+               f"divide into --steps_per_rollout {args.steps_per_rollout}")
     if args.overlong_penalty > args.max_tokens:
         refuse(f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
                f"{args.max_tokens}")

@@ -126,7 +126,7 @@ def write_whole(path, rows):
 
 
 def resume(path, sets, samples):
-    """-> {benchmark: how many of its problems, from the first on, have their rows}. Cuts a
+    """-> [(benchmark, index)] of the problems that have no rows yet, in their order. Cuts a
     completions.jsonl back to its last whole chunk.
 
     Refuses a file that does not hold `samples` rows of each of these problems, in their order: what
@@ -149,7 +149,8 @@ def resume(path, sets, samples):
             os.truncate(path, sum(map(len, whole)))
     except OSError as e:
         refuse(f"{path} cannot be used: {e.strerror}")
-    return {name: counts[name] // samples for name in sets}
+    return [(name, i) for name, problems in sets.items()
+            for i in range(counts[name] // samples, len(problems))]
 
 
 def benchmark_of_row(place, line, counts, sets, samples):

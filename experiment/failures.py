@@ -22,5 +22,5 @@ def refuse(program, message):
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{program}: {message}", file=sys.stderr)
     else:
-        time.sleep(1)  # torchrun ends all ranks with the first, which must not be this silent one
+        time.sleep(20)  # torchrun ends all ranks with the first, which must not be this silent one
     sys.exit(2)

@@ -116,19 +116,27 @@ class HeadChange:
     """How far the LM head moves: within a rollout, and in which directions since the start."""
 
     def __init__(self, policy, first=None):
-        """first: the head's weights at the run's start, [vocabulary, hidden size], on the CPU."""
+        """first: on rank 0, the head's weights at the run's start, [vocabulary, hidden size], on
+        the CPU."""
         self.head, self.first = policy.model.get_output_embeddings().weight, first
-        self.before = self.head.detach().clone()
+        self.before = self.shard()
+
+    def shard(self):
+        """A copy of what this rank has of the head, on the CPU: the GPU has no room to spare."""
+        head = self.head.to_local() if hasattr(self.head, "to_local") else self.head
+        return head.detach().to("cpu", copy=True)
 
     def metrics(self, with_rank):
-        """optim/ of the time since the last call; with_rank adds the rank-1 share."""
-        change = parallel.full((self.head - self.before).norm())
-        ratio = change / parallel.full(self.before.norm())
-        metrics = {"optim/update_ratio": ratio.item()}
+        """optim/ of the time since the last call; with_rank adds the rank-1 share, on rank 0."""
+        now = self.shard()
+        squares = torch.stack([(now - self.before).norm(), self.before.norm()]).double() ** 2
+        change, before = parallel.all_reduce(squares).sqrt()
+        metrics = {"optim/update_ratio": (change / before).item()}
         if with_rank:
             head = parallel.full(self.head.detach()).cpu()
-            metrics["optim/head_rank1_share"] = rank1_share(head - self.first)
-        self.before = self.head.detach().clone()
+            if self.first is not None:
+                metrics["optim/head_rank1_share"] = rank1_share(head - self.first)
+        self.before = now
         return metrics
 
 

@@ -29,8 +29,10 @@ def bytes_needed(args, parameters, ranks=1, sharded=False):
 def refusal(args, parameters, memory, ranks=1, sharded=False):
     """-> the sentence that says why a model cannot fit into a GPU of so many bytes, or None."""
     update, beside_engine = bytes_needed(args, parameters, ranks, sharded)
-    engine = memory * args.gpu_memory_utilization if args.sampler == "vllm" else 2 * parameters
     sampler_weights = parameters * (4 if args.sampler_dtype == "float32" else 2) / args.tp
+    engine = memory * args.gpu_memory_utilization
+    if args.sampler != "vllm":  # it never sleeps
+        engine, update = sampler_weights, update + sampler_weights
     trainer = (f"--model {args.model} has {parameters / GB:.2f}e9 parameters: weights, gradients, "
                f"AdamW's moments{' and the reference' if args.kl_coef else ''} take "
                f"{update / GB:.1f} GB of a GPU of {memory / GB:.0f} GB")

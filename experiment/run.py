@@ -96,7 +96,8 @@ class Run:
         self.asked, self.stopping = [], []
         self.warned = False
         self.times, self.began = Counter(), time.perf_counter()
-        self.head = log.HeadChange(policy, head_of(args.model) if args.rank_every else None)
+        self.head = log.HeadChange(
+            policy, head_of(args.model) if args.rank_every and parallel.rank() == 0 else None)
 
     def continue_schedule(self, steps):
         """Learning rate and weight decay follow the flags: --force may have changed them."""
@@ -136,8 +137,8 @@ class Run:
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):
             path = self.out / "failed_batch.pt"
-            if parallel.rank() == 0:
-                torch.save(asdict(error.minibatch), path)
+            # all ranks wait: one that ends first would end the one that writes
+            parallel.on_rank0(partial(torch.save, asdict(error.minibatch), path))
             raise RunFailed(f"rollout {self.rollout}, {error}; its batch is in {path}") from None
         if error:
             return
@@ -213,6 +214,8 @@ class Run:
         record["policy/entropy"] = metrics["policy/entropy"]  # of the rollout, not of its steps
         overflows = sum(step["optim/overflow"] for step in record["steps"])
         record["optim/overflows"] = overflows  # steps not taken, in float16
+        # all of their groups were uniform: AdamW's moments alone moved the weights
+        record["optim/no_gradient"] = sum(step["optim/grad_norm"] == 0 for step in record["steps"])
         record["optim/skipped"] = args.steps_per_rollout * passes - len(steps)
         every = args.rank_every
         record.update(self.head.metrics(with_rank=every and self.rollout % every == 0))
@@ -268,7 +271,7 @@ def banner(args, method, policy, out, rollout):
         f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = "
         f"{sequences} sequences -> {args.steps_per_rollout * passes} optimizer steps of "
         f"{sequences // args.steps_per_rollout}\n"
-        f"passes   of at most {policy.budget} tokens{', packed' * policy.packed}, on {ranks} "
+        f"passes   of at most {policy.budget} tokens, {policy.layout}, on {ranks} "
         f"rank{'s' * (ranks > 1)}\n"
         f"folder   {out or 'none: --check keeps nothing'}"
         f"{f', from rollout {rollout}' if args.resume else ''}\n"

@@ -2,7 +2,7 @@
 of a method each.
 
     torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
-    [packed] [checkpointing] [lora] [overflow]
+    [packed | shared] [checkpointing] [lora] [overflow]
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers.models.qwen2 import modeling_qwen2
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
@@ -29,6 +30,9 @@ from engine import (
 from engine.sampler import Completion, make_sampler, seed_of
 from losses import METHODS, group_advantages
 
+# transformers' own computes in float32, also in a model in float64
+modeling_qwen2.Qwen2RMSNorm = torch.nn.RMSNorm
+
 
 def rollout(vocabulary):
     g = torch.Generator().manual_seed(1)
@@ -36,10 +40,10 @@ def rollout(vocabulary):
     def ids(n):
         return torch.randint(5, vocabulary, (n,), generator=g).tolist()
 
-    lengths = [(4 + i % 3, 1 + (7 * i) % 13) for i in range(24)]
-    return policy.make_batch(
-        [ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths]
-    )
+    prompts = [ids(4 + i % 3) for i in range(6)]
+    lengths = [1 + (7 * i) % 13 for i in range(24)]
+    completions = [Completion(ids(c), [0.0] * c, False) for c in lengths]
+    return policy.make_batch([prompt for prompt in prompts for _ in range(4)], completions)
 
 
 def load(model, options=()):
@@ -52,7 +56,7 @@ def load(model, options=()):
         budget=60,
         temperature=1.0,
         dtype="float16" if "overflow" in options else "float32",
-        packed="packed" in options,
+        layout=next((x for x in ("packed", "shared") if x in options), "padded"),
         activation_checkpointing="checkpointing" in options,
         lora_rank=4 * ("lora" in options),
     )

@@ -20,6 +20,7 @@ import eval
 from conftest import ROOT
 from data.countdown import held_out
 from data.hub import reason
+from engine.sampler import Completion, seed_of
 from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
 from experiment import completions, files
 from experiment.failures import RunFailed
@@ -550,6 +551,52 @@ def solution(problem):
                 except ValueError:
                     pass
     raise AssertionError(problem)
+
+
+class Sampler:
+    """Answers with its seed and the prompt's place, and notes what it was asked."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.asked = tokenizer, []
+
+    def sample(self, prompts, n, *, seed, **settings):
+        self.asked.append((len(prompts), seed))
+        return [[Completion(self.tokenizer.encode(f"{seed} {i} {j}"), [], True) for j in range(n)]
+                for i in range(len(prompts))]
+
+    def close(self):
+        pass
+
+
+def test_chunks_go_across_benchmarks_and_continue_at_any_of_them(tmp_path, monkeypatch, tokenizer):
+    sizes = dict(a=4, b=1, c=1, d=5)
+    own = [own_file(tmp_path / f"{name}.jsonl", n) for name, n in sizes.items()]
+    flags = ["--model", model_folder(tmp_path / "model"), "--benchmarks", ",".join(own),
+             "--samples", "2", "--seed", "7", "--sampler", "transformers"]
+    sampler, append = Sampler(tokenizer), completions.append_chunk
+    monkeypatch.setattr(eval, "CHUNK", 6)
+    monkeypatch.setattr(eval, "load_model", lambda args, sets: (sampler, tokenizer))
+    eval.main([*flags, "--out", str(tmp_path / "whole")])
+    # chunks of three problems, each with the seed of its first one: a 0, a 3 with b and c, ...
+    firsts = [(own[0], 0), (own[0], 3), (own[3], 0), (own[3], 3)]
+    assert sampler.asked == [(n, seed_of("eval.py", 7, *first, 0))
+                             for n, first in zip((3, 3, 3, 2), firsts, strict=True)]
+
+    def stop_after_one(path, rows):
+        append(path, rows)
+        raise RunFailed("stopped")
+    sampler.asked.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(completions, "append_chunk", stop_after_one)
+        for _ in range(4):  # from the beginning, within a benchmark, and from a benchmark's first
+            with pytest.raises(RunFailed, match="stopped"):
+                eval.main([*flags, "--out", str(tmp_path / "cut")])
+    eval.main([*flags, "--out", str(tmp_path / "cut")])
+    assert len(sampler.asked) == 4
+    texts = [(tmp_path / name / "completions.jsonl").read_text() for name in ("whole", "cut")]
+    assert texts[0] == texts[1] and texts[0].count("\n\n") == 4
+    results = json.loads((tmp_path / "cut" / "eval.json").read_text())["results"]
+    assert [results[name]["problems"] for name in own] == list(sizes.values())
 
 
 def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 import train
 from engine import kernels, loading, parallel, policy
-from engine.sampler import Completion, VLLMSampler
+from engine.sampler import Completion, VLLMSampler, default_kind
 from experiment import room
 from ranks import load, rollout
 from test_parallel import torchrun
@@ -333,3 +333,11 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((tmp_path / "whole" / "eval.json").read_text())["results"]["countdown"]
     assert result["problems"] == 12 and result["samples"] == 2
+
+
+@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
+    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--out",
+             tmp_path / "out")
+    lines = (tmp_path / "out" / "completions.jsonl").read_text().splitlines()
+    assert [bool(line) for line in lines] == [True, True, False]

@@ -78,7 +78,7 @@ def test_two_ranks_make_the_same_updates_with_every_method(alone):
     assert two["gap"] < 1e-4
 
 
-@pytest.mark.parametrize("options", ["packed", "checkpointing", "lora", "float32"])
+@pytest.mark.parametrize("options", ["packed", "shared", "checkpointing", "lora", "float32"])
 def test_and_with_the_model_computed_otherwise(alone, options):
     model, out, one = alone
     torchrun(2, "tests/ranks.py", model, out / "two", "grpo,acpo", "-", options)

@@ -129,9 +129,9 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
         assert not logprobs[i, c:].any() and not entropy[i, c:].any()
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
-def test_chunks_and_packing_change_nothing(model, batch, packed, tokens_in_a_chunk, monkeypatch):
+def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk, monkeypatch):
     """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
     float64."""
     monkeypatch.setattr(kernels, "CHUNK", tokens_in_a_chunk * 101)
@@ -161,9 +161,9 @@ def test_chunks_and_packing_change_nothing(model, batch, packed, tokens_in_a_chu
         return map(torch.stack, zip(*rows))
 
     wanted = gradient(*plain())
-    other = policy.Policy(model.model, 0.8, packed=packed)
+    other = policy.Policy(model.model, 0.8, layout=layout)
     found = gradient(*other(batch))
-    model.pack(False)
+    model.use_layout("padded")
     assert (
         all((a - b).abs().max() < 1e-12 for a, b in zip(wanted, found))
         and wanted[0].abs().max() > 1
@@ -231,38 +231,38 @@ def test_memory_of_the_log_probabilities_is_a_chunks(tmp_path):
 def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
     lengths = (batch.prompt_len + batch.completion_len).tolist()
     for budget in (1, 16, 30, 1000):
-        for packed in (False, True):
+        for layout in ("padded", "packed"):
             for ranks in (1, 2, 3, 8, 16):
-                parts = policy.micro_batches(batch, budget, packed, ranks)
+                parts = policy.micro_batches(batch, budget, layout, ranks)
                 assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
                 for p in parts:
                     cost = (
                         sum(lengths[r] for r in p)
-                        if packed
+                        if layout == "packed"
                         else len(p) * max([lengths[r] for r in p], default=0)
                     )
                     assert len(p) <= 1 or cost <= budget
-    assert len(policy.micro_batches(batch, 40, True)) < len(policy.micro_batches(batch, 40))
+    assert len(policy.micro_batches(batch, 40, "packed")) < len(policy.micro_batches(batch, 40))
 
 
-@pytest.mark.parametrize("budget, packed, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
-    (18, False, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
-    (26, False, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
-    (17, False, 1, [[0], [2, 5], [1, 3, 4]]),
-    (14, False, 1, [[0], [2], [5, 1], [3, 4]]),
-    (17, True, 1, [[0, 2], [5, 1, 3, 4]]),      # 17 and 16 tokens, without padding
-    (16, True, 1, [[0], [2, 5], [1, 3, 4]]),
-    (8, True, 1, [[0], [2], [5], [1, 3], [4]]),  # 9 is more than the budget, and goes alone
-    (99, False, 1, [[0, 2, 5, 1, 3, 4]]),
-    (99, False, 2, [[0, 2, 5], [1, 3, 4]]),
-    (18, False, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
-    (17, True, 3, [[0, 2], [5, 1], [3, 4]]),
-    (99, True, 4, [[0], [2, 5], [1], [3, 4]]),
+@pytest.mark.parametrize("budget, layout, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
+    (18, "padded", 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
+    (26, "padded", 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
+    (17, "padded", 1, [[0], [2, 5], [1, 3, 4]]),
+    (14, "padded", 1, [[0], [2], [5, 1], [3, 4]]),
+    (17, "packed", 1, [[0, 2], [5, 1, 3, 4]]),      # 17 and 16 tokens, without padding
+    (16, "packed", 1, [[0], [2, 5], [1, 3, 4]]),
+    (8, "packed", 1, [[0], [2], [5], [1, 3], [4]]),  # 9 is more than the budget, and goes alone
+    (99, "padded", 1, [[0, 2, 5, 1, 3, 4]]),
+    (99, "padded", 2, [[0, 2, 5], [1, 3, 4]]),
+    (18, "padded", 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
+    (17, "packed", 3, [[0, 2], [5, 1], [3, 4]]),
+    (99, "packed", 4, [[0], [2, 5], [1], [3, 4]]),
 ])
-def test_micro_batches_by_hand(budget, packed, ranks, parts):
+def test_micro_batches_by_hand(budget, layout, ranks, parts):
     rows = policy.make_batch([[1]] * 6, [Completion([5] * n, [0.0] * n, False)
                                          for n in (8, 4, 7, 1, 1, 6)])
-    assert policy.micro_batches(rows, budget, packed, ranks) == parts
+    assert policy.micro_batches(rows, budget, layout, ranks) == parts
 
 
 def test_a_batch_by_hand():
@@ -362,38 +362,26 @@ def test_how_often_the_model_runs(model, batch, name, size, passes, monkeypatch)
 
 
 def test_what_the_model_is_called_with(model, batch, monkeypatch):
-    """A cache would only cost memory. Kernels on a GPU go by the borders, in int32, and by the
-    longest sequence; the one on a CPU needs no more than the borders."""
-    calls, attention = [], kernels.packed_attention
-
-    def spy(*args, **options):
-        calls.append(options)
-        return attention(*args, **options)
-
-    monkeypatch.setattr(kernels, "packed_attention", spy)
+    """A cache would only cost memory."""
+    calls = []
     hook = model.model.base_model.register_forward_pre_hook(
         lambda _, args, options: calls.append(options), with_kwargs=True)
-    for packed in (False, True):
-        model.pack(packed)
+    for name in ("padded", "packed"):
+        model.use_layout(name)
         model(batch)
     hook.remove()
-    model.pack(False)
-    monkeypatch.undo()
-    kernels.register_packed_attention()
+    model.use_layout("padded")
     lengths = (batch.prompt_len + batch.completion_len).tolist()
-    padded, packed, *layers = calls
-    assert padded["use_cache"] is packed["use_cache"] is False and len(layers) == 2
+    padded, packed = calls
+    assert padded["use_cache"] is packed["use_cache"] is False
     assert padded["input_ids"].shape == (ROWS, max(lengths))
-    assert packed["input_ids"].shape == (1, sum(lengths))
-    for layer in layers:
-        borders = layer["cu_seq_lens_q"]
-        assert borders.diff().tolist() == lengths and borders[0] == 0
-        assert borders.dtype == torch.int32 and layer["max_length_q"] == max(lengths)
+    assert packed["input_ids"].shape == packed["position_ids"].shape == (1, sum(lengths))
 
 
 def test_the_policys_defaults_and_bfloat16(model, batch):
     exact = policy.Policy(copy.deepcopy(model.model).float())
-    assert (exact.temperature, exact.dtype, exact.budget, exact.packed) == (1, "float32", 2**14, 0)
+    assert (exact.temperature, exact.dtype, exact.budget, exact.layout) == (
+        1, "float32", 2**14, "padded")
     rough = policy.Policy(exact.model, dtype="bfloat16")
     with torch.no_grad():
         a, b = exact(batch)[0].double(), rough(batch)[0].double()
@@ -402,29 +390,6 @@ def test_the_policys_defaults_and_bfloat16(model, batch):
     # a batch of rows that are shorter than the widest of the batch they come from
     rows = [r for r in range(ROWS) if batch.completion_len[r] < batch.mask.shape[1]][:2]
     assert torch.allclose(model(batch.rows(rows))[0], model(batch)[0][rows], atol=1e-12)
-
-
-def test_a_model_that_cannot_be_packed_is_padded(model, batch, monkeypatch, capsys):
-    assert loading.packing_agrees(model, batch) and model.packed
-    model.pack(False)
-    monkeypatch.setattr(
-        policy.F, "pad", lambda x, *_: torch.tensor([0, int(x[-1])])
-    )  # as if all were one sequence
-    assert (
-        not loading.packing_agrees(model, batch)
-        and not model.packed
-        and "padding instead" in capsys.readouterr().out
-    )
-
-    def broken(*_, **__):
-        raise RuntimeError("head_dim should be at most 256")
-
-    monkeypatch.setattr(policy.F, "pad", broken)
-    assert (
-        not loading.packing_agrees(model, batch)
-        and not model.packed
-        and "head_dim" in capsys.readouterr().out
-    )
 
 
 def test_the_token_budget_follows_the_memory(small, monkeypatch):

@@ -88,6 +88,29 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     assert same(out, whole[0])
 
 
+def test_shuffled_groups_resume_bit_for_bit(base, tmp_path):
+    flags = ["--model", base, *SMALL, "--loss", "grpo", "--shuffle", "groups", "--keep", "9"]
+    train.main([*flags, "--out", str(tmp_path / "whole")])
+    out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, tmp_path / "whole")
+    train.main([*flags[:-4], "--keep", "9", "--out", str(tmp_path / "rows")])
+    assert weights(tmp_path / "rows", 1) != weights(out, 1)  # completions, shuffled one by one
+
+
+def test_a_run_from_before_prompts_were_shared_goes_on_without(whole, tmp_path, capsys):
+    out = edited(without(whole[0], tmp_path / "old", 3, 4), tmp_path / "run", share_prompts=None,
+                 shuffle=None)
+    args, _ = train.parse_args(["--out", str(out), "--resume"])
+    assert args.share_prompts is False and args.shuffle == "completions"
+    train.main(["--out", str(out), "--resume"])
+    assert "tokens, padded" in capsys.readouterr().out
+    shutil.rmtree(out / "checkpoints" / "rollout_000004")
+    train.main(["--out", str(out), "--resume", "--share_prompts"])
+    said = capsys.readouterr().out
+    assert "--share_prompts was False and is now True" in said and "tokens, shared" in said
+
+
 @pytest.mark.parametrize("moments", [5])
 def test_killed_at_random_moments(whole, tmp_path, moments):
     """SIGKILL, wherever it hits, and --resume from the very first start on. bench/kill.py has 20

@@ -1,11 +1,13 @@
 """sampler.py: both samplers give the trainer's logprobs, after weight syncs, at any temperature;
-how completions end."""
+how completions end. hf_sampler.py: what is drawn, and which models it decodes itself."""
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from engine import policy
+from engine.hf_sampler import TransformersSampler, draw
 from engine.loading import eos_ids
 from engine.sampler import default_kind, make_sampler, seed_of
 
@@ -121,6 +123,160 @@ def test_a_bfloat16_sampler_is_a_mismatch(kind, base, tokenizer):
     groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
     assert 1e-4 < gap(model, prompts, groups, 1.0) < 0.5
     sampler.close()
+
+
+SIZES = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)  # fmt: skip
+MODELS = {  # class of the config, what it takes beyond SIZES; window: of 6, smaller than the texts
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2 window": (
+        "Qwen2Config",
+        dict(use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    ),
+    "qwen3": ("Qwen3Config", dict(head_dim=8)),
+    "llama": ("LlamaConfig", {}),
+    "gemma2 window": ("Gemma2Config", dict(head_dim=8, sliding_window=6)),
+    "gemma3 window": ("Gemma3TextConfig", dict(head_dim=8, sliding_window=6)),
+    "mistral window": ("MistralConfig", dict(sliding_window=6)),
+    "lfm2 convolutions": (
+        "Lfm2Config",
+        dict(layer_types=["conv", "full_attention"], block_multiple_of=8),
+    ),
+    "gpt2 absolute": ("GPT2Config", {}),
+}
+LEFT_TO_GENERATE = {
+    "phi3": ("Phi3Config", dict(pad_token_id=0)),  # computes inputs of its own
+    "bloom alibi": ("BloomConfig", {}),  # takes no positions
+    "mamba": ("MambaConfig", dict(state_size=8)),
+}
+
+
+def random_sampler(tmp_path, config, more, **settings):
+    """A sampler of a random model with opinions; several ids end a completion, so that many do."""
+    torch.manual_seed(0)
+    config = getattr(transformers, config)(**SIZES, **more)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.mul_(4)
+    model.save_pretrained(tmp_path)
+    return TransformersSampler(
+        str(tmp_path), dtype="float32", max_length=64, eos=[1, 20, 21, 22, 23, 24], **settings
+    )
+
+
+def largest_gap(sampler, prompts, groups, temperature):
+    """To the model's own probabilities, from a pass over each text alone, without a cache."""
+    gaps = []
+    for prompt, group in zip(prompts, groups, strict=True):
+        for c in group:
+            ids = torch.tensor([prompt + c.tokens])
+            with torch.no_grad():
+                logits = sampler.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            wanted = (logits / temperature).log_softmax(-1)
+            wanted = wanted.gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
+            gaps.append((wanted - torch.tensor(c.logprobs)).abs().max().item())
+    return max(gaps)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *LEFT_TO_GENERATE])
+def test_logprobs_are_those_of_a_pass_without_cache(name, tmp_path):
+    sampler = random_sampler(tmp_path, *{**MODELS, **LEFT_TO_GENERATE}[name], chunk=20)
+    assert sampler.plain == (name in MODELS)
+    prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [3, 4] * 7]
+    for plain in {sampler.plain, False}:  # and generate gives the same of what is decoded here
+        sampler.plain = plain
+        groups = sampler.sample(prompts, 8, seed=3, temperature=1.3, max_tokens=20)
+        assert largest_gap(sampler, prompts, groups, 1.3) < 1e-4
+        lengths = [len(c.tokens) for group in groups for c in group]
+        assert min(lengths) < 5 and max(lengths) == 20  # some have ended long before others
+        greedy = sampler.sample(prompts, 2, seed=3, temperature=0, max_tokens=8)
+        assert all(a == b for a, b in greedy) and largest_gap(sampler, prompts, greedy, 1) < 1e-4
+
+
+def test_greedy_tokens_are_those_of_generate(tmp_path):
+    sampler = random_sampler(tmp_path, *MODELS["qwen2"])
+    prompts = [[5, 6, 7], [8], [3, 4] * 7]
+    assert sampler.plain
+    own = sampler.sample(prompts, 2, seed=1, temperature=0, max_tokens=20)
+    sampler.plain = False
+    others = sampler.sample(prompts, 2, seed=1, temperature=0, max_tokens=20)
+    assert [[c.tokens for c in g] for g in own] == [[c.tokens for c in g] for g in others]
+
+
+def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatch):
+    sampler = random_sampler(tmp_path, *MODELS["qwen2"], chunk=48)
+    shapes, own = [], sampler.model.forward
+
+    def forward(**inputs):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return own(**inputs)
+
+    monkeypatch.setattr(sampler.model, "forward", forward)
+    groups = sampler.sample(
+        [[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0, max_tokens=20
+    )
+    assert shapes[0] == (2, 3)  # two distinct prompts
+    sizes = [rows for rows, _ in shapes[1:]]
+    lengths = [len(c.tokens) for g in groups for c in g]
+    for step, size in enumerate(sizes, 1):
+        going = sum(length > step for length in lengths)
+        assert going <= size <= max(going / 0.9, sizes[step - 2] if step > 1 else 48)
+    assert sizes[-1] < 30 and {columns for _, columns in shapes[1:]} == {1}
+
+
+def test_tokens_are_drawn_as_often_as_they_are_probable():
+    """Also behind and before tokens of probability 0, at a temperature, and under top_p."""
+    torch.manual_seed(0)
+    logits = torch.tensor([-torch.inf, 0.0, 1.0, -torch.inf, 2.0, -5.0, 0.5, -torch.inf])
+    rows = 200_000
+    for temperature, top_p in ((1.0, 1.0), (2.0, 1.0), (1.0, 0.8)):
+        tokens, logprobs = draw(logits.expand(rows, -1), temperature, top_p)
+        p = (logits / temperature).softmax(-1)
+        assert torch.allclose(logprobs.exp(), p[tokens])  # of all tokens, whatever top_p leaves out
+        if top_p < 1:
+            p = torch.where(torch.isin(torch.arange(8), torch.tensor([4, 2])), p, 0)
+            assert p.sum() < 0.8  # and with the next one, which is kept, above
+            p[6] = (logits.softmax(-1))[6]
+            p /= p.sum()
+        seen = torch.bincount(tokens[:, 0], minlength=8) / rows
+        assert ((seen - p).abs() < 4 * (p * (1 - p) / rows).sqrt() + 1e-9).all()
+    assert (draw(logits.expand(3, -1), 0, 1.0)[0] == 4).all()
+
+
+def test_sequences_come_as_often_as_they_are_probable(tmp_path):
+    """Of two tokens, the second drawn after those have left that ended with the first."""
+    sampler = random_sampler(tmp_path, *MODELS["qwen2"], chunk=4000)
+    first = torch.arange(97)
+    with torch.no_grad():
+        logits = sampler.model(
+            torch.tensor([[5, 6, token] for token in first]), use_cache=False
+        ).logits
+    p = logits[0, 1].softmax(-1)
+    sampler.eos = p.topk(15).indices.tolist()
+    wanted = p[:, None] * logits[:, 2].softmax(-1)
+    group = sampler.sample([[5, 6]], 20_000, seed=2, temperature=1.0, max_tokens=2)[0]
+    pairs = [c.tokens for c in group if len(c.tokens) == 2]
+    assert len(pairs) < 0.8 * 20_000  # enough have ended for the batch to be cut
+    assert len({tuple(t) for t in pairs}) > 1000
+    seen = torch.zeros(97, 97)
+    for a, b in pairs:
+        seen[a, b] += 1 / 20_000
+    wanted[sampler.eos] = 0
+    for axis in (0, 1):
+        share = wanted.sum(axis)
+        assert ((seen.sum(axis) - share).abs() < 5 * (share / 20_000).sqrt() + 1e-9).all()
+
+
+def test_ruined_weights_are_an_error(tmp_path):
+    sampler = random_sampler(tmp_path, *MODELS["qwen2"])
+    for sampler.plain in (True, False):
+        with torch.no_grad():
+            sampler.model.get_output_embeddings().weight[3] = torch.nan
+        with pytest.raises(FloatingPointError, match="not numbers"):
+            sampler.sample([[5, 6]], 2, seed=1, temperature=1.0, max_tokens=4)
 
 
 def test_seeds_are_spread_and_stable():

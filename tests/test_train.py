@@ -52,6 +52,9 @@ def run(model, out, *flags):
         ("--objective nope", "nope"),
         ("--aggregate zscore", "zscore"),
         ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
+        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 8 --shuffle groups",
+         "4 problems, a group each, do not divide into --steps_per_rollout 8"),
+        ("--shuffle problems", "--shuffle"),
         ("--steps_per_rollout 0", "--steps_per_rollout"),
         ("--rollouts -1", "--rollouts"),
         ("--rollouts two", "--rollouts"),
@@ -574,6 +577,28 @@ def test_rollout_lag_trains_on_old_samples(base, tmp_path):
         assert max(first_steps[:1]) < 1e-9 and (
             max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6
         )
+
+
+def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
+    """With --shuffle groups, steps of one group each: where one group alone has an advantage, three
+    steps of four are without a gradient. All rows of a step are of its group."""
+    steps, update = [], train.update
+
+    def advantages(method, rewards, state):
+        return torch.tensor([1.0, 0, 0, 0])[:, None].expand_as(rewards)
+
+    def watched(policy, optimizer, schedule, scaler, minibatch, *rest):
+        steps.append((len(set(minibatch.group.tolist())), len(minibatch.ids)))
+        return update(policy, optimizer, schedule, scaler, minibatch, *rest)
+
+    monkeypatch.setattr(train, "group_advantages", advantages)
+    monkeypatch.setattr(train, "update", watched)
+    records = run(base, tmp_path / "run", "--shuffle", "groups", "--steps_per_rollout", "4")[1:]
+    assert [record["optim/no_gradient"] for record in records] == [3, 3]
+    assert steps == [(1, 4)] * 8
+    monkeypatch.undo()
+    records = run(base, tmp_path / "other", "--loss", "reinforce", "--entropy_coef", "0.1")[1:]
+    assert [record["optim/no_gradient"] for record in records] == [0, 0]
 
 
 def test_overlong_penalty_and_masking(base, tmp_path, monkeypatch):
