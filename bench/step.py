@@ -2,12 +2,13 @@
 running.
 
     python bench/step.py                            (a) our rollout over its parts done bare
+    python bench/step.py --shuffle groups           the same with prompts shared in the update, too
     python bench/step.py --trl OTHER/bin/python     and (b) TRL's GRPOTrainer over ours; that
-    interpreter has
-                                                    bench/requirements-trl.txt
+                                                    interpreter has bench/requirements-trl.txt
 
 The parts done bare: the engine's generate for the same prompts, one forward without gradient over
-the same tokens, and forward, backward and AdamW on the same shares of them, in the simplest loop.
+the same tokens, in the run's layout, and forward, backward and AdamW on as many of them a step, in
+the simplest loop.
 Ours and the others take turns; medians over rollouts, the first two of each turn left out, and the
 median of the turns' ratios.
 """
@@ -27,13 +28,14 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
 from data import tiny
-from engine.policy import micro_batches
+from engine import policy
+from engine.layout import lay, micro_batches
 from engine.sampler import default_kind, make_sampler
 
 SKIP = 2
 
 
-def ours(folder, rollouts, sampler, steps):
+def ours(folder, rollouts, args):
     """-> records of metrics.jsonl, the batches that were learnt from."""
     batches, make_batch = [], train.make_batch
 
@@ -49,7 +51,9 @@ def ours(folder, rollouts, sampler, steps):
             "--rollouts",
             str(rollouts),
             "--steps_per_rollout",
-            str(steps),
+            str(args.steps),
+            "--shuffle",
+            args.shuffle,
             "--eval_every",
             "0",
             "--save_every",
@@ -57,7 +61,7 @@ def ours(folder, rollouts, sampler, steps):
             "--out",
             folder,
             "--sampler",
-            sampler,
+            args.sampler,
         ]
     )
     train.make_batch = make_batch
@@ -66,21 +70,19 @@ def ours(folder, rollouts, sampler, steps):
     ], batches
 
 
-def bare(batches, kind, steps):
+def bare(batches, kind, steps, shuffle):
     """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of
     `batches`."""
     folder = tiny.base_model()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     sampler = make_sampler(kind, folder, dtype="float32", max_length=48, eos=[1])
+    policy.Policy(model, layout="shared")  # gives the model its attention
 
     def logprobs(batch):
-        logits = model(
-            batch.ids[:, : (batch.prompt_len + batch.completion_len).max()], use_cache=False
-        ).logits[:, :-1]
-        return logits.log_softmax(-1).gather(-1, batch.ids[:, 1 : logits.shape[1] + 1, None])[
-            ..., 0
-        ]
+        inputs, predicts, targets = lay(batch, "shared")
+        hidden = model.model(**inputs, use_cache=False).last_hidden_state[0, predicts]
+        return model.lm_head(hidden).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
     seconds = []
     for prompts, _, batch in batches:
@@ -97,12 +99,13 @@ def bare(batches, kind, steps):
             sampler.sample(unique, 16, seed=0, temperature=1.0, max_tokens=16)
         marks.append(time.perf_counter())
         with torch.no_grad():
-            for part in micro_batches(batch, 4096):
+            for part in micro_batches(batch, 4096, "shared"):
                 logprobs(batch.rows(part))
         marks.append(time.perf_counter())
-        for share in torch.randperm(len(prompts)).chunk(steps):
+        together = 16 if shuffle == "groups" else 1
+        for share in policy.shuffled_shares(len(prompts), steps, 0, 0, together):
             optimizer.zero_grad()
-            for part in micro_batches(batch.rows(share), 4096):
+            for part in micro_batches(batch.rows(share), 4096, "shared"):
                 logprobs(batch.rows(share[part])).mean().backward()
             optimizer.step()
         marks.append(time.perf_counter())
@@ -118,19 +121,20 @@ def main():
     parser.add_argument("--rollouts", type=int, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps per rollout")
+    parser.add_argument("--shuffle", default="completions", choices=("completions", "groups"))
     parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     args = parser.parse_args()
     phases, parts, ratios, trl = {}, [], [], []
     for _ in range(args.turns):
         with tempfile.TemporaryDirectory() as folder:
-            records, batches = ours(folder + "/run", args.rollouts, args.sampler, args.steps)
+            records, batches = ours(folder + "/run", args.rollouts, args)
         for record in records[SKIP:]:
             for name in record:
                 if name.startswith("time/"):
                     phases.setdefault(name, []).append(record[name])
         mine = statistics.median(r["time/rollout"] for r in records[SKIP:])
-        done = bare(batches, args.sampler, args.steps)[SKIP:]
+        done = bare(batches, args.sampler, args.steps, args.shuffle)[SKIP:]
         parts += done
         ratios.append(mine / statistics.median(map(sum, done)))
         if args.trl:
@@ -149,8 +153,8 @@ def main():
                 sys.exit(out.stderr[-3000:])
             trl.append((statistics.median(json.loads(out.stdout.splitlines()[-1])[SKIP:]), mine))
     print(
-        f"\n{args.sampler}, {args.steps} steps per rollout, 1024 completions; median seconds per "
-        f"rollout"
+        f"\n{args.sampler}, {args.steps} steps per rollout of shuffled {args.shuffle}, 1024 "
+        "completions; median seconds per rollout"
     )
     print(
         "ours  " + ", ".join(f"{name[5:]} {statistics.median(v):.3f}" for name, v in phases.items())

@@ -32,7 +32,9 @@ def positions_of(model):
 def layers_of(model):
     """The model's transformer blocks."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    # FSDP derives a class of its own from a layer's
+    return [module for module in model.modules()
+            if names & {kind.__name__ for kind in type(module).__mro__}]
 
 
 def head_of(folder):
@@ -191,7 +193,7 @@ def kept_bytes(policy, batch):
     def record(x):
         storage = x.untyped_storage()  # held, or FSDP's next one may get its address
         storages[storage._cdata] = storage.nbytes(), storage
-        return x
+        return x.detach()  # x itself would hold its own graph, for ever
     # compiled layers as they are written: the measurement is no reason to compile them
     with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x), \
             torch.compiler.set_stance("force_eager"):

@@ -220,7 +220,8 @@ class Run:
         every = args.rank_every
         record.update(self.head.metrics(with_rank=every and self.rollout % every == 0))
         seconds, tokens = time.perf_counter() - self.began, metrics["len/sum"]
-        # floating-point operations of a token: 2 a parameter forward, and 4 backward
+        # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
+        # counts with each of its completions, so that runs that share it are on the same axis
         forward = 2 * sum(p.numel() for p in self.policy.parameters())
         forward *= int((batch.prompt_len + batch.completion_len).sum())
         flops = forward * (1 + 3 * passes + bool(args.kl_coef))
