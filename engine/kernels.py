@@ -106,6 +106,11 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
                        **options)[None], None
 
 
+def part(x, rows, start, end):
+    """x[:rows, :, start:end]; where that is all of x, its gradient needs no copy."""
+    return x if (rows, start, end) == (len(x), 0, x.shape[2]) else x[:rows, :, start:end]
+
+
 def attention_by_blocks(q, k, v, blocks, order, **options):
     """[places, heads, d] of q, k and v, block by block, and within one by QUERIES, so that little
     is computed that is not seen."""
@@ -115,18 +120,17 @@ def attention_by_blocks(q, k, v, blocks, order, **options):
             (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
         if block.sees is None:
             out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
-            outputs.append(out.transpose(1, 2)[block.real])
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
             continue
         context = keys.shape[2] - queries.shape[2]
         for start in range(0, queries.shape[2], QUERIES):
-            rows = int(block.real[:, start].sum())  # the longest stand first
-            part = queries[:rows, :, start:start + QUERIES]
-            end = start + part.shape[2]
+            rows, end = block.going[start // QUERIES], min(start + QUERIES, queries.shape[2])
             out = F.scaled_dot_product_attention(
-                part, keys[:rows, :, :context + end], values[:rows, :, :context + end],
+                part(queries, rows, start, end), part(keys, rows, 0, context + end),
+                part(values, rows, 0, context + end),
                 attn_mask=block.sees[:rows, :, start:end, :context + end], **options)
-            outputs.append(out.transpose(1, 2)[block.real[:rows, start:end]])
-    return take(torch.cat(outputs), order)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return take(torch.cat(outputs), order)  # without padding
 
 
 def register_end_to_end():

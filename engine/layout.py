@@ -109,10 +109,11 @@ class Block(NamedTuple):
     keys: torch.Tensor     # [B, C + T] places of the contexts, padded on the left, and the queries'
     sees: torch.Tensor     # [B or 1, 1, T, C + T] bool; None is causal, where there is no context
     real: torch.Tensor     # [B, T] bool: no padding
+    going: list            # for each kernels.QUERIES of T, the segments that have any of them
 
 
 def attention_blocks(segments):
-    """Segments -> (Blocks, where each place's result stands in theirs)."""
+    """Segments -> (Blocks, where each place's result stands among theirs, padding included)."""
     like = {}
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
@@ -122,16 +123,18 @@ def attention_blocks(segments):
         # contexts alike, and lengths within a factor of two
         like.setdefault((bool(context) if short else context, max(length, 32).bit_length()),
                         []).append(i)
-    blocks, order = [], []
+    blocks, places, real = [], [], []
     for members in like.values():
         members.sort(key=lambda i: -lengths[i])
         block = attention_block(Segments(*(x[members] for x in segments)))
-        # of the queries that are computed at once
+        # in the order in which kernels.attention_by_blocks computes them
         size = block.real.shape[1] if block.sees is None else kernels.QUERIES
-        order += [places[real] for places, real in zip(
-            block.queries.split(size, 1), block.real.split(size, 1), strict=True)]
+        for n, start in zip(block.going, range(0, block.real.shape[1], size), strict=True):
+            places.append(block.queries[:n, start:start + size].flatten())
+            real.append(block.real[:n, start:start + size].flatten())
         blocks.append(block)
-    return blocks, torch.cat(order).argsort()
+    places, stands = torch.cat(places), torch.cat(real).nonzero()[:, 0]
+    return blocks, stands[places[stands].argsort()]
 
 
 def attention_block(segments):
@@ -140,7 +143,8 @@ def attention_block(segments):
     real = place < length
     queries = (start + place).where(real, start)
     if not context_length.any():
-        return Block(queries, queries, None, real)
+        return Block(queries, queries, None, real, [len(start)])
+    going = real[:, ::kernels.QUERIES].sum(0).tolist()
     before = torch.arange(-int(context_length.max()), 0, device=start.device) + context_length
     keys = torch.cat([(context + before).where(before >= 0, context), queries], 1)
     causal = place[:, None] >= place
@@ -149,7 +153,7 @@ def attention_block(segments):
     else:
         of_context = (before >= 0)[:, None].expand(-1, len(place), -1)
         sees = torch.cat([of_context, causal.expand(len(start), -1, -1)], 2)[:, None]
-    return Block(queries, keys, sees, real)
+    return Block(queries, keys, sees, real, going)
 
 
 # ---------------------------------------------------------------------------- how many at once
@@ -170,8 +174,9 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
     """Lists of rows of at most `budget` tokens each, rows of like lengths together.
 
     What counts is what goes through the model: padding where rows are padded, a prompt once where
-    prompts are shared. A group that is larger is cut, and its prompt computed once a part; a row
-    that is larger goes alone. The number of lists is a multiple of `ranks`, and some are empty
+    prompts are shared, and a sixteenth of it for each completion, which has its keys and values.
+    A group that is larger is cut, and its prompt computed once a part; a row that is larger goes
+    alone. The number of lists is a multiple of `ranks`, and some are empty
     where there are too few rows: all ranks must go through the sharded model equally often, or they
     would wait for each other for ever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
@@ -181,11 +186,13 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
         and they share a prompt."""
         if layout == "padded" and part:
             return prompts[part[0]] + completions[part[0]]
-        return completions[row] + (0 if last is not None else prompts[row])
+        keys = prompts[row] // 16 if layout == "shared" else 0
+        return completions[row] + keys + (0 if last is not None else prompts[row])
 
     parts, used = [[]], 0
     for together in rows_together(batch, layout):
-        whole = added(together[0], parts[-1], None) + sum(completions[r] for r in together[1:])
+        whole = added(together[0], parts[-1], None) + sum(
+            added(row, [], together[0]) for row in together[1:])
         if parts[-1] and used + whole > budget:
             parts.append([])
             used = 0

@@ -187,7 +187,7 @@ class Figures:
     no_room: str = ""     # what the run says where it cannot find any
     start: int = 0        # bytes of the weights
     between: int = 0      # bytes of weights and AdamW's moments
-    scoring: list = field(default_factory=list)  # (tokens at once, bytes), twice
+    scoring: list = field(default_factory=list)  # (tokens at once as counted, bytes), twice
     update: list = field(default_factory=list)
     sync: int = 0         # bytes while tensors are gathered one by one
     parts: int = 0        # micro-batches of each rank in an optimizer step
@@ -241,9 +241,6 @@ class Run:
             args, method, None, [2], None, None)
         # float16's asks whether gradients overflowed
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        self.seen = []  # tokens of each forward pass
-        self.policy.model.get_input_embeddings().register_forward_pre_hook(
-            lambda module, inputs: self.seen.append(inputs[0].numel()))
 
     def on_cpu(self, tensors):
         if self.args.offload:
@@ -280,7 +277,6 @@ class Run:
             cut = micro_batches(batch_of(groups_of(rows, size, *lengths)),
                                 self.figures.budget // part, self.figures.layout, parallel.world())
             parts = [[rows[i] for i in places] for places in cut]
-            self.seen.clear()
             yield parts, groups_of(max(parts, key=lambda part: self.tokens(part, *lengths)), size,
                                    *lengths)
 
@@ -291,13 +287,19 @@ class Run:
         prompts = len({row // self.args.group_size for row in part})
         return prompts * prompt + len(part) * (completion - 1)  # its last token predicts nothing
 
+    def counted(self, groups):
+        """The tokens of a micro-batch as layout.micro_batches counts them."""
+        shared = self.figures.layout == "shared"
+        return sum(len(g.prompt) * (shared or len(g.completions)) + sum(
+            len(c.tokens) + shared * (len(g.prompt) // 16) for c in g.completions) for g in groups)
+
     def score(self, *lengths):
         import train
         rows = range(self.args.problems_per_rollout * self.args.group_size)
         for _, groups in self.halves(rows, *lengths):
             _, peak = self.ledger.peak_of(
                 lambda: train.scored_batch(self.policy, self.reference, groups, self.args))
-            self.figures.scoring.append((self.seen[0], peak))
+            self.figures.scoring.append((self.counted(groups), peak))
 
     def update(self, prompt, completion):
         import train
@@ -315,7 +317,7 @@ class Run:
                 self.give_gradients()
             _, peak = self.ledger.peak_of(lambda: train.update(
                 self.policy, self.optimizer, self.schedule, self.scaler, batch, self.method, args))
-            figures.update.append((self.seen[0], peak))
+            figures.update.append((self.counted(groups), peak))
         once = {}  # of a step with one micro-batch
         for name, n in self.ledger.collectives.items():
             kind = next(kind for word, kind in KINDS.items() if word in name)

@@ -235,7 +235,8 @@ def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
 
 def cost(batch, rows):
     prompts = {int(batch.group[r]): int(batch.prompt_len[r]) for r in rows}
-    return sum(prompts.values()) + sum(int(batch.completion_len[r]) for r in rows)
+    return sum(prompts.values()) + sum(
+        int(batch.completion_len[r]) + int(batch.prompt_len[r]) // 16 for r in rows)
 
 
 @pytest.mark.parametrize("lengths", GROUPS)
