@@ -296,6 +296,8 @@ def entropy_change(kept, lr):
     """What entropy_changes gives of one advantage; takes the steps."""
     before = kept.tokens()
     a, logprobs = before.advantages[before.mask].double(), before.logprobs[before.mask].double()
+    if not a.any():
+        raise ValueError("its advantages are all 0")
     pos, neg = gradient_mass(a)
     entropy = before.entropy[before.mask].mean().item()
     for _ in walk(kept, lr=lr):

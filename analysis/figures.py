@@ -61,11 +61,13 @@ def lines_of(groups, name, records, x):
 
 def draw_groups(axis, groups, name, records="records", x="rollout"):
     """Draws the records' `name` over x, a line and a band for each group of runs."""
+    places = {label: i for i, label in enumerate(groups)}  # not all groups may have the number
     for label, points in lines_of(groups, name, records, x):
         xs, means, low, high = zip(*points, strict=True)
-        line, = axis.plot(xs, means, lw=1.2, label=label, marker="." if "@" in name else None)
+        color = f"C{places[label]}"
+        axis.plot(xs, means, lw=1.2, label=label, color=color, marker="." if "@" in name else None)
         if any(map(math.isfinite, low)):
-            axis.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, lw=0)
+            axis.fill_between(xs, low, high, color=color, alpha=0.15, lw=0)
 
 
 def curves(groups, out):

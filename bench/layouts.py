@@ -2,16 +2,17 @@
 layout.
 
     python bench/layouts.py                                  512 completions, each of its own prompt
-    python bench/layouts.py --each 16 --embedded             the embedded task's lengths and model
-    python bench/layouts.py --each 16 --prompt 1500 --median 100 --prompts 4
-    python bench/layouts.py --each 16 --prompt 150 --median 1000 --prompts 2
+    python bench/layouts.py --each 16 --embedded             the embedded task's lengths and steps
+    python bench/layouts.py --each 16 --prompt 1500 --median 100 --prompts 2 --wide
+    python bench/layouts.py --each 16 --prompt 150 --median 1000 --prompts 2 --wide
 
-Completions are of log-normal length, the rows and the number of tokens at once the same for all
-layouts. "naive" takes the rows as they come, as many at once as the longest row allows, pads them
-to the longest of all and has logits of every place, as a plain loop over one generation's batch
-does. The others are those of engine/layout.py, through policy.Policy. Ratios are to "padded", which
-puts like lengths together. --score is the forward pass alone. Memory is what autograd keeps of the
-largest micro-batch. Turns alternate; medians over them.
+The model has the embedded base's shape, or with --wide 4 layers of 256. Completions are of
+log-normal length, the rows and the number of tokens at once the same for all layouts. "naive" takes
+the rows as they come, as many at once as the longest row allows, pads them to the longest of all
+and has logits of every place, as a plain loop over one generation's batch does. The others are
+those of engine/layout.py, through policy.Policy. Ratios are to "padded", which puts like lengths
+together. --score is the forward pass alone. Memory is what autograd keeps of the largest
+micro-batch. Turns alternate; medians over them.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from engine import layout, loading, parallel, policy
 from engine.sampler import Completion
 
 
-def make_model(embedded):
-    if embedded:
+def make_model(wide):
+    if not wide:
         return tiny.empty_model(tiny.RECIPE, len(tiny.tokenizer()))
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=1000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
@@ -101,18 +102,19 @@ def main():
     parser.add_argument("--prompt", type=int, default=16, help="tokens of a prompt")
     parser.add_argument("--median", type=float, default=60, help="of a completion's tokens")
     parser.add_argument("--sigma", type=float, default=0.8)
-    parser.add_argument("--longest", type=int, default=4000)
+    parser.add_argument("--longest", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1, help="optimizer steps that share the rows")
     parser.add_argument("--budget", type=int, default=8192)
     parser.add_argument("--embedded", action="store_true", help="64 prompts of 9 tokens, "
                         "completions of 8 to 11, 16 steps, 4,096 tokens at once")
+    parser.add_argument("--wide", action="store_true")
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
     if args.embedded:
         args.prompts, args.prompt, args.median, args.sigma, args.longest = 64, 9, 10, 0.05, 11
         args.budget, args.steps = 4096, 16
-    batch, chosen = make_batch(args), policy.Policy(make_model(args.embedded).to(parallel.device()))
+    batch, chosen = make_batch(args), policy.Policy(make_model(args.wide).to(parallel.device()))
     shares = torch.arange(len(batch.ids), device=parallel.device()).chunk(
         1 if args.score else args.steps)
     names = ["naive", *layout.LAYOUTS] if args.each == 1 else layout.LAYOUTS

@@ -81,19 +81,26 @@ def take(x, index):
 
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
-                         sliding_window=None, blocks=None, keys=None, cu_seq_lens_q=None,
-                         cu_seq_lens_k=None, max_length_q=None, max_length_k=None, **_):
+                         sliding_window=None, s_aux=None, softcap=None, blocks=None, keys=None,
+                         cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None,
+                         max_length_k=None, **_):
     """Attention of segments that stand end to end. See layout.Segments.
 
     query, key, value: [1, heads, places, d]. On a GPU in 16 bits: keys, the places of the keys of
     all segments, None where they are the places themselves; the borders of queries and keys, and
     the longest. Elsewhere: blocks of layout.attention_blocks.
-    Returns [1, places, heads, d], as transformers' attention functions do."""
+    Returns [1, places, heads, d], as transformers' attention functions do. Raises TypeError for
+    attention that does more: sinks, a softcap, a mask of the model's own."""
+    if s_aux is not None or softcap is not None:
+        raise TypeError("its attention has sinks or a softcap")
+    if attention_mask is not None and (
+            attention_mask.numel() > 1 or attention_mask.item() != sliding_window):
+        raise TypeError("its masks limit what is seen, and its attention does not know of it")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [places, heads, d]
     grouped = q.shape[1] != k.shape[1]
     if blocks is not None:
-        assert not sliding_window, "only with a GPU's kernel"
-        return attention_by_blocks(q, k, v, *blocks, scale=scaling, enable_gqa=grouped)[None], None
+        return attention_by_blocks(q, k, v, *blocks, sliding_window, scale=scaling,
+                                   enable_gqa=grouped)[None], None
     from torch.nn.attention.varlen import varlen_attn  # takes long to import
     q, k = q.to(v.dtype), k.to(v.dtype)  # rotations may have made float32 of them
     if keys is not None:
@@ -111,24 +118,30 @@ def part(x, rows, start, end):
     return x if (rows, start, end) == (len(x), 0, x.shape[2]) else x[:rows, :, start:end]
 
 
-def attention_by_blocks(q, k, v, blocks, order, **options):
+def attention_by_blocks(q, k, v, blocks, order, window, **options):
     """[places, heads, d] of q, k and v, block by block, and within one by QUERIES, so that little
-    is computed that is not seen."""
+    is computed that is not seen. window: of so many keys a query sees the last; None is all."""
     outputs = []
     for block in blocks:
         queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
             (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
+        context = keys.shape[2] - queries.shape[2]
+        within = None
+        if window and keys.shape[2] > window:
+            place = torch.arange(keys.shape[2], device=q.device)
+            within = (place - place[context:, None]).abs() < window
         if block.sees is None:
-            out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
+            mask = dict(is_causal=True) if within is None else dict(attn_mask=within.tril())
+            out = F.scaled_dot_product_attention(queries, keys, values, **mask, **options)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
             continue
-        context = keys.shape[2] - queries.shape[2]
+        seen = block.sees if within is None else block.sees & within
         for start in range(0, queries.shape[2], QUERIES):
             rows, end = block.going[start // QUERIES], min(start + QUERIES, queries.shape[2])
             out = F.scaled_dot_product_attention(
                 part(queries, rows, start, end), part(keys, rows, 0, context + end),
                 part(values, rows, 0, context + end),
-                attn_mask=block.sees[:rows, :, start:end, :context + end], **options)
+                attn_mask=seen[:rows, :, start:end, :context + end], **options)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
     return take(torch.cat(outputs), order)  # without padding
 
@@ -137,4 +150,10 @@ def register_end_to_end():
     """Makes "end_to_end" a name that a transformers model's attention can be set to."""
     from transformers import AttentionInterface, AttentionMaskInterface
     AttentionInterface.register("end_to_end", end_to_end_attention)
-    AttentionMaskInterface.register("end_to_end", lambda *_, **__: None)
+    AttentionMaskInterface.register("end_to_end", limit_of_mask)
+
+
+def limit_of_mask(*_, local_size=None, **__):
+    """In place of a mask: the window or the chunk that it would have had, since some models tell
+    it to their masks alone. In four dimensions, for models that slice a mask."""
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)

@@ -176,9 +176,9 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
     What counts is what goes through the model: padding where rows are padded, a prompt once where
     prompts are shared, and a sixteenth of it for each completion, which has its keys and values.
     A group that is larger is cut, and its prompt computed once a part; a row that is larger goes
-    alone. The number of lists is a multiple of `ranks`, and some are empty
-    where there are too few rows: all ranks must go through the sharded model equally often, or they
-    would wait for each other for ever."""
+    alone. The number of lists is a multiple of `ranks`, and some are empty where there are too few
+    rows: all ranks must go through the sharded model equally often, or they would wait for each
+    other for ever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
 
     def added(row, part, last):

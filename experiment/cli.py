@@ -464,8 +464,12 @@ def load_tokenizer(args, train_set, test_set):
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
-    if torch.cuda.is_available() and (sentence := room.refusal(
-            args, room.parameters_of(args.model), parallel.memory(), parallel.world(),
-            parallel.sharded())):
-        refuse(sentence)
+    if torch.cuda.is_available():
+        try:
+            parameters = room.parameters_of(args.model)
+        except ValueError as e:
+            refuse(str(e))
+        if sentence := room.refusal(args, parameters, parallel.memory(), parallel.world(),
+                                    parallel.sharded()):
+            refuse(sentence)
     return tokenizer, eos, train_set

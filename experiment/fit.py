@@ -83,7 +83,14 @@ def phases_of(figures, args, memory):
 
 
 def advice(figures, args, phases, memory, gpus):
-    """Yields what makes room where it is lacking. The first two follow from the figures."""
+    """Yields what makes room where it is lacking. The first two follow from the figures; they are
+    left out where weights, moments and gradients alone are too much."""
+    state = figures.between + (0 if args.offload else 4 * figures.trained / gpus)
+    if state > SHARE * memory:
+        yield (f"weights, AdamW's moments and gradients alone take {state / GB:.1f} GB, so one of "
+               "these: --lora_rank 16 (adapters, with ten times the learning rate), --offload "
+               f"under torchrun, --gpus {2 * gpus}")
+        return
     full = {name for name, parts in phases.items() if sum(parts) > SHARE * memory}
     computing = full & {"scoring", "update"} or figures.no_room
     largest = figures.largest(SHARE * memory - phases["update"][1])
@@ -107,13 +114,15 @@ def report(figures, args, own, lengths, phases):
     rows = args.problems_per_rollout * args.group_size // args.steps_per_rollout
     step = ", ".join(f"{n:,} {kind}s" for kind, n in figures.collectives.items()) or "none"
     found = "given" if args.origin.get("tokens_per_micro_batch") == "given" else "the run's choice"
+    budget = f"none that the run would take, {figures.budget:,} for what follows" \
+        if figures.no_room else f"{figures.budget:,} ({found})"
     usable, base = SHARE * own.gpu_memory * GB, 4 * figures.base / GB
     print(f"""\
 model            {args.model}: {figures.parameters:,} parameters, {figures.trained:,} trained
 GPUs             {own.gpus} of {own.gpu_memory:g} GB
 rollout          {args.problems_per_rollout} prompts of {lengths[0]:,} tokens x {args.group_size} \
 completions of {lengths[1]:,}
-tokens at once   {figures.budget:,} ({found}), {figures.layout}; \
+tokens at once   {budget}, {figures.layout}; \
 {figures.largest(usable - phases['update'][1]):,} is about the most that fits
 optimizer step   {rows} completions: {figures.step_tokens:,} tokens go through the model, \
 {rows * sum(lengths):,} with every prompt repeated
@@ -153,6 +162,8 @@ def main(argv=None):
           + "; ".join(advice(figures, args, phases, memory, own.gpus)))
     if refused:
         print(f"The run would be refused: {refused}")
+    print("Not looked at, without weights: whether Policy's log probabilities are the model's, and "
+          "whether the model allows for the layout. A run asks both at its start.")
     print(f"({time.time() - began:.0f} seconds, {parallel.peak_memory() / GB:.1f} GB of this "
           "machine's memory)")
     return 0 if fits else 1

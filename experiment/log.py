@@ -227,6 +227,8 @@ def line(record):
                     error = record.get(f"{name}_stderr")
                     values.append(f"{name.split('/')[-1]} {record[name]:.3f}"
                                   + (f" +- {error:.3f}" if error is not None else ""))
+    if record.get("optim/no_gradient"):
+        values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 

@@ -9,6 +9,7 @@ itself, CUDA's context, NCCL's buffers, memory that lies between blocks, and a l
 gathers ahead.
 """
 
+import gc
 import os
 import weakref
 from collections import Counter, deque
@@ -75,9 +76,14 @@ class Ledger(TorchDispatchMode):
     def peak_of(self, action):
         """-> what action gives, and the most bytes that lived meanwhile. Collectives are counted
         from its beginning on."""
-        self.peak = self.live
-        self.collectives.clear()
-        return action(), self.peak
+        gc.collect()  # and not in the middle, at a moment that depends on what ran before
+        gc.disable()
+        try:
+            self.peak = self.live
+            self.collectives.clear()
+            return action(), self.peak
+        finally:
+            gc.enable()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -212,8 +218,11 @@ def rehearse(args, method, config, prompt, completion, memory, fake=True, on_gpu
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
 
     def build():
-        with mode or nullcontext():
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        try:
+            with mode or nullcontext():
+                return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except ValueError as e:  # its other lines list what there is
+            raise ValueError(f"is no causal language model: {str(e).splitlines()[0]}") from None
 
     args.compile = False  # layers as they are written
     gpu_dtype, ledger = args.dtype if on_gpu else None, Ledger(mode)

@@ -6,10 +6,15 @@ GB = 1e9
 
 
 def parameters_of(model):
-    """The number of a model's parameters, from its configuration alone: folder or id."""
+    """The number of a model's parameters, from its configuration alone: folder or id. Raises
+    ValueError, a sentence, for what is no causal language model."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    try:
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    except ValueError as e:  # its other lines list what there is
+        raise ValueError(f"--model {model} is no causal language model: "
+                         f"{str(e).splitlines()[0]}") from None
     return sum(p.numel() for p in empty.parameters())
 
 

@@ -271,7 +271,7 @@ def banner(args, method, policy, out, rollout):
         f"method   {losses.describe(args.loss, method)}\n"
         f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = "
         f"{sequences} sequences -> {args.steps_per_rollout * passes} optimizer steps of "
-        f"{sequences // args.steps_per_rollout}\n"
+        f"{sequences // args.steps_per_rollout}{', whole groups' * (args.shuffle == 'groups')}\n"
         f"passes   of at most {policy.budget} tokens, {policy.layout}, on {ranks} "
         f"rank{'s' * (ranks > 1)}\n"
         f"folder   {out or 'none: --check keeps nothing'}"

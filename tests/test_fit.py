@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import train
-from experiment import fit
+from experiment import fit, room
 from experiment.rehearsal import rehearse, torchrun
 from experiment.shapes import config_of
 
@@ -98,6 +98,17 @@ def test_shapes_have_the_published_sizes(model, parameters):
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config_of(model))
     assert sum(p.numel() for p in empty.parameters()) == parameters
+
+
+def test_no_causal_language_model_is_one_sentence(tmp_path, capsys):
+    from transformers import T5Config
+    T5Config().save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        fit.main(["--model", str(tmp_path), "--gpus", "1"])
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2 and told.count("\n") == 1 and "no causal language" in told
+    with pytest.raises(ValueError, match="^--model .* is no causal language model: [^\n]*$"):
+        room.parameters_of(str(tmp_path))
 
 
 def test_a_report_and_its_exit_code(small, capsys):

@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    GptOssConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+)
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
@@ -289,13 +299,47 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
 
-def test_a_window_that_slides_is_for_a_kernel(capsys):
-    model = AutoModelForCausalLM.from_config(MistralConfig(
-        **SIZES, num_key_value_heads=2, sliding_window=4)).eval()
-    chosen = policy.Policy(model)
-    assert not loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "padded"
-    assert "kernel" in capsys.readouterr().out
-    assert torch.isfinite(chosen(probe())[0]).all()
+def random_model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    return policy.Policy(model)
+
+
+@pytest.mark.parametrize("name", ["packed", "shared"])
+def test_a_window_that_slides(name):
+    """Longer than the rows of a probe: prompts of 20, completions up to 60."""
+    chosen = random_model(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16))
+    batch = groups([20, 9], 3, 60)
+    padded = chosen(batch)[0]
+    assert loading.layout_agrees(chosen, probe(), name)
+    assert (chosen(batch)[0] - padded).abs().max() < 1e-4
+    everything = random_model(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None))
+    assert (everything(batch)[0] - padded).abs().max() > 1e-2  # so the window matters
+
+
+@pytest.mark.parametrize("config, said", [
+    # a window that the masks alone know of, and longer than the probe
+    (Qwen2MoeConfig(**SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=40,
+                    max_window_layers=2, num_experts=4, moe_intermediate_size=24,
+                    shared_expert_intermediate_size=24), "masks limit"),
+    (GptOssConfig(**SIZES, num_key_value_heads=2, head_dim=8, num_local_experts=4,
+                  layer_types=["full_attention"] * 2), "sinks"),
+    (BloomConfig(vocab_size=101, hidden_size=32, n_layer=2, n_head=4), ""),
+    (Lfm2Config(**SIZES, num_key_value_heads=2, layer_types=["conv", "full_attention"],
+                block_auto_adjust_ff_dim=False), "off by"),
+], ids=["qwen2_moe", "gpt_oss", "bloom", "lfm2"])
+def test_attention_that_does_more_is_left_to_padding(config, said, capsys):
+    """Each is found in float32, whatever --dtype is: 16 bits would hide it."""
+    chosen = random_model(config)
+    chosen.dtype = "bfloat16"
+    assert loading.exact_layouts(chosen, probe(), ["shared"]) == []
+    assert loading.exact_layouts(chosen, probe(), ["packed"]) == []
+    told = capsys.readouterr().out
+    assert "does not allow for the layout 'shared'" in told and said in told
+    assert chosen.model.config._attn_implementation != "end_to_end"
 
 
 @pytest.mark.parametrize("share, wanted", [(True, "shared"), (False, "padded")])
