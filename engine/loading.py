@@ -79,7 +79,7 @@ def load(folder, eos, probe, longest=1024, budget=None, layout=None, share_promp
     check_head(policy, probe.to(policy.model.device))
     by_kernel = policy.dtype != "float32" and parallel.device().type == "cuda"
     wanted = ["shared"] * share_prompts + ["packed"] * by_kernel
-    wanted = [layout] if layout else exact_layouts(policy, probe.to(policy.model.device), wanted)
+    wanted = [] if layout else exact_layouts(policy, probe.to(policy.model.device), wanted)
     if lora_rank:
         add_adapters(policy.model, lora_rank, lora_alpha)
     if frozen:
@@ -90,7 +90,9 @@ def load(folder, eos, probe, longest=1024, budget=None, layout=None, share_promp
         token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
     if activation_checkpointing:  # not before: it hides what the budget is measured by
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    if wanted:  # the kernel may lack heads like the model's
+    if layout:
+        policy.use_layout(layout)
+    elif wanted:  # the kernel may lack heads like the model's
         layout_agrees(policy, probe, wanted[0])
     return policy
 
