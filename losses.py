@@ -272,16 +272,23 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
     return clipped(tokens.ratio, tokens.advantages, eps_low, eps_high, dual_clip)
 
 
-def cispo(tokens, *, ratio_max=5.0):
+def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
     """L = -sg(min(rho, ratio_max)) A log pi
+    with drop_low, drop_high (both or neither): 0 for a token that PPO would clip, where A > 0 and
+    rho > 1 + drop_high, or A < 0 and rho < 1 - drop_low, as ACPO's baseline of the name has it
 
     ratio_max is the absolute bound on rho. In verl and NeMo-RL it is an offset from 1; in TRL it is
     epsilon_high, whose inherited default of 0.2 scales every gradient by 0.2."""
     if ratio_max < 1:
         raise ValueError(f"--ratio_max bounds the ratio itself, at 1 or more, not {ratio_max} "
                          f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
-    return (-tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs,
-            dict(capped_frac=tokens.mean((tokens.ratio > ratio_max).float())))
+    if (drop_low is None) != (drop_high is None):
+        raise ValueError("--drop_low and --drop_high go together: give both or neither")
+    loss = -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs
+    if drop_low is not None:
+        up, down = tokens.ratio > 1 + drop_high, tokens.ratio < 1 - drop_low
+        loss = loss * ~torch.where(tokens.advantages > 0, up, down)
+    return loss, dict(capped_frac=tokens.mean((tokens.ratio > ratio_max).float()))
 
 
 def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
@@ -355,15 +362,18 @@ def effective_sample_size(tokens):
 
 
 @whole_step
-def p3o(tokens):
+def p3o(tokens, *, ess_cap=True, ess_kl=True):
     """L = -sg(min(rho, ess)) A log pi + (1 - ess) (log rho + 1 / rho - 1)
-    ess = the step's effective sample size, a share of its tokens"""
+    ess = the step's effective sample size, a share of its tokens
+
+    Without ess_cap the first term has rho itself, without ess_kl there is no second term: the
+    method's two parts, one at a time."""
     ess = effective_sample_size(tokens)
     x = tokens.log_ratio.clamp(-10, 10)
     kl = x + (-x).exp() - 1
-    capped = tokens.ratio.detach().clamp(max=ess)
-    loss = -capped * tokens.advantages * tokens.logprobs + (1 - ess) * kl
-    return loss, dict(capped_frac=tokens.mean((tokens.ratio > ess).float()))
+    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else None)
+    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * kl * ess_kl
+    return loss, dict(capped_frac=tokens.mean((tokens.ratio > ess).float()) * ess_cap)
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
@@ -448,6 +458,11 @@ METHODS = {
     "sapo": Method(zscore, sapo, seq_mean, source="arXiv 2511.20347"),
     "gmpo": Method(zscore, gmpo, seq_mean, source="arXiv 2507.20673"),
     "dppo": Method(zscore, dppo, token_mean, source="arXiv 2602.04879"),
+    "dapo_acpo": Method(zscore, ppo_clip, seq_mean, preset=dict(eps_high=0.3, dual_clip=3.0),
+                        source="arXiv 2606.22570"),
+    "cispo_acpo": Method(zscore, cispo, seq_mean,
+                         preset=dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
+                         source="arXiv 2606.22570"),
     "acpo": Method(zscore, acpo, seq_mean, source="arXiv 2606.22570"),
     "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
     "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),

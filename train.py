@@ -77,6 +77,8 @@ def add_flags(flag):
     flag("sampler_temperature", None, "temperature of the sampler alone, to be off-policy on "
          "purpose", type=float)
     flag("sampler_dtype", None, "the sampler's dtype, where it is not --dtype", choices=dtypes)
+    flag("sampler_logprobs", "processed", "the sampler's log probabilities: processed, of what it "
+         "drew from, or raw, before temperature", choices=("processed", "raw"))
     flag("gpu_memory_utilization", 0.4, "share of the GPU's memory for vLLM")
     flag("max_num_seqs", None, "sequences that vLLM works on at once; default 1024, or 256 where "
          "it has little memory", type=int)
@@ -330,7 +332,7 @@ def main(argv=None):
     def load_sampler():  # a run claims its folder before this takes its time
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                             memory=args.gpu_memory_utilization, tp=args.tp,
-                            max_num_seqs=args.max_num_seqs,
+                            max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
                             max_length=args.max_prompt_tokens + args.max_tokens)
     if args.check:
         cli.say(banner(args, method, policy, None, 0))

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, G
 from engine.sampler import RUINED, Completion
 
 
-def draw(logits, temperature, top_p):
-    """The next token of each row of logits [N, V], and its logprob after temperature: [N, 1] each.
-    Temperature 0 takes the most probable token."""
+def draw(logits, temperature, top_p, raw=False):
+    """The next token of each row of logits [N, V], and its logprob after temperature, or the raw
+    one, before it: [N, 1] each. Temperature 0 takes the most probable token."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
@@ -29,6 +29,8 @@ def draw(logits, temperature, top_p):
         below = kept.exp().cumsum(-1, dtype=torch.float64)
         point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64)
         tokens = torch.searchsorted(below, point, right=True)
+    if raw:
+        logprobs = logits.float().log_softmax(-1)
     return tokens, logprobs.gather(1, tokens)
 
 
@@ -60,7 +62,7 @@ class TransformersSampler:
     """A copy of the model, sampled step by step. chunk: sequences that are sampled at once."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, max_num_seqs=None,
-                 chunk=512):
+                 logprobs="processed", chunk=512):
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
         loaded, info = AutoModelForCausalLM.from_pretrained(model, dtype=dtype,
@@ -70,6 +72,7 @@ class TransformersSampler:
         self.model = loaded.to(self.device).eval()
         self.model.generation_config = GenerationConfig()  # not the model's own top_p, temperature
         self.eos, self.chunk, self.plain = eos, chunk, is_plain(self.model)
+        self.raw = logprobs == "raw"
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
@@ -96,7 +99,7 @@ class TransformersSampler:
                            device=self.device)
         real = torch.tensor([[0] * k + [1] * (width - k) for k in left], device=self.device)
         decode = self.decode if self.plain else self.decode_by_generate
-        tokens, logprobs = decode(ids, real, rows, max_tokens, (temperature, top_p))
+        tokens, logprobs = decode(ids, real, rows, max_tokens, (temperature, top_p, self.raw))
         ends = torch.isin(tokens, torch.tensor(self.eos, device=self.device))
         ended = ends.any(1)
         length = torch.where(ended, ends.int().argmax(1) + 1, ends.shape[1]).tolist()

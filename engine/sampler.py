@@ -25,7 +25,7 @@ RUINED = ("the model's probabilities are not numbers any more: an optimizer step
 @dataclass
 class Completion:
     tokens: list[int]      # with the end-of-sequence token, where there is one
-    logprobs: list[float]  # of each token, as the sampler drew it: after temperature
+    logprobs: list[float]  # of each token, as the sampler drew it: after temperature (or raw)
     truncated: bool        # stopped by max_tokens and not by an end-of-sequence token
 
 
@@ -54,10 +54,12 @@ class VLLMSampler:
     dtype: of weights and computation, as for Policy. max_length: of prompt and completion
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
     engine may take. tp: ranks that it is spread over. max_num_seqs: sequences that it works on at
-    once; None is 1024, or 256 where it has less than 12 GB. Under torchrun each rank makes one,
-    and all do so at the same time."""
+    once; None is 1024, or 256 where it has less than 12 GB. logprobs: "processed", of the
+    distribution that is drawn from, or "raw", before temperature. Under torchrun each rank makes
+    one, and all do so at the same time."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None):
+    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
+                 logprobs="processed"):
         # weights are handed over within this process
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -85,7 +87,7 @@ class VLLMSampler:
             self.engine = vllm.LLM(
                 model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
-                logprobs_mode="processed_logprobs", gpu_memory_utilization=memory,
+                logprobs_mode=f"{logprobs}_logprobs", gpu_memory_utilization=memory,
                 enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
                 tensor_parallel_size=tp, max_num_seqs=max_num_seqs, **cpu_settings,
                 distributed_executor_backend=(
