@@ -17,7 +17,8 @@
     python -m analysis entropy $R        predicted against measured change of entropy
     python -m analysis replay $R         the gradients of all methods on one rollout
 
-    python -m analysis theory            ACPO's Proposition 1 against a Monte Carlo
+    python -m analysis theory            ACPO's Proposition 1, Remark 1 and Lemma 1 against
+                                         simulations of their own assumptions
     python -m analysis results           RESULTS.md and its figures, from the numbers in results/
 
 Every command says which files it wrote, and `python -m analysis COMMAND --help` its flags. Runs
@@ -186,9 +187,12 @@ def write(result, out, draw, as_table):
 
 
 def analyze_theory(out=None):
-    from analysis import figures
-    from analysis.theory import proposition_1, proposition_1_table
-    write(proposition_1(), out or "theory.png", figures.theory, proposition_1_table)
+    from analysis import figures, theory
+    result = theory.everything()
+
+    def draw(result, out):
+        figures.theory(result["proposition_1"], out, result["remark_1"])
+    write(result, out or "theory.png", draw, theory.everything_table)
 
 
 def main(argv=None):

@@ -13,14 +13,23 @@ from dataclasses import replace
 import torch
 
 import losses
-from analysis.rollout import walk
+from analysis.quantities import (
+    HIGH,
+    LOW,
+    clip_status,
+    clipped_tokens,
+    quantiles,
+    reversal,
+    selected_shares,
+    top_entropy_of_each,
+    weight_on_logprob,
+)
+from analysis.rollout import open_rollout, walk
 from analysis.theory import slope
 from engine.loading import layers_of
-from engine.policy import compute_logprobs
+from experiment.log import numbers
 from experiment.tables import markdown_table
-from losses import METHODS, Method, cells, every_token, gradient_mass, objective_of, ppo_clip
-
-LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
+from losses import METHODS, Method, cells, every_token, gradient_mass, ppo_clip
 
 
 def sides(probs):
@@ -47,9 +56,7 @@ def ratio_spread(tokens, bins=20):
 def logprob_gradient(tokens, method):
     """|d loss / d log pi| of each token, 0 where the objective clips, [B, T]: |A| times the weight
     of ACPO's gradient."""
-    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    return gradient.abs() * tokens.mask
+    return weight_on_logprob(tokens, method).abs()
 
 
 def gradient_size(tokens, method, token_filter=every_token):
@@ -60,7 +67,9 @@ def gradient_size(tokens, method, token_filter=every_token):
 
 
 def dominance(tokens, method):
-    """The mean |G| of low- and high-probability tokens, and their share of the sum of all |G|."""
+    """The token-weighted mean of |G| of low- and high-probability tokens, and their share of the
+    sum of all |G|. It is not the quantity of ACPO's Remark 1, which quantities.reversal has: there
+    the mean is taken before the absolute value, and over pi that are uniform in the band."""
     size, probs = gradient_size(tokens, method)[tokens.mask], tokens.probs[tokens.mask]
     return {name: dict(mean=size[side].mean().item(), share=(size[side].sum() / size.sum()).item())
             for name, side in sides(probs).items()}
@@ -98,40 +107,94 @@ def ratio_histograms(tokens):
     return histograms
 
 
+def own_slope(tokens):
+    """Lemma 1's slope on the tokens of one optimizer step: in groups of 32 tokens or more, at most
+    20 of them. None where too few tokens are left for a line."""
+    points = ratio_spread(tokens, max(2, min(20, int(tokens.mask.sum()) // 32)))
+    return slope(points) if len(points) > 1 else None
+
+
 def steps(kept, count=None, lr=None, optimizer=torch.optim.AdamW, at=(1, 2, 4, 8, 16, 32, 64)):
     """Ratios, gradient sizes and clipping along the optimizer steps on one rollout.
 
-    The whole rollout is looked at before the first step, after the last, and after those in
-    `at`."""
-    result = dict(spread={}, slope={}, dominance={}, tables=[])
+    The whole rollout is looked at before the first step, after the last, and after those in `at`:
+    slope and spread (Lemma 1), reversal (Remark 1), dominance; own_slope is of the tokens of the
+    step just taken alone. tables and clipped["steps"] are of each step's own tokens as it met them,
+    clipped["rollout"] is of these joined, clipped["after"] of the rollout after the last step."""
+    result = dict(spread={}, slope={}, own_slope={}, reversal={}, dominance={}, tables=[])
+    met, last = [], None
     for taken, rows, token_filter in walk(kept, count, lr, optimizer):
-        if rows is not None:
-            step_tokens = kept.tokens(rows)
-            result["tables"].append(token_statistics(step_tokens, kept.method, token_filter))
         if taken in at or taken == 0 or rows is None:
             tokens = kept.tokens()
+            result["reversal"][taken] = reversal(tokens, kept.method)
             result["dominance"][taken] = dominance(tokens, kept.method)
             if taken:
                 result["spread"][taken] = ratio_spread(tokens)
                 result["slope"][taken] = slope(result["spread"][taken])
-    return dict(result, ratios=ratio_histograms(tokens))
+                result["own_slope"][taken] = own_slope(kept.tokens(last))
+            else:
+                probs, entropy = tokens.old_logprobs.exp(), tokens.entropy
+        if rows is not None:
+            step_tokens = kept.tokens(rows)
+            result["tables"].append(token_statistics(step_tokens, kept.method, token_filter))
+            met.append(clip_status(step_tokens, kept.method, probs[rows], entropy[rows]))
+        last = rows
+    edges = quantiles(entropy[tokens.mask])
+    after = clip_status(tokens, kept.method, probs, entropy)
+    clipped = dict(steps=[clipped_tokens(*status, edges) for status in met],
+                   rollout=clipped_tokens(*map(torch.cat, zip(*met, strict=True)), edges),
+                   after=clipped_tokens(*after, edges))
+    return dict(result, clipped=clipped, ratios=ratio_histograms(tokens))
+
+
+def number(x):
+    return "-" if x is None else f"{x:.3g}"
 
 
 def steps_table(result):
     rows = []
-    for taken, of_sides in result["dominance"].items():
-        values = [of_sides[side][key] for key in ("mean", "share") for side in ("low", "high")]
-        slope_text = f"{result['slope'][taken]:.4g}" if taken in result["slope"] else "-"
-        rows.append([str(taken), slope_text, *(f"{x:.4g}" for x in values)])
-    return markdown_table(("steps taken", "slope", "mean abs G, pi <= 0.2", "mean abs G, pi > 0.8",
-                           "share, pi <= 0.2", "share, pi > 0.8"), rows) + (
+    for taken, sides in result["reversal"].items():
+        sizes = [f"{number(sides[side]['size'])} ({number(sides[side]['error'])})"
+                 for side in ("low", "high")]
+        occupied = [sum(n > 0 for n in sides[side]["tokens"]) for side in ("low", "high")]
+        means = [result["dominance"][taken][side]["mean"] for side in ("low", "high")]
+        rows.append([str(taken), number(result["slope"].get(taken)),
+                     number(result["own_slope"].get(taken)), *sizes,
+                     number(sides["low_over_high"]), "{} + {}".format(*occupied),
+                     *map(number, means)])
+    return markdown_table(("steps taken", "slope", "own slope", "G low", "G high", "low / high",
+                           "sub-bins", "mean abs G, pi <= 0.2", "mean abs G, pi > 0.8"), rows) + (
         "\n\nEach line shows the rollout after so many optimizer steps. slope is that of log "
         "std(rho) on log(1 - pi)\nover groups of tokens: it is 2 by Lemma 1 of ACPO, and 1 where "
-        "the ratio rho spreads as 1 - pi does.\nabs G = (1 - pi) |d loss / d log pi| is the size "
-        "of a token's gradient: its mean over the tokens of low\nand of high probability, and "
-        "their share of its sum over all tokens.\n"
-        "Look at whether the slope stays away from 0 (unlikely tokens move most), and at which "
-        "tokens have the\nlarger mean and which the larger share as the steps go on.\n")
+        "the ratio rho spreads as 1 - pi does. own\nslope is the same over the tokens of the step "
+        "just taken. G = (1 - pi) rho A, 0 where it is clipped, is the\ngradient of a token. G low "
+        "and G high are what ACPO's Remark 1 is about (eq. 54 and 55): the absolute value\nof the "
+        "mean of G over pi uniform from 0 to 0.2 and from 0.8 to 1, each the mean of 10 sub-bins, "
+        "with its\nstandard error over completions. low / high is the one over the other. sub-bins "
+        "is how many of the 10 of each\nhave tokens: the others are left out. mean abs G is "
+        "another quantity, the mean of the absolute values, over\ntokens.\n"
+        "Look at whether low / high falls below 1 as the steps go on, and whether G high is above "
+        "its standard\nerror by then; and at whether a slope stays away from 0.\n") + (
+        clipped_table(result["clipped"]))
+
+
+def clipped_table(clipped):
+    """Where the clipped tokens are: as each step met its tokens, and after the last step."""
+    columns = dict(tokens="tokens", probability="probability", entropy="entropy",
+                   entropy_if_low="entropy, pi < 0.2", low_low="both low")
+    rows = [(f"{kind}, {name}", *(number(clipped[when][kind][key]) for key in columns))
+            for when, name in (("rollout", "as met"), ("after", "after the last step"))
+            for kind in ("clipped", "passed")]
+    shares = [(name, *(number(line["clipped"]) for line in clipped["rollout"][key]))
+              for name, key in (("by probability", "by_probability"),
+                                ("by entropy", "by_entropy"))]
+    return "\n" + markdown_table(("tokens with an advantage", *columns.values()), rows) + (
+        "\n\nprobability and entropy are means, of the policy that sampled. both low is the share "
+        "of tokens with pi < 0.2\nand an entropy in the rollout's lowest two fifths. as met: each "
+        "step's own tokens just before it.\n\n") + (
+        markdown_table(("share clipped", *(f"fifth {i}" for i in range(1, 6))), shares)) + (
+        "\n\nThe fifths are of the probability, from [0, 0.2) to [0.8, 1], and of the rollout's "
+        "tokens by entropy, from the\nlowest.\n")
 
 
 # ---------------------------------------------------------------------------- size and direction
@@ -140,6 +203,7 @@ def steps_table(result):
 # by probability, are all of the tokens
 Subset = namedtuple("Subset", "method token_filter on_policy is_part",
                     defaults=(every_token, False, False))
+ONE_STEP = "on-policy, one step"
 
 
 def subsets(kept):
@@ -160,11 +224,13 @@ def subsets(kept):
                                               is_part=True),
         f"pi > {HIGH}": tokens_with(lambda t: t.probs > HIGH, is_part=True),
         "top 20% entropy": tokens_with(lambda t: t.entropy >= high_entropy),
+        "top 20% entropy of each": tokens_with(top_entropy_of_each),
         "A > 0": tokens_with(lambda t: t.advantages > 0),
         "A < 0": tokens_with(lambda t: t.advantages < 0),
         "clip-higher": objective(ppo_clip, eps_low=0.2, eps_high=0.3, dual_clip=None),
         "no clip": objective(ppo_clip, eps_low=math.inf, eps_high=math.inf, dual_clip=None),
         "cispo": objective(losses.cispo, ratio_max=5.0),
+        "cispo of ACPO": objective(losses.cispo, ratio_max=1.45, drop_low=0.2, drop_high=0.3),
         "on-policy": Subset(method, on_policy=True)}
 
 
@@ -205,59 +271,151 @@ def walk_to(kept, after, lr):
     return after
 
 
+def gradient_of(kept, matrices, method=None, token_filter=every_token):
+    """{name: gradient of a matrix} of the rollout as one optimizer step."""
+    kept.policy.zero_grad()
+    kept.backward(token_filter=token_filter, method=method)
+    return {n: p.grad.detach().clone() for n, p in matrices.items()}
+
+
+def gradient_of_selected(kept, matrices, method, chosen):
+    """The gradient of the chosen tokens [N, T] with denominators that count these alone: by
+    seq_mean the mean over a completion's chosen tokens, then the mean over the completions that
+    have one.
+
+    ACPO's released code selects by multiplying the response mask, to the same effect. It divides by
+    0 for a completion without a chosen token, which its own selection always has; here such a
+    completion is left out. To count it as 0 instead scales the gradient by the share of completions
+    that have one. An objective that looks at the whole step, as acpo's, sees the chosen tokens
+    alone. constant divides by the limit of tokens, whatever is chosen."""
+    whole = kept.batch.mask
+    kept.batch.mask = whole & chosen
+    try:
+        return gradient_of(kept, matrices, method)
+    finally:
+        kept.batch.mask = whole
+
+
 def gradients_of(kept, matrices):
-    """Yields (name, Subset, {name: gradient of a matrix}) of each subset."""
+    """Yields (name, Subset, {name: gradient of a matrix}, the same by the selected tokens, what is
+    selected) of each subset; the last two are None where all tokens are taken."""
     for p in kept.policy.parameters():
         p.requires_grad_(False)
     for p in matrices.values():
         p.requires_grad_(True)
-    now, old = compute_logprobs(kept.policy, kept.batch)[0], kept.batch.old_logprobs
+    tokens, old = kept.tokens(), kept.batch.old_logprobs
     for name, subset in subsets(kept).items():
-        kept.policy.zero_grad()
-        kept.batch.old_logprobs = now if subset.on_policy else old
-        kept.backward(token_filter=subset.token_filter, method=subset.method)
-        yield name, subset, {n: p.grad.detach().clone() for n, p in matrices.items()}
+        kept.batch.old_logprobs = tokens.logprobs if subset.on_policy else old
+        gradients = gradient_of(kept, matrices, subset.method, subset.token_filter)
+        selected = chosen = None
+        if subset.token_filter is not every_token:
+            chosen = subset.token_filter(tokens).bool() & tokens.mask
+            if chosen.any():
+                selected = gradient_of_selected(kept, matrices, subset.method, chosen)
+        yield name, subset, gradients, selected, chosen
     kept.batch.old_logprobs = old
+
+
+class Reference:
+    """The gradients that others are held against: {name: gradient of a matrix}."""
+
+    def __init__(self, gradients, k):
+        self.spaces = {n: right_subspace(g, k) for n, g in gradients.items()}
+        self.sizes = {n: norm(g) for n, g in gradients.items()}
+        self.size, self.k = math.sqrt(sum(s.item() ** 2 for s in self.sizes.values())), k
+
+    def compare(self, gradients):
+        """-> the norm over the reference's, the mean principal angle to it in degrees (eq. 7), and
+        both of each matrix; an angle is nan where a matrix has no gradient."""
+        each = {}
+        for n, g in gradients.items():
+            to_it = angle(right_subspace(g, self.k), self.spaces[n]) if g.any() else math.nan
+            each[n] = dict(norm=(norm(g) / self.sizes[n]).item(), angle=to_it)
+        size = math.sqrt(sum(norm(g).item() ** 2 for g in gradients.values()))
+        return dict(norm=size / self.size,
+                    angle=sum(v["angle"] for v in each.values()) / len(each), matrices=each)
 
 
 def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
     """After `after` steps of the run (default half of them): each subset's gradient norm over the
     full one's, and the mean principal angle to it, per weight matrix and overall.
 
+    norm and angle are of a sum with the denominators of all tokens, which does not grow where few
+    are selected. norm_selected and angle_selected are of gradient_of_selected; tokens and
+    completions are the shares selected. "on-policy" has ratios of 1 at the weights of the full
+    gradient, ONE_STEP is the whole rollout's gradient at the weights before the first step.
     sum_error is how far the three parts by probability are from adding up to the full gradient,
     relative to it: the largest over the matrices."""
-    after, result, full = walk_to(kept, after, lr), {}, None
-    matrices = sampled_matrices(kept.policy.model, layers)
-    for name, subset, gradients in gradients_of(kept, matrices):
-        if full is None:
-            full, remainder = gradients, {n: g.clone() for n, g in gradients.items()}
-            spaces = {n: right_subspace(g, k) for n, g in full.items()}
-            sizes = {n: norm(g) for n, g in full.items()}
+    matrices, result = sampled_matrices(kept.policy.model, layers), {}
+    one_step = gradient_of(kept, matrices)
+    after = walk_to(kept, after, lr)
+    for name, subset, gradients, selected, chosen in gradients_of(kept, matrices):
+        if not result:
+            full, remainder = Reference(gradients, k), dict(gradients)
         if subset.is_part:
             remainder = {n: g - gradients[n] for n, g in remainder.items()}
-        each = {}
-        for n, g in gradients.items():
-            to_full = angle(right_subspace(g, k), spaces[n]) if g.any() else math.nan
-            each[n] = dict(norm=(norm(g) / sizes[n]).item(), angle=to_full)
-        square = sum(norm(g).item() ** 2 for g in gradients.values())
-        full_square = sum(size.item() ** 2 for size in sizes.values())
-        result[name] = dict(norm=math.sqrt(square / full_square),
-                            angle=sum(v["angle"] for v in each.values()) / len(each),
-                            matrices=each)
-    error = max((norm(g) / sizes[n]).item() for n, g in remainder.items())
+        result[name] = full.compare(gradients)
+        if chosen is not None:
+            tokens, completions = selected_shares(kept.batch.mask, chosen)
+            by = full.compare(selected) if selected else dict(norm=None, angle=None)
+            result[name].update(tokens=tokens, completions=completions, norm_selected=by["norm"],
+                                angle_selected=by["angle"])
+    result[ONE_STEP] = full.compare(one_step)
+    error = max((norm(g) / full.sizes[n]).item() for n, g in remainder.items())
     return dict(after=after, subsets=result, sum_error=error)
 
 
 def subsets_table(result):
-    rows = [(name, f"{v['norm']:.4g}", f"{v['angle']:.4g}")
+    keys = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
+    rows = [(name, *(number(v.get(key)) for key in keys))
             for name, v in result["subsets"].items()]
-    return markdown_table(("subset", "norm", "angle"), rows) + (
-        "\n\nnorm is the length of the gradient of some of the tokens, or by another loss, over "
-        "that of the full one.\nangle is the mean principal angle in degrees between its leading "
-        "directions and the full one's: at 0\nthey are the same, at 90 they have nothing in "
-        "common.\nLook for what is long and far off: it turns the update most.\nThe three parts "
+    return markdown_table(("subset", "tokens", "completions", "norm, all", "angle, all",
+                           "norm, selected", "angle, selected"), rows) + (
+        "\n\ntokens is the share of the tokens that are selected, completions that of the "
+        "completions that have one.\nnorm is the length of the gradient of some of the tokens, or "
+        "by another loss, over that of the full one. all:\nthe sum is divided as the full one is, "
+        "by all tokens; selected: it is averaged over the selected tokens of a\ncompletion, then "
+        "over the completions that have one, as ACPO's code does.\nangle is the mean principal "
+        "angle in degrees between its leading directions and the full one's: at 0\nthey are the "
+        "same, at 90 they have nothing in common.\n"
+        "on-policy has all ratios at 1 and the weights of the full gradient; on-policy, one step "
+        "is of the weights that\nsampled. cispo of ACPO bounds the ratio at 1.45 and drops the "
+        "tokens that a clip of 0.2 and 0.3 would.\n"
+        "Look for what is long and far off: it turns the update most.\nThe three parts "
         f"by probability add up to the full gradient to {result['sum_error']:.1g} of its length: "
         "this is the rounding error.\n")
+
+
+# ---------------------------------------------------------------------------- all of it
+
+
+def anatomy_of(file, model=None):
+    """What RESULTS.md has of one kept rollout of a run in 16 steps, as plain numbers.
+
+    Each analysis opens the rollout anew: the one before has moved the policy.
+
+    steps    the run's own steps, all of steps()
+    near     the same in 2 steps
+    far      in 64 steps of the run's learning rate, looked at after 32 and 64
+    fast     in 64 steps of five times the learning rate
+    slow     in the run's number of steps, of a quarter of the learning rate, after 1
+    sgd      in the run's number of steps, plain gradient steps of learning rate 0.02, after 1
+    subsets  compare_subsets
+    of near to sgd: slope, own_slope, reversal, dominance, and clipped without its single steps.
+    Numbers of steps are keys, which become texts in a JSON file; None stands for nan."""
+    def walked(at, **settings):
+        result = steps(open_rollout(file, model), at=at, **settings)
+        del result["clipped"]["steps"]
+        return {key: result[key]
+                for key in ("slope", "own_slope", "reversal", "dominance", "clipped")}
+    kept = open_rollout(file, model)
+    lr = kept.flags["lr"]
+    return numbers(dict(
+        rollout=kept.rollout, method=kept.flags["loss"], seed=kept.flags["seed"], lr=lr,
+        steps=steps(kept), near=walked((1, 2), count=2), far=walked((32, 64), count=64),
+        fast=walked((32, 64), count=64, lr=5 * lr), slow=walked((1,), lr=lr / 4),
+        sgd=walked((1,), lr=0.02, optimizer=torch.optim.SGD),
+        subsets=compare_subsets(open_rollout(file, model))))
 
 
 # ---------------------------------------------------------------------------- entropy

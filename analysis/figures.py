@@ -193,8 +193,8 @@ def dots(panels, out, caption=None):
 
 
 def steps(result, out):
-    """Ratio spread, ratios and gradient sizes along the steps of a rollout, and the statistics of
-    its tokens."""
+    """Ratio spread, ratios and the two sides of ACPO's Remark 1 along the steps of a rollout, and
+    the statistics of its tokens."""
     figure = plt.figure(figsize=(11, 7.2))
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.15))
     left, middle, right = above.subplots(1, 3)
@@ -209,14 +209,15 @@ def steps(result, out):
                       label=f"{side_labels[side]}: std {ratios['std']:.3f}")
     middle.set(xlabel="rho after the last step", ylabel="density", yscale="log")
     middle.legend()
-    dominance = result["dominance"]
-    for side, label in side_labels.items():
+    for side, label in dict(low="pi <= 0.2", high="pi >= 0.8").items():
         # the keys are texts where the numbers come from a JSON file
-        right.plot([int(taken) for taken in dominance],
-                   [of_sides[side]["mean"] for of_sides in dominance.values()], "o-", ms=3,
-                   label=f"mean |G|, {label}")
-    right.set(xlabel="optimizer steps on the rollout", ylabel="mean |G| of a token", yscale="log")
-    right.legend()
+        points = [(int(taken), sides[side]["size"], 2 * sides[side]["error"])
+                  for taken, sides in result["reversal"].items()
+                  if sides[side]["size"] is not None]
+        right.errorbar(*zip(*points, strict=True), fmt="o-", ms=3, lw=1, capsize=2, label=label)
+    right.set(xlabel="optimizer steps on the rollout",
+              ylabel="|mean of G|, uniform in pi (eq. 54, 55)")
+    right.legend(title="2 standard errors")
     draw_token_statistics(figure, below, result["tables"])
     save(figure, out, f"rollout {result['rollout']}, {result['method']}, learning rate "
                       f"{result['lr']:g}; bins of the token's probability, a fifth each")
@@ -240,7 +241,8 @@ def draw_token_statistics(figure, part, tables):
 
 
 def subsets(result, out):
-    """Length and direction of the gradients of subsets of the tokens."""
+    """Length and direction of the gradients of subsets of the tokens, by all tokens (bars) and by
+    the selected ones (diamonds)."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
     names = list(result["subsets"])[1:]  # the first is the full gradient
     for axis, key, label in ((left, "norm", "gradient norm over the full one's"),
@@ -250,10 +252,13 @@ def subsets(result, out):
             points = [matrix[key] for matrix in subset["matrices"].values()]
             axis.barh(-i, subset[key], color="C0")
             axis.plot(points, [-i] * len(points), ".", color="0.3", ms=2)
+            if subset.get(f"{key}_selected") is not None:
+                axis.plot(subset[f"{key}_selected"], -i, "D", color="C1", ms=4)
         axis.set(xlabel=label)
     left.set_yticks([-i for i in range(len(names))], names)
     save(figure, out, f"rollout {result['rollout']}, {result['method']}, "
-                      f"after {result['after']} steps; points: one weight matrix each")
+                      f"after {result['after']} steps; points: one weight matrix each; bars: "
+                      "divided by all tokens, diamonds: by the selected")
 
 
 def entropy(result, out):
@@ -274,9 +279,12 @@ def entropy(result, out):
                       f"learning rate {result['lr']:g}")
 
 
-def theory(lines, out):
-    """ACPO's Proposition 1: two equations and a Monte Carlo of what they are of."""
-    figure, axis = plt.subplots(figsize=(5.5, 4))
+def theory(lines, out, scans=()):
+    """ACPO's Proposition 1: two equations and a Monte Carlo of what they are of; and the scans of
+    Remark 1 over kappa."""
+    figure, axes = plt.subplots(1, 2 if scans else 1, figsize=(11 if scans else 5.5, 4),
+                                squeeze=False)
+    axis = axes[0, 0]
     xs = [line["s"] for line in lines]
     means, errors = [line["monte_carlo"] for line in lines], [2 * line["error"] for line in lines]
     axis.errorbar(xs, means, errors, fmt="ko", ms=4, label="Monte Carlo (2 standard errors)")
@@ -285,7 +293,18 @@ def theory(lines, out):
     axis.set(xscale="log", xlabel="s, std of the ratio",
              ylabel="$\\sqrt{2\\pi}$ E[G] / ((1 - pi) $\\sigma_A$)")
     axis.legend()
-    save(figure, out, "ACPO's Proposition 1, clip range 0.2 on both sides")
+    for i, scan in enumerate(scans):
+        for eq, style in ((53, "-"), (56, "--")):
+            points = [(line["kappa"], line[f"log10_{eq}"]) for line in scan["lines"]]
+            axes[0, 1].plot(*zip(*points, strict=True), f".{style}", color=f"C{i}", ms=3,
+                            label=f"eq. {eq}, clip {scan['low']:g} / {scan['high']:g}")
+    if scans:
+        axes[0, 1].axhline(0, color="0.4", lw=0.7)
+        axes[0, 1].set(xscale="log", yscale="symlog", xlabel="kappa",
+                       ylabel="log10 of low / high (eq. 54 / eq. 55)")
+        axes[0, 1].legend()
+    save(figure, out, "left: ACPO's Proposition 1, clip range 0.2 on both sides"
+                      + ("; right: Remark 1, a reversal is below 0" if scans else ""))
 
 
 def replay(result, out):

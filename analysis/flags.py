@@ -29,7 +29,8 @@ OF_ROLLOUT = dict(
     entropy="It compares how the entropy changes under every advantage with what was predicted.",
     replay="It takes the gradient of every method on one rollout, and compares them.")
 OTHERS = dict(
-    theory="It compares ACPO's Proposition 1 with a Monte Carlo simulation. It needs no run.",
+    theory="It compares ACPO's Proposition 1, Remark 1 and Lemma 1 with simulations of their own "
+           "assumptions. It needs no run.",
     results="It writes RESULTS.md and its figures from the numbers in results/.")
 COMMANDS = {**OF_RUNS, **OF_ROLLOUT, **OTHERS}
 # the file that a command writes where --out names none

@@ -14,7 +14,7 @@ EVALUATED = re.compile(r"eval/.+/(\w+)@(\d+)(_stderr)?")
 NORMAL = 1.96  # so many standard errors to either side are a 95% interval
 # what `keep` keeps of a record
 KEPT = ("eval/", "reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
-        "clip/capped_frac", "adv/mass", "adv/fade", "optim/head_rank1_share",
+        "clip/capped_frac", "clip/range", "adv/mass", "adv/fade", "optim/head_rank1_share",
         "sampler/logp_absdiff_mean", "time/rollout")
 # what a profile has of an optimizer step
 PROFILE = ("policy/ess", "policy/kl_old", "policy/bin_frac/", "clip/frac", "clip/capped_frac",
@@ -66,6 +66,7 @@ def read(path):
         run["path"] = path
         for record in run["records"]:
             record.update(of_largest_n(record))
+            record.update(clip_ranges(record))
     return runs
 
 
@@ -114,6 +115,26 @@ def of_largest_n(record):
         if f"{name}_stderr" in record:
             found[f"{kind}@n_stderr"] = record[f"{name}_stderr"]
     return found
+
+
+def clip_ranges(record):
+    """ACPO's clip ranges over the optimizer steps of a rollout: "clip/range_mean", weighted by the
+    tokens of each bin (Clip=Avg), and "clip/range_max", the largest of a bin that has tokens
+    (Clip-High=Max). A record of `keep` has no steps, but has these already."""
+    found = []  # (range, share of the step's tokens)
+    for step in record.get("steps") or ():
+        ranges = {name.rsplit("/", 1)[1]: x for name, x in step.items()
+                  if name.startswith("clip/range/")}
+        shares = {name.rsplit("/", 1)[1]: x for name, x in step.items()
+                  if name.startswith("policy/bin_frac/")}
+        if ranges.keys() != shares.keys():  # --bins other than those that are logged
+            return {}
+        found += [(ranges[name], share) for name, share in shares.items()]
+    if not found:
+        return {}
+    total = sum(share for _, share in found)
+    return {"clip/range_mean": sum(x * share for x, share in found) / total,
+            "clip/range_max": max(x for x, share in found if share)}
 
 
 def profile(records):

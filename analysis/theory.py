@@ -1,11 +1,13 @@
-"""Closed forms, and the simulations that test them: ACPO's Proposition 1 and Lemma 1, FADE's
-gradient masses.
+"""Closed forms, and the simulations that test them: ACPO's Proposition 1, Remark 1 and Lemma 1,
+FADE's gradient masses.
 
 Nothing here needs a run or a model. Every function returns plain numbers.
 """
 
+import functools
 import math
 
+import numpy as np
 import torch
 
 from experiment.tables import markdown_table
@@ -75,25 +77,237 @@ def proposition_1_table(lines):
         "every line.\n")
 
 
-def tabular_slope(n=4000, vocabulary=50, lr=1e-3, seed=0):
-    """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in the tabular case.
+# the bands of Remark 1: tokens of low and of high probability
+BANDS = dict(low=(0.0, 0.2), high=(0.8, 1.0))
+KAPPAS = tuple(10 ** (i / 4) for i in range(-8, 9))  # 0.01 to 100
 
-    Each token has logits of its own and takes one policy-gradient step on its own advantage,
-    A ~ N(0, 1), drawn 100 times. The change of log pi is |e - pi|^2 = (1 - pi)^2 + the sum of the
-    other pi_j^2, and the lemma has the first term alone."""
+
+def scaled_f(s, low, high, eq):
+    """F of ACPO's eq. 53 or 56 for ratios of std s [n], as factor * exp(exponent).
+
+    F of eq. 53 falls to e^-100000 where s is small, which no float64 holds. Its difference
+    Phi(e_h / s) - Phi(e_l / s) is taken as Phi(-e_l / s) - Phi(-e_h / s): no digits cancel."""
+    def log_density(x):
+        return -x * x / 2 - math.log(2 * math.pi) / 2
+    first, second = (-low / s, -high / s) if eq == 53 else (high / s, -low / s)
+    terms = torch.stack([torch.special.log_ndtr(first), torch.special.log_ndtr(second),
+                         s.log() + log_density(high / s), s.log() + log_density(low / s)])
+    signs = terms.new_tensor([1, -1, -1, -1])[:, None]
+    exponent = terms.max(0).values
+    return (signs * (terms - exponent).exp()).sum(0), exponent
+
+
+@functools.cache
+def nodes_from_0_to_1(count):
+    """-> nodes and weights of Gauss-Legendre, raised so that most nodes lie near 0: all of the
+    integral is there where kappa is small."""
+    node, weight = map(torch.from_numpy, np.polynomial.legendre.leggauss(count))
+    u = (node + 1) / 2
+    return u**6, weight / 2 * 6 * u**5
+
+
+def band_mean(kappa, band, low=0.2, high=0.2, eq=53):
+    """ACPO's eq. 54 or 55 before the absolute value: the mean of E[G | pi] over pi uniform in the
+    band (start, end), for sigma_A = 1 and ratios of std s = kappa (1 - pi)^2, with E[G | pi] by
+    eq. 53 or with eq. 56 in it.
+
+    -> its sign and the natural logarithm of its size."""
+    start, end = band
+    node, weight = nodes_from_0_to_1(400)
+    pi = start + (end - start) * node
+    factor, exponent = scaled_f(kappa * (1 - pi) ** 2, low, high, eq)
+    largest = exponent.max()
+    mean = (weight * (1 - pi) * factor * (exponent - largest).exp()).sum().item()
+    mean /= math.sqrt(2 * math.pi)
+    return math.copysign(1, mean), largest.item() + math.log(abs(mean))
+
+
+def low_over_high(kappa, low=0.2, high=0.2, eq=53):
+    """-> log10 of |G_L| / |G_H|, ACPO's eq. 54 over eq. 55. Below 0 there is a reversal."""
+    (_, of_low), (_, of_high) = (band_mean(kappa, band, low, high, eq) for band in BANDS.values())
+    return (of_low - of_high) / math.log(10)
+
+
+def drawn_band_mean(kappa, band, low=0.2, high=0.2, n=400_000, seed=0):
+    """The same mean drawn under the assumptions: pi uniform in the band, A ~ N(0, 1) and
+    rho ~ N(1, s^2) independent, s = kappa (1 - pi)^2. -> mean, its standard error
+
+    Every rho is met by A and by -A, both of which are N(0, 1): what is clipped for neither cancels
+    and makes no noise."""
     g = torch.Generator().manual_seed(seed)
-    scale = 4 * torch.rand(n, 1, generator=g, dtype=torch.float64)
-    logits = scale * torch.randn(n, vocabulary, generator=g, dtype=torch.float64)
-    logprobs = logits.log_softmax(-1)
-    token = torch.multinomial(logprobs.exp(), 1, generator=g)
-    pi = logprobs.gather(-1, token).exp()[:, 0]
-    # |e - pi|^2 is d log pi per unit of lr A
-    derivative = (1 - pi) ** 2 + (logprobs.exp() ** 2).sum(-1) - pi ** 2
+    start, end = band
+    pi = start + (end - start) * torch.rand(n, generator=g, dtype=torch.float64)
+    size = torch.randn(n, generator=g, dtype=torch.float64).abs()
+    rho = 1 + kappa * (1 - pi) ** 2 * torch.randn(n, generator=g, dtype=torch.float64)
+    unclipped = (rho <= 1 + high).double() - (rho >= 1 - low).double()
+    values = (1 - pi) * rho * size * unclipped / 2
+    return values.mean().item(), (values.std() / n**0.5).item()
+
+
+def reversed_between(low=0.2, high=0.2, eq=53, per_decade=200):
+    """[(from, to)]: where |G_L| < |G_H| among kappas from 0.01 to 100, in steps of a
+    per_decade-th of a decade.
+
+    What is narrower is not found: with e_h > e_l, G_L by eq. 53 goes through 0 at a kappa where
+    |G_H| is below 1e-60."""
+    grid = [10 ** (i / per_decade) for i in range(-2 * per_decade, 2 * per_decade + 1)]
+    found, before = [], None
+    for kappa in grid:
+        if low_over_high(kappa, low, high, eq) < 0:
+            if before is None:
+                found.append([kappa, kappa])
+            found[-1][1] = before = kappa
+        else:
+            before = None
+    return found
+
+
+def scan(low=0.2, high=0.2, kappas=KAPPAS, n=400_000):
+    """Remark 1 over kappa: eq. 54 and 55 by eq. 53, with eq. 56, and drawn.
+
+    Each line has log10 of low / high by both equations, the drawn means with their standard
+    errors, and how many standard errors each equation is away from them; reversed_53 and
+    reversed_56 are the kappas with |G_L| < |G_H|."""
+    lines = []
+    for kappa in kappas:
+        line = dict(kappa=kappa, log10_53=low_over_high(kappa, low, high),
+                    log10_56=low_over_high(kappa, low, high, 56))
+        for name, band in BANDS.items():
+            mean, error = drawn_band_mean(kappa, band, low, high, n)
+            line[name], line[f"{name}_error"] = mean, error
+            for eq in (53, 56):
+                sign, log = band_mean(kappa, band, low, high, eq)
+                value = sign * math.exp(log) if log > -700 else 0.0
+                line[f"{name}_{eq}"] = value
+                # too rare to be drawn even once: nothing is known of the error
+                line[f"{name}_off_{eq}"] = abs(mean - value) / error if error else None
+        lines.append(line)
+    return dict(low=low, high=high, lines=lines, reversed_53=reversed_between(low, high),
+                reversed_56=reversed_between(low, high, 56))
+
+
+def ranges_text(ranges):
+    return "; ".join(f"{a:.3g} to {b:.3g}" for a, b in ranges) or "no kappa"
+
+
+def scan_table(result):
+    """A line for each kappa of scan()."""
+    def drawn(line, name):
+        return f"{line[name]:.2e} ({line[f'{name}_error']:.0e})"
+
+    def off(line, eq):
+        away = [line[f"{name}_off_{eq}"] for name in BANDS]
+        return f"{max(x for x in away if x is not None):.2g}" if any(away) else "-"
+    rows = [(f"{line['kappa']:.3g}", f"{line['log10_53']:.3g}", f"{line['log10_56']:.3g}",
+             drawn(line, "low"), drawn(line, "high"), off(line, 53), off(line, 56))
+            for line in result["lines"]]
+    return markdown_table(("kappa", "log10, eq. 53", "log10, eq. 56", "drawn low", "drawn high",
+                           "off, eq. 53", "off, eq. 56"), rows) + (
+        f"\n\nEach line is a kappa of Lemma 1, for the clip range {result['low']:g} below and "
+        f"{result['high']:g} above. log10 is that of the\nmean gradient of tokens with pi < 0.2 "
+        "over that of tokens with pi > 0.8 (eq. 54 over eq. 55), by eq. 53 and\nwith eq. 56 in its "
+        "place: below 0 there is a reversal. drawn low and drawn high are the two means under\n"
+        "the assumptions, with standard errors; off is how many of these an equation is away from "
+        "them.\n"
+        f"Look at where log10 is below 0: by eq. 53 for {ranges_text(result['reversed_53'])}, by "
+        f"eq. 56 for {ranges_text(result['reversed_56'])}.\n")
+
+
+# ---------------------------------------------------------------------------- ACPO's Lemma 1
+
+VOCABULARIES = (2, 8, 64, 1024, 16384, 10**5)
+
+
+def tabular_tokens(n, vocabulary, g, diffuse=False):
+    """Draws n tokens, each from logits of its own. -> 1 - pi of each [n], and the sum of the
+    squares of the other pi_j [n]
+
+    The logits are normal, their scale uniform from 0 to 1.5 sqrt(2 log vocabulary): from about
+    there on one token has most of the probability, so that pi goes from 0 to 1 whatever the
+    vocabulary. diffuse is the lemma's own case: pi is uniform, and what it leaves is spread over
+    the other tokens by a softmax of N(0, 1), whatever pi is."""
+    if diffuse:
+        rest = 1 - torch.rand(n, 1, generator=g)
+        others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
+    else:
+        scale = 1.5 * math.sqrt(2 * math.log(vocabulary)) * torch.rand(n, 1, generator=g)
+        probs = (scale * torch.randn(n, vocabulary, generator=g)).softmax(-1)
+        token = torch.multinomial(probs, 1, generator=g)
+        others = probs.scatter(-1, token, 0.0)  # 1 - pi has lost its digits where pi is near 1
+    return others.sum(-1, dtype=torch.float64), (others ** 2).sum(-1, dtype=torch.float64)
+
+
+def tabular_slope(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
+    """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
+
+    Each token has logits of its own and takes one policy-gradient step on its own advantage
+    (eq. 11), A ~ N(0, 1), drawn 100 times; groups of tokens are narrow_groups. By eq. 14 log rho
+    is lr A times (1 - pi)^2 plus the sum of the other pi_j^2; eq. 15, and so the lemma, has the
+    first term alone. The slope is 2 also where the second is a fixed share of the first, as with a
+    vocabulary of 2, where they are equal."""
+    return tabular_model(n, vocabulary, lr, seed, diffuse)["slope"]
+
+
+def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
+    """-> slope as tabular_slope has it, and `left_out`: the mean over the tokens of the second
+    term of eq. 14 over the first."""
+    g = torch.Generator().manual_seed(seed)
+    size = max(1, 10**6 // vocabulary)  # a hundred thousand logits a token: some tokens at a time
+    parts = [tabular_tokens(min(size, n - begin), vocabulary, g, diffuse)
+             for begin in range(0, n, size)]
+    rest, others = (torch.cat(column) for column in zip(*parts, strict=True))
     advantages = torch.randn(n, 100, generator=g, dtype=torch.float64)
-    rho = (lr * advantages * derivative[:, None]).exp()
-    rest = 1 - pi
-    return slope([(rest[part].mean().log().item(), rho[part].std().log().item())
-                  for part in rest.argsort().chunk(20) if rest[part].mean() > 1e-4])
+    rho = (lr * advantages * (rest ** 2 + others)[:, None]).exp()
+    points = [(rest[part].log().mean().item(), rho[part].std().log().item())
+              for part in narrow_groups(rest)]
+    return dict(slope=slope(points), left_out=(others / rest ** 2)[rest > 1e-3].mean().item())
+
+
+def narrow_groups(rest, width=0.25, least=16):
+    """Masks of tokens whose log(1 - pi) is the same within `width`; a group has at least so many
+    tokens, and 1 - pi is above 0.001.
+
+    In a wide group the std is that of the tokens with the largest 1 - pi, while the place of the
+    group is the mean of all: groups of equal size, of which the last are wide, give slopes of 1.7
+    to 1.9 where narrow ones give 1.95 to 2."""
+    place = (rest.log() / width).floor()
+    groups = [(place == x) & (rest > 1e-3) for x in place.unique()]
+    return [group for group in groups if group.sum() >= least]
+
+
+def tabular_models(vocabularies=VOCABULARIES):
+    """[{vocabulary, slope, left_out, diffuse: {slope, left_out}}]; diffuse is of fewer tokens where
+    a vocabulary is large."""
+    return [dict(vocabulary=v, **tabular_model(4000, v),
+                 diffuse=tabular_model(min(4000, 10**8 // v), v, diffuse=True))
+            for v in vocabularies]
+
+
+def tabular_table(lines):
+    rows = [(str(line["vocabulary"]), *(f"{part[key]:.3g}" for part in (line, line["diffuse"])
+                                        for key in ("slope", "left_out"))) for line in lines]
+    return markdown_table(("vocabulary", "slope", "left out", "slope, diffuse",
+                           "left out, diffuse"), rows) + (
+        "\n\nslope is that of log std(rho) on log(1 - pi) after one step on a token's own logits, "
+        "2 by Lemma 1, for models\nof so large a vocabulary. left out is the mean size of the "
+        "term that eq. 15 drops, the sum of the other pi^2,\nover the one that it keeps. In the "
+        "columns diffuse, what pi leaves is spread over the other tokens in the\nsame way whatever "
+        "pi is; in the others the logits are normal, and an unlikely token is often one beside a\n"
+        "likely one.\n"
+        "Look at whether the slope goes to 2 as the vocabulary grows.\n")
+
+
+def everything():
+    """What `python -m analysis theory` writes: Proposition 1, Remark 1 for a symmetric clip and for
+    DAPO's, Lemma 1."""
+    return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)],
+                lemma_1=tabular_models())
+
+
+def everything_table(result):
+    parts = [proposition_1_table(result["proposition_1"]),
+             *map(scan_table, result["remark_1"]), tabular_table(result["lemma_1"])]
+    return "\n".join(parts)
 
 
 # ---------------------------------------------------------------------------- FADE

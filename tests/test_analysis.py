@@ -484,6 +484,37 @@ def test_steps(kept):
         assert sum(line["gradient"] for line in table) == pytest.approx(1, abs=1e-5)
     assert all(line["clipped"] in (0, None) for line in result["tables"][0])  # ratios are 1
     assert result["ratios"]["low"]["std"] > result["ratios"]["high"]["std"] > 0
+    assert list(result["own_slope"]) == [1, 2, 4] and list(result["reversal"]) == [0, 1, 2, 4]
+    with_advantage = int((kept.batch.mask & (kept.batch.advantages != 0)).sum())
+    clipped = result["clipped"]
+    for kind in ("clipped", "passed"):  # every token is in one step
+        met = sum(step[kind]["tokens"] for step in clipped["steps"])
+        assert met == clipped["rollout"][kind]["tokens"]
+    for when in ("rollout", "after"):
+        counts = [clipped[when][kind]["tokens"] for kind in ("clipped", "passed")]
+        assert sum(counts) == with_advantage and min(counts) > 0
+        share = counts[0] / with_advantage
+        assert share == pytest.approx(sum(
+            line["tokens"] * (line["clipped"] or 0) for line in clipped[when]["by_entropy"]
+        ) / with_advantage)
+    # before the first step all ratios are 1: G is (1 - pi) A
+    start = result["reversal"][0]
+    assert start["low"]["size"] > start["high"]["size"] and sum(start["low"]["tokens"]) > 20
+
+
+def test_anatomy_of_a_rollout(kept_run):
+    result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
+    json.dumps(result, allow_nan=False)
+    assert (result["method"], result["lr"], result["rollout"]) == ("fade", 1e-3, 1)
+    assert list(result["near"]["reversal"]) == [0, 1, 2]
+    assert list(result["far"]["reversal"]) == list(result["fast"]["reversal"]) == [0, 32, 64]
+    assert 0 < result["sgd"]["own_slope"][1] < 3 and list(result["slow"]["slope"]) == [1, 4]
+    # fade divides by completions and max_tokens: the selected ones' norm is larger by their share
+    part = result["subsets"]["subsets"]["A < 0"]
+    assert part["norm_selected"] * part["completions"] == pytest.approx(part["norm"], rel=1e-3)
+    assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
+    one_step = result["subsets"]["subsets"][anatomy.ONE_STEP]
+    assert one_step["norm"] > 0.1 and one_step["angle"] > 1
 
 
 def some_tokens(pi, ratio, advantage):
