@@ -2,13 +2,14 @@
 # ./run_all.sh           sets up, trains with each of METHODS, STEPS and SEEDS: a figure, a table
 # ./run_all.sh test      sets up, then runs every test; what follows goes to pytest: test -k resume
 # ./run_all.sh test quick the tests of every minute (tests/conftest.py says which), in two minutes
-# ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md (bench/grid.sh)
-# ./run_all.sh full      the papers' settings on a real model (bench/grid.sh):
+# ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; what follows goes to
+#                        bench/grid.py: grid --jobs 8
+# ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh results   RESULTS.md and its figures again, from the numbers in results/
 # The same command again continues what was interrupted, and skips what is done.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
-# PYTHON=python3; bench/grid.sh names those of grid and full
+# PYTHON=python3; bench/full.sh names those of full
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -132,7 +133,7 @@ print(torch.cuda.device_count())'
 set_up
 EXTRA=${EXTRA:-} TRAIN=".venv/bin/python train.py" gpus=0
 case "${1:-}" in
-  "" | grid | full)
+  "" | full)
     gpus=$(count_gpus)
     # torchrun would kill a run 30 seconds after a signal, in the middle of a rollout
     [ "$gpus" -le 1 ] ||
@@ -151,5 +152,11 @@ case "${1:-}" in
     exec .venv/bin/python -m pytest -q "$@" tests
     ;;
   results) exec .venv/bin/python -m analysis results ;;
-  grid | full) . bench/grid.sh ;;
+  grid)
+    shift
+    .venv/bin/python bench/grid.py "$@"
+    .venv/bin/python bench/sanity.py
+    .venv/bin/python -m analysis results --measure
+    ;;
+  full) . bench/full.sh ;;
 esac

@@ -1,8 +1,8 @@
-# ./run_all.sh grid and ./run_all.sh full: a file of runs, some of them at a time. run_all.sh sources
-# this after the set-up; TRAIN, EXTRA, gpus and lock are its own.
-# Environment: GRID=file of lines "name  steps...  flags" (as results/grid.txt), SEEDS, ROLLOUTS,
-# JOBS=runs at a time, RUNS=folder; for full MODEL, DATA, and BENCHMARKS="aime24,amc23" on which
-# every end model is evaluated
+# ./run_all.sh full: a file of runs of a real model. run_all.sh sources this after the set-up; TRAIN,
+# EXTRA, gpus and lock are its own.
+# Environment: MODEL, DATA; GRID=file of lines "name  steps...  flags" (as results/full.txt), SEEDS,
+# ROLLOUTS, JOBS=runs at a time, RUNS=folder, and BENCHMARKS="aime24,amc23" on which every end model
+# is evaluated
 
 runs_of() { # file -> lines "name steps seed flags", a run each, one seed after the other
   local seed name rest steps
@@ -39,8 +39,6 @@ how_long() { # file of runs: times a few rollouts of the first two, and says how
     [ -f "$RUNS/$name-$steps-$seed/done" ] || echo
   done <"$1" | wc -l)
   [ "$left" -gt 0 ] || return 0
-  # built once, not by every run
-  [[ $COMMON == *--model* ]] || .venv/bin/python -m data.tiny >/dev/null
   head -n 2 "$1" | while read -r name steps seed flags; do
     out=$RUNS/timing-$name-$steps
     rm -rf "$out"
@@ -60,7 +58,7 @@ how_long() { # file of runs: times a few rollouts of the first two, and says how
 run_grid() { # file of lines "name  steps...  flags"
   local folders what
   [ -z "${METHODS:-}${STEPS:-}" ] || {
-    echo "run_all.sh: METHODS and STEPS are not for grid and full: GRID=file names other runs than $1" >&2
+    echo "run_all.sh: METHODS and STEPS are not for full: GRID=file names other runs than $1" >&2
     exit 2
   }
   lock
@@ -85,22 +83,6 @@ run_grid() { # file of lines "name  steps...  flags"
   .venv/bin/python -m analysis passk "$RUNS/runs.jsonl" --out "$RUNS/passk.png" || true
 }
 
-grid() { # the runs of the embedded base behind RESULTS.md, for CPU cores, one each
-  local standard=${GRID:-}${SEEDS:-}${ROLLOUTS:-}${EXTRA}
-  RUNS=${RUNS:-runs/grid} SEEDS=${SEEDS:-0 1 2 3 4} JOBS=${JOBS:-$cores} ROLLOUTS=${ROLLOUTS:-20}
-  EVAL_EVERY=$ROLLOUTS TRAIN=".venv/bin/python train.py" CUDA_VISIBLE_DEVICES=""
-  export CUDA_VISIBLE_DEVICES
-  COMMON="--rollouts $ROLLOUTS --problems_per_rollout 32 --lr 2e-4 --eval_every $EVAL_EVERY"
-  COMMON="$COMMON --save_every 0 --rank_every 5 --sampler transformers"
-  run_grid "${GRID:-results/grid.txt}"
-  if [ -z "$standard" ]; then
-    cp "$RUNS/runs.jsonl" results/runs.jsonl
-    .venv/bin/python -m analysis results --measure
-  else
-    echo "RESULTS.md stays as it is: it is of results/grid.txt with five seeds and no other flags"
-  fi
-}
-
 full() { # ACPO's settings, on all GPUs there are
   : "${MODEL:?give the model, as in MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full}"
   : "${DATA:?give the problems: countdown34, or orz}"
@@ -116,6 +98,5 @@ full() { # ACPO's settings, on all GPUs there are
   run_grid "${GRID:-results/full.txt}"
 }
 
-cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
 BENCHMARKS=${BENCHMARKS:-}
-"$1"
+full

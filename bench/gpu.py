@@ -53,8 +53,8 @@ from losses import METHODS
 
 LONGEST = 2048  # tokens of a row
 # what train.update reads of a run's flags
-FLAGS = SimpleNamespace(max_tokens=LONGEST, max_grad_norm=1.0, entropy_coef=0.0, tis_cap=0.0,
-                        kl_coef=0.0)
+FLAGS = SimpleNamespace(max_tokens=LONGEST, max_grad_norm=1.0, entropy_coef=0.0, kl_coef=0.0,
+                        correction=None, correction_low=None, correction_high=None)
 
 
 def shape(layers, hidden, heads, groups, mlp, vocabulary, tied):

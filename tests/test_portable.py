@@ -114,7 +114,6 @@ def clone(tmp_path, tools):
     shutil.copytree(ROOT / "bench", copy / "bench")
     for path in [ROOT / "run_all.sh", *ROOT.glob("requirements*")]:
         shutil.copy(path, copy)
-    (copy / "results" / "grid.txt").write_text("a 2 4 --loss grpo\n")
     stub.write_text(STUB)
     stub.chmod(0o755)
 
@@ -174,22 +173,22 @@ def test_without_vllm_the_set_up_says_so(clone, tmp_path):
     (["test", "quick", "-x"], "-m pytest -q --quick -x tests"),
     (["test", "-k", "resume"], "-m pytest -q -k resume tests"),
     ([], "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
-    (["grid"], "bench/how_long.py --runs 10 --jobs 8 --rollouts 20"),
+    (["grid", "--jobs", "8"], "bench/grid.py --jobs 8"),
+    (["grid"], "-m analysis results --measure"),
     (["results"], "-m analysis results"),
 ])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     """Without flock, nproc and nvidia-smi."""
     done, notes = clone(*args, HERE="Darwin arm64 Python 3.12")
     assert asked in notes and "not found" not in done.stderr, done.stderr
-    if args != ["grid"]:  # whose runs would have to leave something behind
-        assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_scripts_keep_to_what_macos_bash_knows():
     """It is of 2006: bash 3.2."""
     newer = (r"\b(mapfile|readarray|coproc)\b|declare -[Ang]|local -[An]|wait -n|\[\[ -v|&>>|\|&"
              r"|\$\{\w+(\[[^]]*\])?(,|\^|@)|\bprintf '%\(|cksum -|date -d|sed -i|readlink -f")
-    for path in (ROOT / "run_all.sh", ROOT / "bench" / "grid.sh"):
+    for path in (ROOT / "run_all.sh", ROOT / "bench" / "full.sh"):
         assert not (found := re.search(newer, path.read_text())), f"{path.name}: {found[0]}"
 
 

@@ -189,7 +189,7 @@ def test_run_all(base, tmp_path):
 @pytest.mark.skipif(
     not list(ROOT.glob(".venv/ready-*")), reason="no .venv here: ./run_all.sh test makes it"
 )
-def test_run_all_grid_and_full(base, tmp_path):
+def test_run_all_full(base, tmp_path):
     """A file of runs: how long is said first, two at a time, a failure is named and the rest goes
     on, what is done is skipped."""
     grid, out = tmp_path / "grid.txt", tmp_path / "runs"
@@ -198,6 +198,8 @@ def test_run_all_grid_and_full(base, tmp_path):
         os.environ,
         GRID=str(grid),
         RUNS=str(out),
+        MODEL=base,
+        DATA="countdown",
         SEEDS="0",
         JOBS="2",
         ROLLOUTS="1",
@@ -212,7 +214,7 @@ def test_run_all_grid_and_full(base, tmp_path):
             ["./run_all.sh", *args], cwd=ROOT, env={**env, **more}, capture_output=True, text=True
         )
 
-    done = run_all("grid")
+    done = run_all("full")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (
         "2 runs of 1 rollouts, 2 at a time: about 0." in done.stdout
@@ -226,40 +228,19 @@ def test_run_all_grid_and_full(base, tmp_path):
     assert all(
         (out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png", "runs.jsonl")
     )
-    assert json.loads((out / "a-4-0" / "config.json").read_text())["flags"]["eps_high"] == 0.3
-    done = run_all("grid", EXTRA=env["EXTRA"] + " --lr 1")
+    flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
+    assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
+    done = run_all("full", EXTRA=env["EXTRA"] + " --lr 1")
     assert (
         done.returncode == 1
         and done.stdout.count("failed") == 2
         and "--lr was" in done.stdout
         and "continues" in done.stderr
     )  # other flags than the runs'
-    done = run_all("grid")
-    assert (
-        done.returncode == 0
-        and "done" not in done.stdout
-        and "failed" not in done.stdout
-        and "stays as it is" in done.stdout
-    )
-    assert "no run" in run_all("grid", GRID="/dev/null").stderr
-    done = run_all("grid", METHODS="acpo")
-    assert done.returncode == 2 and "METHODS" in done.stderr
-    grid.write_text("b  2  --loss p3o\n")
-    done = run_all(
-        "full",
-        GRID=str(grid),
-        MODEL=base,
-        DATA="countdown",
-        RUNS=str(tmp_path / "full"),
-        SEEDS="0",
-        JOBS="1",
-    )
-    assert (
-        done.returncode == 0
-        and "1 runs of 1 rollouts" in done.stdout
-        and "| b-2 | p3o |" in (tmp_path / "full" / "table.md").read_text()
-    ), done.stdout + done.stderr
-    flags = json.loads((tmp_path / "full" / "b-2-0" / "config.json").read_text())["flags"]
-    assert (flags["lr"], flags["model"], flags["data"]) == (1e-6, base, "countdown")
     done = run_all("full")
+    assert done.returncode == 0 and "done" not in done.stdout and "failed" not in done.stdout
+    assert "no run" in run_all("full", GRID="/dev/null").stderr
+    done = run_all("full", METHODS="acpo")
+    assert done.returncode == 2 and "METHODS" in done.stderr
+    done = run_all("full", MODEL="")
     assert done.returncode and "MODEL=" in done.stderr

@@ -1,0 +1,231 @@
+"""What ACPO claims of single updates, a claim an entry: measured on the first rollout of each of
+several seeds, or computed from the paper's own assumptions (results/updates.json).
+
+The quantities are defined in analysis/quantities.py, analysis/anatomy.py and analysis/theory.py;
+the claims about training stand in analysis/claims.py.
+"""
+
+import math
+
+from analysis import anatomy, figures, theory
+from analysis.claims import CODE, PAPER, Claim
+from analysis.verdicts import (
+    FOLLOWS,
+    INCONSISTENT,
+    Interval,
+    Verdict,
+    between,
+    derived,
+    less,
+    more,
+    unjudged,
+)
+from experiment.tables import markdown_table
+
+
+def over_seeds(updates, quantity):
+    """quantity: a rollout's part of the updates -> a number."""
+    return Interval.of([quantity(rollout) for rollout in updates["seeds"]])
+
+
+def measured(place, claim, quantity, test, unit="", known=PAPER, digits=2):
+    """A claim about a number that every rollout gives."""
+    def measure(updates):
+        x = over_seeds(updates, quantity)
+        return f"{x.plain(digits)}{unit}", test(x)
+    return Claim("ACPO", place, known, claim, measure)
+
+
+# ---------------------------------------------------------------------------- Lemma 1
+
+
+def tabular(updates):
+    """The lemma in its own model: the slope for the largest vocabulary, where the term that it
+    leaves out is small."""
+    lines = updates["theory"]["lemma_1"]
+    slope = lines[-1]["diffuse"]["slope"]
+    figure = "slope by vocabulary: " + ", ".join(
+        f"{line['slope']:.2f} ({line['vocabulary']})" for line in lines)
+    kind = FOLLOWS if abs(slope - 2) < 0.05 else INCONSISTENT
+    return figure, Verdict(kind, f"{slope:.2f} where the term that it drops is smallest")
+
+
+def lemma_1():
+    yield Claim("ACPO", "Lemma 1, eq. 11-15", PAPER, "the std of the ratio goes as (1 - pi)^2 "
+                "where a token has logits of its own", tabular)
+    for what, key in (("the step's own tokens", "own_slope"), ("the whole rollout", "slope")):
+        yield measured("Lemma 1, fig. 4", f"it does so in a network, {what}, after one step: "
+                       "slope 2 in logarithms", lambda r, key=key: r["steps"][key]["1"],
+                       lambda x: between(x, 1.5, 2.5))
+
+    def low_over_high(rollout):
+        ratios = rollout["steps"]["ratios"]
+        return ratios["low"]["std"] / ratios["high"]["std"]
+    yield measured("fig. 2a", "ratios spread far more at low probability: std of rho after 16 "
+                   "steps, pi <= 0.2 over pi > 0.8", low_over_high, lambda x: more(x, than=1),
+                   " times", digits=1)
+
+
+# ---------------------------------------------------------------------------- Prop. 1, Remark 1
+
+
+def equation(eq):
+    def measure(updates):
+        lines = updates["theory"]["proposition_1"]
+        gaps = [(line["monte_carlo"] - line[f"eq{eq}"]) / line["error"] for line in lines]
+        return f"{len(lines)} spreads of the ratio against a Monte Carlo", derived(gaps)
+    return measure
+
+
+def scanned(eq):
+    """Remark 1 by an equation, over kappa from 0.01 to 100: does low/high fall below 1?"""
+    def measure(updates):
+        scan = updates["theory"]["remark_1"][0]
+        least = min(line[f"log10_{eq}"] for line in scan["lines"])
+        ranges = scan[f"reversed_{eq}"]
+        figure = (f"low/high below 1 for kappa {theory.ranges_text(ranges)}; least "
+                  f"{10 ** least:.3g}")
+        if not ranges:
+            return figure, Verdict(INCONSISTENT, "there is no reversal at any kappa")
+        turns_back = ranges[-1][1] < scan["lines"][-1]["kappa"]
+        return figure, Verdict(INCONSISTENT if turns_back else FOLLOWS,
+                               "it turns back as kappa grows" if turns_back else "")
+    return measure
+
+
+def log_ratio(taken, part="steps"):
+    """log10 of eq. 54 over eq. 55 after so many steps."""
+    return lambda r: math.log10(r[part]["reversal"][taken]["low_over_high"])
+
+
+def proposition_1():
+    yield Claim("ACPO", "Prop. 1, eq. 53", PAPER, "the expected gradient by probability is eq. 53",
+                equation(53))
+    yield Claim("ACPO", "appendix, eq. 56", PAPER, "its asymptotic form is eq. 56 (and eq. 64)",
+                equation(56))
+    yield Claim("ACPO", "Remark 1 by eq. 53", PAPER, "far off-policy, high-probability tokens "
+                "dominate", scanned(53))
+    yield Claim("ACPO", "Remark 1 by eq. 56", PAPER, "the same by eq. 56", scanned(56))
+    yield measured("Remark 1, fig. 2b", "near on-policy, low-probability tokens dominate: log10 "
+                   "of eq. 54 over eq. 55 after 1 step", log_ratio("1"), more)
+    yield measured("Remark 1, fig. 2b", "far off-policy, high-probability tokens dominate: the "
+                   "same after 16 steps", log_ratio("16"), less)
+    yield measured("Remark 1, fig. 2b", "the same after 64 steps of a fourth of the completions "
+                   "each", log_ratio("64", "far"), less)
+
+
+# ---------------------------------------------------------------------------- clipped tokens
+
+
+def clipped_less(key):
+    def quantity(rollout):
+        clipped = rollout["steps"]["clipped"]["rollout"]
+        return clipped["clipped"][key] - clipped["passed"][key]
+    return quantity
+
+
+def clipped_tokens():
+    yield measured("app. C", "clipped tokens are of low probability: mean pi of clipped less "
+                   "passed tokens", clipped_less("probability"), less)
+    yield measured("fig. 2c, app. C", "and of low entropy: mean entropy of clipped less passed "
+                   "tokens", clipped_less("entropy"), less, " nats")
+    yield measured("fig. 2c, app. C", "the same among tokens with pi < 0.2",
+                   clipped_less("entropy_if_low"), less, " nats")
+
+
+# ---------------------------------------------------------------------------- partial gradients
+
+
+def part(name, key):
+    return lambda rollout: rollout["subsets"]["subsets"][name][key]
+
+
+def apart(a, b, key):
+    return lambda rollout: part(a, key)(rollout) - part(b, key)(rollout)
+
+
+def partial_gradients():
+    for a, b, in_paper in (("pi < 0.2", "pi > 0.8", "409% against 50%"),
+                           ("A > 0", "A < 0", "122% against 92%"),
+                           ("top 20% entropy of each", "pi > 0.8", "340% against 50%")):
+        for how, key in (("selected", "norm_selected"), ("all", "norm")):
+            known = CODE if how == "selected" else PAPER
+            yield measured("sec. 3, app. D", f"norm of the gradient, averaged over {how} tokens: "
+                           f"{a} less {b} ({in_paper})", apart(a, b, key), more, known=known)
+    for a, b, in_paper in (("pi > 0.8", "pi < 0.2", "42.8 against 27.8"),
+                           ("A > 0", "A < 0", "40.5 against 28.0"),
+                           ("no clip", "clip-higher", "50.7 against 1.3")):
+        yield measured("sec. 3, app. D", f"angle to the full gradient: {a} less {b} ({in_paper} "
+                       "degrees)", apart(a, b, "angle"), more, " degrees", digits=1)
+    for name, in_paper in (("no clip", "20177%"), ("cispo of ACPO", "3268%"),
+                           ("top 20% entropy of each", "340%")):
+        key = "norm_selected" if "top" in name else "norm"
+        yield measured("sec. 3, app. D", f"norm of the gradient above the full one's: {name} "
+                       f"({in_paper})", part(name, key), lambda x: more(x, than=1))
+    yield measured("app. D.3", "clip-higher's gradient has the direction of the clip's (1.3 "
+                   "degrees)", part("clip-higher", "angle"), lambda x: less(x, than=5),
+                   " degrees", digits=1)
+    yield measured("app. D.3", "the on-policy gradient has the norm of the off-policy one (98%)",
+                   part(anatomy.ONE_STEP, "norm"), lambda x: between(x, 0.8, 1.25))
+    yield measured("app. D.3", "and another direction (47.4 degrees)",
+                   part(anatomy.ONE_STEP, "angle"), unjudged, " degrees", digits=1)
+
+
+def claims():
+    """All claims about updates, in the order of RESULTS.md."""
+    return [*lemma_1(), *proposition_1(), *clipped_tokens(), *partial_gradients()]
+
+
+# ---------------------------------------------------------------------------- the page
+
+
+def tables(updates):
+    """The numbers behind the claims that a reader may want to see, as Markdown."""
+    steps = ["1", "2", "4", "8", "16"]
+    rows = []
+    for taken in steps:
+        sides = [over_seeds(updates, lambda r, s=side, t=taken:
+                            r["steps"]["reversal"][t][s]["size"]) for side in ("low", "high")]
+        weighted = [over_seeds(updates, lambda r, s=side, t=taken:
+                               r["steps"]["dominance"][t][s]["mean"]) for side in ("low", "high")]
+        slopes = [over_seeds(updates, lambda r, k=key, t=taken: r["steps"][k][t])
+                  for key in ("own_slope", "slope")]
+        rows.append((taken, *(x.plain(3) for x in sides),
+                     over_seeds(updates, log_ratio(taken)).plain(2),
+                     *(x.plain(3) for x in weighted), *(x.plain(2) for x in slopes)))
+    first = markdown_table(("steps", "eq. 54, low", "eq. 55, high", "log10 low/high",
+                            "mean abs G, low", "mean abs G, high", "slope, own tokens",
+                            "slope, rollout"), rows)
+    names = list(updates["seeds"][0]["subsets"]["subsets"])[1:]
+    rows = []
+    for name in names:
+        cells = []
+        for key in ("norm", "norm_selected", "angle"):
+            there = updates["seeds"][0]["subsets"]["subsets"][name].get(key) is not None
+            cells.append(over_seeds(updates, part(name, key)).plain(2) if there else "-")
+        rows.append((name, *cells))
+    second = markdown_table(("part of the gradient", "norm, all tokens", "norm, selected tokens",
+                             "angle (degrees)"), rows)
+    return f"{first}\n\n{second}"
+
+
+def draw(updates, folder):
+    """The figures of the first rollout and of the theory."""
+    first = updates["seeds"][0]
+    figures.steps(dict(first["steps"], rollout=1, method=first["method"], lr=first["lr"]),
+                  folder / "steps.png")
+    figures.subsets(dict(first["subsets"], rollout=1, method=first["method"]),
+                    folder / "subsets.png")
+    figures.theory(updates["theory"]["proposition_1"], folder / "theory.png",
+                   updates["theory"]["remark_1"])
+
+
+def without_what_only_figures_need(rollout):
+    """Figures show the first rollout alone."""
+    for subset in rollout["subsets"]["subsets"].values():
+        subset["matrices"] = {}
+    ratios = {side: dict(std=x["std"]) for side, x in rollout["steps"]["ratios"].items()}
+    rollout["steps"].update(tables=[], spread={}, ratios=ratios)
+    rollout["steps"]["clipped"]["steps"] = []
+    return rollout
+

@@ -1,0 +1,115 @@
+"""The sanity test of arXiv 2510.26788: a sound method solves in training nearly all of the problems
+that the base solves sometimes.
+
+    python bench/sanity.py                 every row of METHODS, at two learning rates: an hour
+    python bench/sanity.py --only acpo,p3o
+
+The problems are 32 of the embedded base's training puzzles of which it solves 20 to 80%. A method
+has 100 rollouts of all of them, 16 completions each, 16 optimizer steps, to solve 95% of the
+completions of a rollout. The numbers go into results/sanity.json; what is there is not trained
+again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+from grid import fork_all, redirected, rounded, warm_up, write
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "sanity.json"
+RATES = (5e-5, 2e-4)
+PROBLEMS, SAMPLES, ENOUGH, BUDGET, PIECE = 32, 16, 0.95, 100, 20
+# FADE's averages would stand still over 100 rollouts with the paper's 0.02
+OWN = {"fade": "--fade_ema 0.2"}
+
+
+def choose_problems(path):
+    """Writes the problems: the first training puzzles of which the base solves 20 to 80%."""
+    import data
+    from data import tiny
+    from engine.sampler import make_sampler
+    from eval import sample_rows
+    from experiment.model import read_tokenizer
+    folder = tiny.base_model()
+    candidates = [data.load("countdown", "train")[i] for i in range(8 * PROBLEMS)]
+    tokenizer, eos, *_ = read_tokenizer(folder, candidates, None)
+    sampler = make_sampler("transformers", folder, dtype="float32", max_length=64, eos=eos)
+    rows, _ = sample_rows(sampler, tokenizer, candidates, 64, seed=0, temperature=1.0,
+                          max_tokens=16)
+    kept = [problem for problem, of_problem in zip(candidates, rows, strict=True)
+            if 0.2 <= sum(row["score"] == 1 for row in of_problem) / 64 <= 0.8]
+    if len(kept) < PROBLEMS:
+        sys.exit(f"sanity.py: the base solves only {len(kept)} puzzles sometimes")
+    write(path, "".join(json.dumps(problem) + "\n" for problem in kept[:PROBLEMS]))
+
+
+def train_run(run, folder):
+    """A child's whole life: trains piece by piece until the problems are solved."""
+    name, lr = run
+    out, log = redirected(folder)
+    import train
+    solved = []
+    for rollouts in range(PIECE, BUDGET + 1, PIECE):
+        train.main(["--loss", name, *OWN.get(name, "").split(), "--lr", f"{lr:g}", "--data",
+                    str(folder / "problems.jsonl"), "--problems_per_rollout", str(PROBLEMS),
+                    "--group_size", str(SAMPLES), "--rollouts", str(rollouts), "--sampler",
+                    "transformers", "--eval_every", "0", "--save_every", "0", "--rank_every", "0",
+                    "--out", str(out), "--resume"])
+        records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        solved = [rounded(record["reward/mean"]) for record in records]
+        if max(solved) >= ENOUGH:
+            break
+    write(folder / "finished" / f"{name} {lr:g}.json", json.dumps(solved))
+    shutil.rmtree(out)
+    log.unlink()
+
+
+def collect(folder, names):
+    """Writes results/sanity.json of what is finished. -> the runs that are missing"""
+    methods, missing = {}, []
+    for name in names:
+        found = dict(rollouts={}, best={})
+        for lr in RATES:
+            file = folder / "finished" / f"{name} {lr:g}.json"
+            if not file.exists():
+                missing.append((name, lr))
+                continue
+            solved = json.loads(file.read_text())
+            found["rollouts"][f"{lr:g}"] = next(
+                (at for at, x in enumerate(solved, 1) if x >= ENOUGH), None)
+            found["best"][f"{lr:g}"] = max(solved)
+        if len(found["best"]) == len(RATES):
+            methods[name] = found
+    if methods:
+        write(RESULTS, json.dumps(dict(problems=PROBLEMS, budget=BUDGET, methods=methods),
+                                  indent=1) + "\n")
+    return missing
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="names of rows, with commas between")
+    parser.add_argument("--folder", default="runs/sanity", help="where runs are trained")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    from losses import METHODS
+    folder = Path(args.folder).resolve()
+    (folder / "finished").mkdir(parents=True, exist_ok=True)
+    warm_up({"countdown"})
+    if not (folder / "problems.jsonl").exists():
+        choose_problems(folder / "problems.jsonl")
+    names = args.only.split(",") if args.only else list(METHODS)
+    failed = fork_all(partial(collect, folder, names), partial(train_run, folder=folder), args.jobs)
+    if failed:
+        sys.exit(f"sanity.py: {len(failed)} runs failed; the same command again tries them again")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Verdicts, fed made-up numbers; the grid's plan; and that every claim finds its runs."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+import train
+from analysis import claims, grid
+from analysis.verdicts import (
+    CONTRADICTED,
+    FOLLOWS,
+    INCONSISTENT,
+    KINDS,
+    NOT_JUDGED,
+    NOT_MEASURED,
+    NOT_SEEN,
+    REPRODUCED,
+    Interval,
+    all_more,
+    between,
+    derived,
+    holds,
+    less,
+    more,
+    unjudged,
+)
+from conftest import ROOT
+from losses import METHODS
+
+# seeds that agree on a gain, on a loss, and that disagree
+GAIN = [0.04, 0.05, 0.06, 0.05, 0.04, 0.05, 0.06, 0.05]
+LOSS = [-x for x in GAIN]
+NOISE = [0.1, -0.1, 0.05, -0.05, 0.08, -0.08, 0.02, -0.02]
+
+
+# ---------------------------------------------------------------------------- verdicts
+
+
+def test_the_interval_is_students():
+    x = Interval.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    # by hand: mean 3, standard deviation 1.5811, over sqrt 5 0.7071, times 2.776
+    assert x == pytest.approx((3.0, 3 - 1.9629, 3 + 1.9629), abs=1e-4)
+    assert x.half_width == pytest.approx(1.9629, abs=1e-4)
+    assert Interval.of([0.5, 0.5]).half_width == 0
+    with pytest.raises(ValueError, match="two or more"):
+        Interval.of([0.5])
+
+
+@pytest.mark.parametrize("test, values, kind", [
+    (more, GAIN, REPRODUCED), (more, LOSS, CONTRADICTED), (more, NOISE, NOT_SEEN),
+    (less, LOSS, REPRODUCED), (less, GAIN, CONTRADICTED), (less, NOISE, NOT_SEEN),
+    (holds, GAIN, REPRODUCED), (holds, [x / 5 for x in LOSS], REPRODUCED),
+    (holds, LOSS, CONTRADICTED), (holds, NOISE, NOT_SEEN), (unjudged, GAIN, NOT_JUDGED),
+])
+def test_a_verdict_follows_from_its_interval(test, values, kind):
+    assert test(Interval.of(values)).kind == kind
+
+
+def test_what_is_not_seen_says_what_is_excluded():
+    x = Interval(0.001, -0.011, 0.0132)
+    assert str(more(x)) == "not seen at this scale: more than +0.0132 is excluded"
+    assert str(less(x)) == "not seen at this scale: less than -0.011 is excluded"
+    assert str(holds(x)) == "reproduced: a loss of 0.011 or more is excluded"
+    assert more(x, than=0.02).kind == CONTRADICTED and more(x, than=-0.02).kind == REPRODUCED
+    assert holds(x, margin=0.005).kind == NOT_SEEN
+
+
+def test_a_claim_about_several_numbers_needs_all_of_them():
+    up, down, wide = (Interval.of(values) for values in (GAIN, LOSS, NOISE))
+    assert all_more([up, up]).kind == REPRODUCED
+    assert all_more([up, wide]).kind == NOT_SEEN and "1 of 2" in all_more([up, wide]).remark
+    assert all_more([up, wide, down]).kind == CONTRADICTED
+
+
+def test_a_value_is_found_or_not():
+    assert between(Interval(2.0, 1.8, 2.2), 1.5, 2.5).kind == REPRODUCED
+    assert between(Interval(1.0, 0.9, 1.1), 1.5, 2.5).kind == CONTRADICTED
+    assert between(Interval(1.4, 1.2, 1.6), 1.5, 2.5).kind == NOT_SEEN
+
+
+def test_a_formula_follows_from_its_assumptions_or_contradicts_them():
+    assert derived([0.5, -2.0, 3.1]).kind == FOLLOWS
+    assert derived([0.5, -40.0]).kind == INCONSISTENT
+    assert "40.0 standard errors" in derived([0.5, -40.0]).remark
+
+
+# ---------------------------------------------------------------------------- the grid's plan
+
+LINES = """# a comment
+
+countdown  a      16 2  tuned  --loss grpo --eps_low {0.1,0.2}
+countdown  b      16    a      --loss grpo --dual_clip 3
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "grid.txt").write_text(LINES)
+    return grid.read_grid(tmp_path / "grid.txt")
+
+
+def finished_run(run, score):
+    """What bench/grid.py keeps of a run, with made-up numbers around a score."""
+    kept = dict(id=run.id, **run._asdict(), command=run.command(), seconds=1.0,
+                validation=dict(mean=[[0, 0.1], [5, score / 2], [10, score], [15, score],
+                                      [20, score]], **{"pass": [[0, 0.5], [20, 0.6]]}))
+    if run.role == "final":
+        kept["held_out"] = {"mean@16": score, **{f"pass@{k}": score + 0.01 * k
+                                                 for k in (1, 2, 4, 8, 16)}}
+        kept["series"] = {"policy/entropy": [0.4, score / 2],
+                          "optim/head_rank1_share": [None, 0.3, None], "reward/mean": [0.2, score]}
+    return kept
+
+
+def all_finished(settings, score):
+    """Plays the grid through: {id: run}; score: of a Planned run."""
+    finished = {}
+    while todo := grid.missing(settings, finished):
+        finished.update({run.id: finished_run(run, score(run)) for run in todo})
+    return finished
+
+
+def test_the_plan_tunes_first_and_reports_the_best(settings):
+    assert list(settings) == ["countdown/a-16", "countdown/a-2", "countdown/b-16"]
+    first = grid.missing(settings, {})
+    assert {run.role for run in first} == {"tune"}
+    assert len(first) == 2 * 2 * 4 * 2  # settings, alternatives, rates, seeds
+    assert {run.flags for run in first} == {"--loss grpo --eps_low 0.1", "--loss grpo --eps_low 0.2"}
+
+    def score(run):
+        return 0.3 + (run.lr == 1e-4) * 0.1 + run.flags.endswith("0.1") * 0.05 + run.seed * 1e-4
+    finished = all_finished(settings, score)
+    final = [run for run in finished.values() if run["role"] == "final"]
+    assert {run["seed"] for run in final} == set(range(8)) and len(final) == 3 * 8
+    assert {run["lr"] for run in final} == {1e-4}
+    assert {run["flags"] for run in final} == {"--loss grpo --eps_low 0.1",
+                                               "--loss grpo --dual_clip 3"}
+    assert not {run.seed for run in first} & {run["seed"] for run in final}
+    assert grid.tuned(settings["countdown/a-16"], {}) is None
+    # one noisy evaluation alone does not decide: the last two do
+    run = dict(validation=dict(mean=[[5, 0.9], [10, 0.2], [15, 0.4]]))
+    assert grid.validation(run) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("line, says", [
+    ("countdown a 16 tuned loss", "line 1 is not: task name steps"),
+    ("countdown a sixteen tuned --loss grpo", "line 1 is not"),
+    ("countdown a 16 b --loss grpo", "takes the learning rate of countdown/b-16"),
+    ("countdown a 16 tuned --loss grpo\ncountdown a 16 2 tuned --loss p3o", "two settings"),
+    ("countdown a 16 tuned --loss grpo\ncountdown b 16 a --loss grpo --eps_low {0.1,0.2}",
+     "not tuned and has alternatives")])
+def test_a_wrong_line_of_the_grid_is_named(tmp_path, line, says):
+    (tmp_path / "grid.txt").write_text(line + "\n")
+    with pytest.raises(ValueError, match=says):
+        grid.read_grid(tmp_path / "grid.txt")
+
+
+def test_finished_runs_are_read_but_for_a_line_that_was_cut_off(tmp_path, settings):
+    run = grid.missing(settings, {})[0]
+    kept = json.dumps(finished_run(run, 0.3))
+    (tmp_path / "grid.jsonl").write_text(f"{kept}\n{kept[:40]}")
+    assert list(grid.read_finished(tmp_path / "grid.jsonl")) == [run.id]
+    assert grid.read_finished(tmp_path / "nothing.jsonl") == {}
+
+
+@pytest.mark.parametrize("key", list(grid.read_grid()))
+def test_the_grid_has_flags_that_exist(key):
+    setting = grid.read_grid()[key]
+    for flags in setting.alternatives:
+        run = grid.Planned(key, "final", 1e-4, flags, 0, setting.task, setting.steps)
+        args, _ = train.parse_args(shlex.split(run.command()))
+        assert args.loss in METHODS and args.steps_per_rollout == setting.steps
+
+
+# ---------------------------------------------------------------------------- the claims
+
+
+def test_every_claim_finds_its_runs():
+    """With made-up runs of the whole grid every claim has a figure and a verdict of a kind; without
+    runs it says what is missing."""
+    settings = grid.read_grid()
+    finished = all_finished(settings, lambda run: 0.3 + 0.001 * run.seed + run.lr * 100)
+    runs, nothing = claims.Runs(settings, finished), claims.Runs(settings, {})
+    rows = [claim.row(runs) for claim in claims.claims()]
+    assert len(rows) > 60
+    for row in rows:
+        kind = row[-1].split(":")[0]
+        assert kind in KINDS and kind != NOT_MEASURED, row
+        assert re.search(r"[+-]\d\.\d{3} \([+-]\d\.\d{3}, [+-]\d\.\d{3}\)", row[-2]), row
+    assert {claim.row(nothing)[-1].split(":")[0] for claim in claims.claims()} == {NOT_MEASURED}
+
+
+def test_a_claim_compares_seed_by_seed():
+    settings = grid.read_grid()
+    finished = all_finished(settings, lambda run: 0.1 * run.seed + 0.05 * ("acpo" in run.setting))
+    runs = claims.Runs(settings, finished)
+    claim = claims.compare("ACPO", "", "", "", "acpo-16", "grpo-16")
+    figure, verdict = claim.measure(runs)  # the seeds differ much, the methods always by 0.05
+    assert "apart +0.050 (+0.050, +0.050)" in figure and verdict.kind == REPRODUCED
+    change = claims.compare_changes("P3O", "", "", "", ("acpo-16", "grpo-16"), ("p3o-16", "grpo-16"))
+    assert "apart +0.050 (+0.050, +0.050)" in change.measure(runs)[0]
+
+
+def test_the_best_static_advantage_is_chosen_by_the_tuning_seeds():
+    """And not by the seeds on which it is compared."""
+    settings = grid.read_grid()
+
+    def score(run):
+        better = dict(tune="power", final="asym")[run.role]
+        return 0.3 + 0.1 * (better in run.setting)
+    runs = claims.Runs(settings, all_finished(settings, score))
+    assert runs.best_static(16) == "countdown/power-16"
+
+
+def test_results_md_is_what_the_numbers_give():
+    from analysis import results
+    assert results.page(*results.read()) == (ROOT / "RESULTS.md").read_text(), (
+        "./run_all.sh results writes it again")
