@@ -19,6 +19,7 @@ from statistics import stdev
 import torch
 
 import data
+from data.recipe import base_of
 from engine import parallel
 from engine.sampler import make_sampler, seed_of
 from experiment import completions, eval_flags
@@ -186,8 +187,7 @@ def load_benchmarks(args):
 def load_model(args, sets):
     """-> the sampler and the tokenizer of --model"""
     if not args.model:
-        from data import tiny  # imports transformers, which takes seconds
-        args.model = parallel.on_rank0(tiny.base_model)
+        args.model = parallel.on_rank0(partial(base_of, args.benchmarks))
     tokenizer, eos = eval_flags.load_tokenizer(args, sets)
     parallel.say(eval_flags.in_force(args))
     try:

@@ -42,7 +42,7 @@ class Tokens:
     advantages: torch.Tensor      # the completion's, repeated over its tokens
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, of the current policy, no gradient
-    sampler_logprobs: torch.Tensor | None = None  # as the sampler computed them, for --tis_cap
+    sampler_logprobs: torch.Tensor | None = None  # as the sampler computed them, for --correction
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
 
     @property
@@ -61,6 +61,10 @@ class Tokens:
     def mean(self, x):
         """Mean over the completion tokens of x [B, T]."""
         return (x * self.mask).sum() / self.mask.sum()
+
+    def sequence_mean(self, x):
+        """Mean over the tokens of each completion of x [B, T]: [B, 1]."""
+        return (x * self.mask).sum(1, keepdim=True) / self.mask.sum(1, keepdim=True).clamp(min=1)
 
     def without_junk(self):
         """A copy in float32 or better, with 0 in padded places: what stood there cannot matter."""
@@ -246,6 +250,84 @@ def high_probability(tokens, *, prob_split=0.5):
     return (tokens.old_logprobs.exp() > prob_split).to(tokens.entropy)
 
 
+def opsm(tokens, *, opsm_delta=0.5):
+    """w = 0 where A < 0 and the completion's mean of log(pi_old / pi) is above opsm_delta, else 1
+
+    Off-policy sequence masking: a failure that has become unlikely since is not pushed further.
+    The paper gives no value of delta; 0.5 is where TRL advises to start."""
+    gone = tokens.sequence_mean(-tokens.log_ratio.detach()) > opsm_delta
+    return (~((tokens.advantages < 0) & gone)).to(tokens.entropy)
+
+
+# ---------------------------------------------------------------------------- corrections
+# tokens -> weight [B, T] that multiplies select's, with any method: the sampler's probabilities are
+# not quite the trainer's. r = pi_old / pi_sampler of a token, R its product over the completion. A
+# token of weight 0 still counts in the denominators.
+
+
+def sampler_log_ratio(tokens):
+    """log r"""
+    return (tokens.old_logprobs - tokens.sampler_logprobs).clamp(-20, 20)
+
+
+def sequence_ratio(tokens):
+    """R, at each token of the completion"""
+    log_ratio = sampler_log_ratio(tokens)
+    return log_ratio.sum(1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
+
+
+def token_truncate(tokens, *, low=0.0, high=2.0):
+    """w = clip(r, low, high); the default is verl's, TRL has 3"""
+    return sampler_log_ratio(tokens).exp().clamp(low, high)
+
+
+def token_mask(tokens, *, low=0.5, high=5.0):
+    """w = r where low <= r <= high, else 0: IcePop, with its defaults"""
+    r = sampler_log_ratio(tokens).exp()
+    return r * ((low <= r) & (r <= high))
+
+
+def sequence_truncate(tokens, *, low=0.0, high=2.0):
+    """w = clip(R, low, high); the default is verl's, TRL has 3"""
+    return sequence_ratio(tokens).clamp(low, high)
+
+
+def sequence_mask(tokens, *, low=0.0, high=3.0):
+    """w = R where low <= R <= high, else 0: TRL's default"""
+    r = sequence_ratio(tokens)
+    return r * ((low <= r) & (r <= high))
+
+
+def geometric_mask(tokens, *, low=0.999, high=1.001):
+    """w = 1 where low <= R^(1 / length) <= high, else 0: verl's geo_rs, which weighs no token"""
+    mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp()
+    return ((low <= mean) & (mean <= high)).to(mean).expand_as(tokens.mask)
+
+
+CORRECTIONS = {f.__name__: f for f in (token_truncate, token_mask, sequence_truncate, sequence_mask,
+                                       geometric_mask)}
+
+
+def correction_bounds(name, low=None, high=None):
+    """The bounds of a correction, its own where None is given. Raises ValueError."""
+    own = keyword_only(CORRECTIONS[name])
+    low, high = (own["low"] if low is None else low), (own["high"] if high is None else high)
+    if not 0 <= low <= 1 <= high:
+        raise ValueError(f"--correction {name} would keep ratios from {low} to {high}: "
+                         "--correction_low must be from 0 to 1, --correction_high 1 or more")
+    return dict(low=low, high=high)
+
+
+def correct(tokens, name, low=None, high=None):
+    """-> the weight of a correction [B, T], and its mean, the share of tokens that it drops, and of
+    those that it bounds."""
+    weight = CORRECTIONS[name](tokens, **correction_bounds(name, low, high))
+    free, dropped = CORRECTIONS[name](tokens, low=0.0, high=math.inf), weight == 0
+    return weight, dict(correction_mean=tokens.mean(weight),
+                        correction_dropped=tokens.mean(dropped.float()),
+                        correction_truncated=tokens.mean(((weight != free) & ~dropped).float()))
+
+
 # ---------------------------------------------------------------------------- axis 3: objective
 # tokens -> loss [B, T] to minimise, or (loss, {metric: number}).
 
@@ -329,6 +411,15 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, ratio_max=20.0):
     return -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs * ~gone
 
 
+def vespo(tokens, *, k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0):
+    """L = -sg(W^k exp(lambda (1 - W))) A log pi, W = product of rho over the completion
+    k, lambda = k_pos, lambda_pos where A >= 0, else k_neg, lambda_neg"""
+    log_w = tokens.log_ratio.detach().sum(1, keepdim=True).clamp(-20, 20)
+    failed = tokens.advantages < 0
+    k, decay = torch.where(failed, k_neg, k_pos), torch.where(failed, lambda_neg, lambda_pos)
+    return -(k * log_w + decay * (1 - log_w.exp())).exp() * tokens.advantages * tokens.logprobs
+
+
 def spread_by_bin(tokens, bins):
     """Bins tokens by their current probability.
 
@@ -371,7 +462,7 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
     ess = effective_sample_size(tokens)
     x = tokens.log_ratio.clamp(-10, 10)
     kl = x + (-x).exp() - 1
-    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else None)
+    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else math.inf)
     loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * kl * ess_kl
     return loss, dict(capped_frac=tokens.mean((tokens.ratio > ess).float()) * ess_cap)
 
@@ -388,6 +479,11 @@ def seq_mean(loss, mask, size):
 def token_mean(loss, mask, size):
     """sum / completion tokens of the optimizer step"""
     return (loss * mask).sum() / size.tokens
+
+
+def seq_sum(loss, mask, size):
+    """mean over completions of the sum over their tokens"""
+    return (loss * mask).sum() / size.completions
 
 
 def constant(loss, mask, size):
@@ -455,9 +551,14 @@ METHODS = {
                    source="arXiv 2503.14476"),
     "cispo": Method(zscore, cispo, token_mean, source="arXiv 2506.13585"),
     "gspo": Method(zscore, gspo, seq_mean, source="arXiv 2507.18071"),
+    "luspo": Method(zscore, gspo, seq_sum, preset=dict(eps_low=2e-3, eps_high=2.5e-3),
+                    source="arXiv 2602.05261"),
     "sapo": Method(zscore, sapo, seq_mean, source="arXiv 2511.20347"),
     "gmpo": Method(zscore, gmpo, seq_mean, source="arXiv 2507.20673"),
     "dppo": Method(zscore, dppo, token_mean, source="arXiv 2602.04879"),
+    "vespo": Method(zscore, vespo, token_mean, source="arXiv 2602.10693"),
+    "opsm": Method(zscore, ppo_clip, seq_mean, opsm, old_logprobs="sampler",
+                   source="arXiv 2512.02556"),
     "dapo_acpo": Method(zscore, ppo_clip, seq_mean, preset=dict(eps_high=0.3, dual_clip=3.0),
                         source="arXiv 2606.22570"),
     "cispo_acpo": Method(zscore, cispo, seq_mean,
@@ -515,15 +616,15 @@ def group_advantages(method, rewards, state, **hp):
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_token, tis_cap=0.0,
-                kl_coef=0.0, **hp):
+def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_token, correction=None,
+                correction_low=None, correction_high=None, kl_coef=0.0, **hp):
     """The loss of one optimizer step, and what to log of it.
 
     tokens: the whole step. Or a slice of it, with the step_size of the whole as `size`: then the
     losses of all slices add up to the step's, and there is nothing to log (a method with
-    whole_step must see all of it). token_filter: one of the method's passes. tis_cap: truncated
-    importance sampling, weights sg(min(pi_old / pi_sampler, tis_cap)); 0 is off. kl_coef: weighs
-    the k3 estimate of KL(pi | pi_ref). hp: hyperparameters in place of the row's.
+    whole_step must see all of it). token_filter: one of the method's passes. correction: one of
+    CORRECTIONS, by name, with its bounds where these are None. kl_coef: weighs the k3 estimate of
+    KL(pi | pi_ref). hp: hyperparameters in place of the row's.
     Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of
     range."""
     method = with_hyperparameters(method, hp)
@@ -532,8 +633,9 @@ def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_tok
     token_loss, metrics = objective_of(method, tokens)
     in_pass = method.call(token_filter, tokens)
     weight = method.call(method.select, tokens) * in_pass
-    if tis_cap:
-        weight = weight * (tokens.old_logprobs - tokens.sampler_logprobs).exp().clamp(max=tis_cap)
+    if correction:
+        factor, dropped = correct(tokens, correction, correction_low, correction_high)
+        weight, metrics = weight * factor, {**metrics, **dropped}
     loss = method.call(method.aggregate, token_loss * weight, tokens.mask, whole)
     metrics = dict(metrics, pg_loss=loss, weight_mean=tokens.mean(weight))
     if kl_coef:

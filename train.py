@@ -94,9 +94,13 @@ def add_flags(flag):
     flag("overlong_penalty", 0, "the reward falls to -1 over the last so many tokens before "
          "max_tokens; 0 is off")
     # loss
-    flag("old_logprobs", None, "the ratio's reference; default the method's",
-         choices=("trainer", "sampler"))
-    flag("tis_cap", 0.0, "tokens weigh min(pi_trainer / pi_sampler, cap); 0 is off")
+    flag("old_logprobs", None, "the ratio's reference: the weights that sampled, by trainer or "
+         "sampler, or those before the update (proximal); default the method's",
+         choices=("trainer", "sampler", "proximal"))
+    flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
+         f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
+    flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
+    flag("correction_high", None, "largest one; default the correction's", type=float)
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
     flag("entropy_coef", 0.0, "weight of the entropy bonus")
     # optimizer: AdamW on float32 weights
@@ -196,7 +200,7 @@ def scored_batch(policy, reference, groups, args):
     prompts = [group.prompt for group in groups for _ in group.completions]
     batch = make_batch(prompts, completions, parallel.device())
     logprobs, batch.entropy = compute_logprobs(policy, batch)
-    batch.old_logprobs = logprobs if args.old_logprobs == "trainer" else batch.sampler_logprobs
+    batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if reference:
         batch.ref_logprobs, _ = compute_logprobs(reference, batch)
     metrics = log.agreement(logprobs, batch)
@@ -254,7 +258,8 @@ def update(policy, optimizer, schedule, scaler, minibatch, method, args,
     step is not taken, and the next has a smaller scale. Raises NotFinite, with nothing changed,
     where the loss is not finite, or the gradient and no scaling can help."""
     metrics = backward(policy, minibatch, method, args.max_tokens, token_filter,
-                       args.entropy_coef, scaler.scale, tis_cap=args.tis_cap,
+                       args.entropy_coef, scaler.scale, correction=args.correction,
+                       correction_low=args.correction_low, correction_high=args.correction_high,
                        kl_coef=args.kl_coef)
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
@@ -318,12 +323,12 @@ def main(argv=None):
     # import is imported here: flags and data are right
     from transformers.utils.logging import disable_progress_bar
 
-    from data import tiny
+    from data.recipe import base_of
     from experiment import check
     from experiment.run import Run, banner, newest_checkpoint
     disable_progress_bar()  # of loading and saving: the run's own bar is enough
     if args.model is None:
-        args.model = parallel.on_rank0(tiny.base_model)
+        args.model = parallel.on_rank0(lambda: base_of(args.data))
     tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
     resumed_from = newest_checkpoint(args)
     policy, reference, optimizer, schedule, scaler = load_policy(
@@ -359,6 +364,8 @@ def main(argv=None):
                 run.pending.append((batch, rewards_of(groups, batch, args), {**metrics, **gaps},
                                     log.examples(groups, tokenizer)))
             batch, rewards, metrics, samples = run.pending.popleft()
+            if args.old_logprobs == "proximal":  # with --rollout_lag, not the weights that sampled
+                batch.old_logprobs, _ = compute_logprobs(policy, batch)
 
             # ---- advantages
             run.state["entropy"] = metrics["policy/entropy"]

@@ -8,6 +8,7 @@ import torch
 from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_shares
+from experiment.files import flags_of_today
 from losses import AXES, Method, every_token, group_advantages, row
 
 
@@ -73,7 +74,9 @@ def open_rollout(path, model=None):
                          f"{first_line(e)}") from None
     method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
     method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
-    coefficients = {name: flags[name] for name in ("entropy_coef", "tis_cap", "kl_coef")}
+    flags = flags_of_today(flags)
+    coefficients = {name: flags.get(name) for name in (
+        "entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")}
     kept = Kept(batch, saved["rewards"], saved["state"], flags, method, policy, saved["rollout"],
                 coefficients)
     if not kept.use(method).any():

@@ -9,7 +9,7 @@ import functools
 import random
 from pathlib import Path
 
-from data import countdown, sources
+from data import countdown, sources, worked
 from data.sets import SETS
 from data.sources import DataError
 
@@ -24,11 +24,12 @@ ORZ = (
     " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
     "This is the problem:")
+MADE = (*countdown.FORMS, worked.NAME)  # here, and not read
 TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
 
 
 def names():
-    return [*countdown.FORMS, *SETS]
+    return [*MADE, *SETS]
 
 
 def load(name, split, data_dir=None, left_out=None, **options):
@@ -43,6 +44,8 @@ def load(name, split, data_dir=None, left_out=None, **options):
         return countdown.Generated(name)
     if name in countdown.FORMS:
         return countdown.held_out(name, 1024)
+    if name == worked.NAME:
+        return worked.load(split)
     if name.endswith(".jsonl"):
         return sources.load_file(Path(name), left_out)
     if name in SETS:

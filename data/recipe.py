@@ -1,23 +1,34 @@
 """The settings that a model wants where they are not those of real models: recipe.json in its
 folder, {"settings": {flag of train.py: value}}.
 
-The embedded base has such a file, and so has every model that is made of it: checkpoints carry it
-on. A model of one's own may have one, too.
+The embedded bases have such a file, and so has every model that is made of them: checkpoints carry
+it on. A model of one's own may have one, too.
 """
 
 import json
 from pathlib import Path
 
-# for a model of a million parameters; the defaults of the flags are for real ones
+# for models of at most a million parameters; the defaults of the flags are for real ones
+WORKED = dict(rollouts=30, problems_per_rollout=32, max_tokens=72, max_prompt_tokens=16, lr=1e-4,
+              rank_every=10, tokens_per_micro_batch=4096)
 EMBEDDED = dict(rollouts=50, max_tokens=16, max_prompt_tokens=32, lr=5e-5, rank_every=10,
                 tokens_per_micro_batch=4096)
 
 
-def settings_of(model):
+def base_of(problems):
+    """The folder of the embedded base for the data set `problems`; see base_model there."""
+    if problems == "worked":
+        from data import worked
+        return worked.base_model()
+    from data import tiny  # imports transformers, which takes seconds
+    return tiny.base_model()
+
+
+def settings_of(model, problems="countdown"):
     """-> {flag: value} of a model: a folder, an id of the Hub (which has none), or None for the
-    embedded base. Raises ValueError for a recipe.json that holds no such thing."""
+    embedded base of a data set. Raises ValueError for a recipe.json that holds no such thing."""
     if model is None:
-        return EMBEDDED
+        return WORKED if problems == "worked" else EMBEDDED
     path = Path(model, "recipe.json")
     try:
         return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}

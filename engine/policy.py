@@ -71,6 +71,7 @@ class Policy(torch.nn.Module):
         self.use_layout(layout)
 
     def use_layout(self, layout):
+        """Goes over to another layout, and the model to the attention that goes with it."""
         if layout != "padded":
             kernels.register_end_to_end()
         self.layout = layout
@@ -131,7 +132,7 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad, and returns
     what to log of it. token_filter: one of the method's passes; entropy_coef: weighs the entropy
     bonus; scale: makes larger what is pulled back, since float16 would round small gradients to 0;
-    coefficients: tis_cap and kl_coef of losses.policy_loss.
+    coefficients: kl_coef and the correction of losses.policy_loss.
 
     The gradient is that of the whole step's loss, however the step is cut into micro-batches and
     over ranks, since every denominator is the step's. A @whole_step method that is cut takes the

@@ -23,7 +23,7 @@ from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
 from experiment import failures, room, trial
-from experiment.files import checkpoint_folders
+from experiment.files import checkpoint_folders, flags_of_today
 from experiment.model import folder_fault, read_tokenizer
 from graders import sandbox
 from losses import METHODS
@@ -40,6 +40,8 @@ OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_roll
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
                "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
                "rank_every", "eval_every", "eval_problems", "eval_samples"}
+
+GONE = {"--tis_cap": "--correction token_truncate --correction_high CAP"}
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -144,7 +146,7 @@ def parse(argv, add_flags, description):
             parser.flag(name, value, "default %(default)s", group=group,
                         type=float if value is None else None)
     try:
-        settings = settings_of(chosen.model)
+        settings = settings_of(chosen.model, chosen.data)
     except ValueError as e:
         refuse(str(e))
     parser.take(settings)
@@ -190,6 +192,8 @@ def chosen_row(args):
 
 
 def refuse_unknown(name, loss, method):
+    if name in GONE:
+        refuse(f"{name} is {GONE[name]} now")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
@@ -230,7 +234,7 @@ def saved_flags(args):
     if not args.resume:
         return {}
     try:
-        flags = dict(json.loads((out / "config.json").read_text())["flags"])
+        flags = flags_of_today(json.loads((out / "config.json").read_text())["flags"])
         if flags.get("lora_rank"):  # before there was a flag for it
             flags.setdefault("lora_alpha", 2.0 * flags["lora_rank"])
         flags.setdefault("share_prompts", False)
@@ -336,7 +340,7 @@ def check_ranks(args):
 
 def check_combinations(args):
     sequences = args.problems_per_rollout * args.group_size
-    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.countdown.FORMS):
+    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
         refuse(f"--data_dir: {args.data} is made, not read")
     if args.force and not args.resume:
         refuse("--force overrules what --resume refuses: give it together with --resume")
@@ -356,9 +360,7 @@ def check_combinations(args):
     if args.overlong_penalty > args.max_tokens:
         refuse(f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
                f"{args.max_tokens}")
-    if args.tis_cap and args.old_logprobs == "sampler":
-        refuse("--tis_cap corrects for the sampler a second time: --old_logprobs sampler is "
-               "already its own")
+    check_correction(args)
     if args.max_num_seqs is not None and (args.max_num_seqs < 1 or args.sampler != "vllm"):
         refuse(f"--max_num_seqs {args.max_num_seqs}: 1 or more, for --sampler vllm")
     if args.deterministic and torch.cuda.is_available() \
@@ -371,6 +373,24 @@ def check_combinations(args):
     for package in ("wandb", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+
+
+def check_correction(args):
+    if not args.correction:
+        for name in ("correction_low", "correction_high"):
+            if getattr(args, name) is not None:
+                refuse(f"--{name} is a bound of --correction, which is not given")
+        return
+    if args.old_logprobs == "sampler":
+        refuse(f"--correction {args.correction} corrects for the sampler a second time: "
+               "--old_logprobs sampler is already its own")
+    if args.sampler_logprobs == "raw" and args.sampler_temperature != 1:
+        refuse(f"--correction {args.correction} is by the probabilities that the sampler drew from,"
+               " which --sampler_logprobs raw are at temperature 1 alone")
+    try:
+        losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
+    except ValueError as e:
+        refuse(str(e))
 
 
 def same_problems(args):

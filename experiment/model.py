@@ -37,15 +37,27 @@ def read_tokenizer(model, problems, template):
         hub.reach(model, "model")
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
-        lengths = [len(data.encode(tokenizer, problem, template)) for problem in problems]
-    except Exception as e:  # there is no end to what can be wrong with a folder or a chat template
+    except Exception as e:  # there is no end to what can be wrong with a folder
         where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
+    lengths = [prompt_length(model, tokenizer, problem, template) for problem in problems]
     if not min(lengths):
         raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
     return tokenizer, eos, positions, lengths
+
+
+def prompt_length(model, tokenizer, problem, template):
+    """The tokens of a problem's prompt. Raises ValueError, a sentence, where the tokenizer or its
+    chat template cannot make them: a tokenizer of words may lack one of the prompt's."""
+    try:
+        return len(data.encode(tokenizer, problem, template))
+    except Exception as e:  # a chat template is a program, which can raise what it likes
+        start = repr(str(problem["prompt"])[:60])
+        raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
+                         f"{problem['id']}, which begins {start} ({hub.reason(e)}); take other "
+                         "problems, another model or another --template") from None

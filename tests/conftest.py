@@ -34,6 +34,16 @@ QUICK = {
         "test_unknown_data_is_a_sentence",
         "test_encode_takes_the_chat_template_where_there_is_one",
     ),
+    "test_worked.py": (
+        "test_puzzles_are_functions_of_seed_index_and_split",
+        "test_an_expression_has_the_value_of_its_chain",
+        "test_inverse_undoes_each_operator",
+        "test_demonstrations_are_right_and_then_wrong_in_part",
+        "test_the_verifier_is_not_fooled",
+        "test_an_answer_is_given_once_and_closed",
+        "test_settings_are_those_of_the_data_where_no_model_is_given",
+        "test_without_a_model_worked_is_evaluated_alone",
+    ),
     "test_eval.py": (
         "test_pass_at_k_is_the_share_of_choices_with_a_correct_one",
         "test_majority",

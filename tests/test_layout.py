@@ -19,6 +19,7 @@ from transformers import (
     Qwen2MoeConfig,
 )
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
 from engine import kernels, layout, loading, policy

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import losses
 from losses import (
+    CORRECTIONS,
     METHODS,
     Tokens,
     card,
@@ -52,8 +54,8 @@ CONFIGURATIONS = {
     "trl/cispo epsilon_high=1.28 (ABSOLUTE cap)": ("cispo", dict(ratio_max=1.28), 8),
     "trl/cispo epsilon_high=5.0 (ABSOLUTE cap)": ("cispo", {}, 8),
     "trl/sapo tau 1.0/1.05": ("sapo", {}, 8),
-    "trl/luspo sequence eps=.2": "sequence ratio with un-normalised lengths: no such row",
-    "trl/vespo": "no such row",
+    "trl/luspo sequence eps=.2": ("luspo", dict(eps_low=0.2, eps_high=0.2), 8),
+    "trl/vespo": ("vespo", {}, 8),
     "trl/grpo beta=.04 k3 bias-corrected (default)": "TRL's k3 is times the ratio",
     "trl/grpo beta=.04 k3 plain": ("grpo", dict(kl_coef=0.04), 8),
     "verl/vanilla .2/.28 c=3 token-mean": ("dapo", dict(dual_clip=3.0), 8),
@@ -88,10 +90,8 @@ CONFIGURATIONS = {
     "verl/gpg token-mean": ("reinforce", {}, 8),
     "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", dict(dual_clip=3.0), 8),
     "acpo/acpo paper cfg token-mean": (with_mean("acpo", token_mean), dict(dual_clip=3.0), 8),
-    "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("grpo", dict(eps_high=0.3, dual_clip=3.0), 8),
-    "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": (
-        "cispo and a PPO mask in one"
-    ),
+    "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("dapo_acpo", {}, 8),
+    "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": ("cispo_acpo", {}, 8),
     "feynrl/p3o sum/global tokens": ("p3o", {}, 8),
     "feynrl/grpo .2/.2": (with_mean("grpo", token_mean), {}, 8),
     "feynrl/cispo .2/.2 (1-/1+)": "ours has no lower bound, as the papers",
@@ -306,6 +306,7 @@ EDGES = [  # a row, one of its flags, values that are refused, values at the edg
     ("cispo", "ratio_max", [0.2, 0.99], [1.0]),
     ("sapo", "tau_pos", [-1.0, 0.0], [0.01]),
     ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
+    ("cispo_acpo", "ratio_max", [0.45, 0.99], [1.0]),
     ("acpo", "bins", [-1, 0], [1, 2]),
 ]
 
@@ -349,7 +350,8 @@ def test_a_hyperparameter_of_another_method_is_refused():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("extra", [{}, dict(kl_coef=0.1, tis_cap=2.0)])
+@pytest.mark.parametrize("extra", [{}, dict(kl_coef=0.1, correction="token_truncate"),
+                                   *(dict(correction=name) for name in list(CORRECTIONS)[1:])])
 def test_junk_in_padding_changes_nothing(name, extra):
     clean, dirty = random_tokens(), random_tokens()
     for tokens in (clean, dirty):
@@ -489,8 +491,62 @@ def test_what_is_logged_by_hand():
         ess=6.5**2 / (5 * 9.125), entropy=0.3, clip_frac=0.4, clip_high_frac=0.4, clip_low_frac=0)
     for i, (std, share) in enumerate([(0.5, 0.4), (0, 0), (0, 0.2), (0, 0), (0.125, 0.4)]):
         expected[f"ratio_std/bin{i}"], expected[f"bin_frac/bin{i}"] = std, share
-    _, metrics = policy_loss("grpo", tokens, 6, tis_cap=2.0, kl_coef=0.1)
+    expected.update(correction_mean=1.1, correction_dropped=0, correction_truncated=0.4)
+    _, metrics = policy_loss("grpo", tokens, 6, correction="token_truncate", kl_coef=0.1)
     assert {k: v.item() for k, v in metrics.items()} == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("name, flags, weights", [
+    # FIVE's ratios are 1, 2, 1.25, 1, 1.25, the advantages + + - - +
+    ("cispo", {}, [1, 2, 1.25, 1, 1.25]),
+    ("cispo", dict(ratio_max=1.5), [1, 1.5, 1.25, 1, 1.25]),
+    ("cispo", dict(drop_low=0.2, drop_high=0.3), [1, 0, 1.25, 1, 1.25]),
+    ("cispo", dict(drop_low=0.2, drop_high=0.2, ratio_max=1.1), [1, 0, 1.1, 1, 0]),
+    ("cispo", dict(drop_low=0.0, drop_high=9.0), [1, 2, 1.25, 1, 1.25]),
+    ("cispo_acpo", dict(drop_high=9.0), [1, 1.45, 1.25, 1, 1.25]),
+])
+def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
+    """L = -w A log pi, w the bounded ratio, 0 where PPO would clip. What is dropped is clipped."""
+    tokens = five_tokens()
+    loss, metrics = policy_loss(replace(METHODS[name], aggregate=token_mean), tokens, 6, **flags)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    wanted = [-w * a for w, a in zip(weights, FIVE["advantages"])]
+    assert (5 * gradient[0]).tolist() == pytest.approx(wanted + [0])
+    value = sum(x * math.log(p) for x, p in zip(wanted, FIVE["pi"]))
+    assert 5 * loss.item() == pytest.approx(value)
+    assert metrics["clip_frac"].item() == pytest.approx(sum(w == 0 for w in weights) / 5)
+
+
+def test_a_ratio_that_falls_is_dropped_where_the_advantage_is_negative():
+    tokens = five_tokens(pi=[0.1, 0.1, 0.5, 0.5, 0.5], pi_old=[0.2, 0.1, 1.0, 0.6, 0.7])
+    loss, _ = policy_loss("cispo", tokens, 6, drop_low=0.2, drop_high=0.3)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)  # ratios .5+ 1+ .5- .83- .71+
+    assert (5 * gradient[0]).tolist() == pytest.approx([-0.5, -1, 0, 0.5 / 0.6, -0.5 / 0.7, 0])
+
+
+@pytest.mark.parametrize("flags", [dict(drop_low=0.2), dict(drop_high=0.2)])
+def test_the_two_sides_of_cispos_drop_go_together(flags):
+    with pytest.raises(ValueError, match="--drop_low and --drop_high go together"):
+        policy_loss("cispo", five_tokens(), 6, **flags)
+
+
+@pytest.mark.parametrize("cap", [True, False])
+@pytest.mark.parametrize("kl", [True, False])
+def test_p3os_two_parts_by_hand(cap, kl):
+    """Ratios of 1/2 and 3/2: ess = 1 / 1.25 = 0.8. d(log rho + 1 / rho - 1) = 1 - 1 / rho."""
+    new = torch.tensor([[0.2, 0.6]]).double().log().requires_grad_()
+    tokens = Tokens(new, torch.tensor([[0.4, 0.4]]).double().log(),
+                    torch.tensor([[2.0, -1.0]]).double(), torch.ones(1, 2).bool(), new.detach())
+    loss, metrics = policy_loss("p3o", tokens, 2, ess_cap=cap, ess_kl=kl)
+    (gradient,) = torch.autograd.grad(loss, new)
+    weight = [0.5, 0.8 if cap else 1.5]
+    slope = [-weight[0] * 2 + 0.2 * kl * (1 - 2), weight[1] + 0.2 * kl * (1 - 1 / 1.5)]
+    assert (2 * gradient[0]).tolist() == pytest.approx(slope)
+    k3 = [math.log(0.5) + 2 - 1, math.log(1.5) + 1 / 1.5 - 1]
+    value = -weight[0] * 2 * math.log(0.2) + weight[1] * math.log(0.6) + 0.2 * kl * sum(k3)
+    assert 2 * loss.item() == pytest.approx(value)
+    assert metrics["ess"].item() == pytest.approx(0.8)
+    assert metrics["capped_frac"].item() == (0.5 if cap else 0)
 
 
 @pytest.mark.parametrize("name, flags, capped", [
@@ -626,16 +682,187 @@ def test_ar_lopti_passes_share_the_tokens_out():
     )
 
 
-def test_truncated_importance_sampling():
+# three completions; r = pi_old / pi_sampler of their tokens. R is 3 x 0.6 x 2 = 3.6, 0.4 and 12,
+# and the geometric means are 1.53, 0.4 and 3.46
+RATIOS = [[3, 0.6, 2], [0.4], [6, 2]]
+
+
+def corrected_tokens(ratios=RATIOS):
+    """On-policy but for the sampler, with junk in the padding; the advantages are 1, -1, 2."""
+    mask = torch.tensor([[i < len(row) for i in range(3)] for row in ratios])
+    r = torch.tensor([[*row, 7.0, 7.0, 7.0][:3] for row in ratios]).double()
+    old = torch.full((len(ratios), 3), 0.1).double().log()
+    advantages = torch.tensor([[1.0], [-1.0], [2.0]]).double()[:len(ratios)].expand(-1, 3)
+    return Tokens(old.clone().requires_grad_(), old, advantages, mask, torch.zeros_like(old),
+                  sampler_logprobs=old - r.log())
+
+
+@pytest.mark.parametrize("name, bounds, weights", [
+    ("token_truncate", {}, [[2, 0.6, 2], [0.4], [2, 2]]),
+    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 2], [0.75], [3.5, 2]]),
+    ("token_truncate", dict(high=1.0), [[1, 0.6, 1], [0.4], [1, 1]]),
+    ("token_mask", {}, [[3, 0.6, 2], [0], [0, 2]]),
+    ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 2], [0], [0, 2]]),
+    ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 2], [0.4], [6, 2]]),
+    ("sequence_truncate", {}, [[2, 2, 2], [0.4], [2, 2]]),
+    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.6, 3.6, 3.6], [0.9], [5, 5]]),
+    ("sequence_mask", {}, [[0, 0, 0], [0.4], [0, 0]]),
+    ("sequence_mask", dict(low=0.6, high=9.0), [[3.6, 3.6, 3.6], [0], [0, 0]]),
+    ("sequence_mask", dict(high=15.0), [[3.6, 3.6, 3.6], [0.4], [12, 12]]),
+    ("geometric_mask", {}, [[0, 0, 0], [0], [0, 0]]),
+    ("geometric_mask", dict(low=0.3, high=2.0), [[1, 1, 1], [1], [0, 0]]),
+    ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]]),
+])
+def test_corrections_by_hand(name, bounds, weights):
+    """The loss is -mean(w A) of the 6 tokens and its gradient -w A / 6: what is dropped still
+    counts in the denominator. Logged are the mean of w, the share of zeros, and of tokens whose
+    weight is neither 0 nor what it is without bounds."""
+    tokens = corrected_tokens()
+    loss, metrics = policy_loss("dapo", tokens, 3, correction=name,
+                                **{f"correction_{side}": x for side, x in bounds.items()})
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    wanted = [[-w * a / 6 for w in row] for row, a in zip(weights, (1, -1, 2))]
+    assert gradient[tokens.mask].tolist() == pytest.approx(sum(wanted, []))
+    assert not gradient[~tokens.mask].any()
+    assert loss.item() == pytest.approx(sum(sum(wanted, [])))
+    flat = sum(weights, [])
+    free = {"token": sum(RATIOS, []), "sequence": [3.6, 3.6, 3.6, 0.4, 12, 12],
+            "geometric": [1] * 6}
+    bounded = [w != 0 and w != x for w, x in zip(flat, free[name.split("_")[0]])]
+    assert metrics["correction_mean"].item() == pytest.approx(sum(flat) / 6)
+    assert metrics["weight_mean"].item() == pytest.approx(sum(flat) / 6)
+    assert metrics["correction_dropped"].item() == pytest.approx(flat.count(0) / 6)
+    assert metrics["correction_truncated"].item() == pytest.approx(sum(bounded) / 6)
+
+
+def test_truncation_has_the_bits_of_what_tis_cap_was():
     tokens = random_tokens()
-    tokens.sampler_logprobs = (
-        tokens.old_logprobs - torch.tensor(3.0).log()
-    )  # pi_old / pi_sampler = 3
-    plain, capped = (
-        policy_loss("grpo", tokens, 7)[0],
-        policy_loss("grpo", tokens, 7, tis_cap=2.0)[0],
-    )
-    assert capped.item() == pytest.approx(2 * plain.item())
+    noise = torch.randn(9, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tokens.sampler_logprobs = tokens.old_logprobs + noise
+    for dtype in (torch.float64, torch.float32):
+        old, theirs = tokens.old_logprobs.to(dtype), tokens.sampler_logprobs.to(dtype)
+        weight = CORRECTIONS["token_truncate"](replace(tokens, old_logprobs=old,
+                                                       sampler_logprobs=theirs), high=1.5)
+        assert torch.equal(weight, (old - theirs).exp().clamp(max=1.5))
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_a_correction_of_nothing_changes_nothing(name):
+    tokens = random_tokens()
+    plain = policy_loss("grpo", tokens, 7)[0]
+    tokens.sampler_logprobs = tokens.old_logprobs.clone()
+    loss, metrics = policy_loss("grpo", tokens, 7, correction=name)
+    assert loss == plain and metrics["correction_mean"] == 1
+    assert metrics["correction_dropped"] == metrics["correction_truncated"] == 0
+
+
+@pytest.mark.parametrize("name, far, cancelling", [
+    ("token_mask", 3 / 4, 1), ("sequence_mask", 1 / 2, 0), ("geometric_mask", 3 / 4, 0)])
+def test_corrections_of_a_far_sampler_are_finite(name, far, cancelling):
+    """Ratios beyond e^20 and e^-20 count as these, and so do products; e^-20 is above 0."""
+    tokens = corrected_tokens([[math.exp(60)] * 2, [1.0], [math.exp(-60)]])
+    loss, metrics = policy_loss("dapo", tokens, 3, correction=name)
+    assert loss.isfinite() and metrics["correction_dropped"].item() == pytest.approx(far)
+    loss = policy_loss("dapo", tokens, 3, correction="sequence_truncate", correction_high=1e300)[0]
+    assert loss.item() == pytest.approx((-2 * math.exp(20) + 1 - 2 * math.exp(-20)) / 4)
+    tokens = corrected_tokens([[math.exp(60), math.exp(-60)]])
+    metrics = policy_loss("dapo", tokens, 3, correction=name)[1]
+    assert metrics["correction_dropped"] == cancelling
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("low, high", [(None, 0.5), (-0.1, None), (1.5, 3.0), (0.9, 0.8),
+                                       (None, float("nan"))])
+def test_bounds_of_a_correction_out_of_range(name, low, high):
+    with pytest.raises(ValueError, match=f"--correction {name} .*--correction_low.*_high"):
+        policy_loss("grpo", corrected_tokens(), 3, correction=name, correction_low=low,
+                    correction_high=high)
+
+
+def test_no_bound_of_a_correction_changes_unnoticed():
+    assert {name: tuple(losses.keyword_only(f).values()) for name, f in CORRECTIONS.items()} == {
+        "token_truncate": (0, 2), "token_mask": (0.5, 5), "sequence_truncate": (0, 2),
+        "sequence_mask": (0, 3), "geometric_mask": (0.999, 1.001)}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_corrected_losses_of_slices_add_up(name):
+    tokens = random_tokens()
+    tokens.sampler_logprobs = tokens.old_logprobs + 0.2 * torch.randn(
+        9, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    flags = dict(correction=name, correction_low=0.9, correction_high=1.1)
+    whole, metrics = policy_loss("grpo", tokens, 7, **flags)
+    assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
+    size = losses.step_size(tokens.mask, 7)
+    parts = [policy_loss("grpo", replace(tokens, **{
+        f: getattr(tokens, f)[rows] for f in ("logprobs", "old_logprobs", "advantages", "mask",
+                                              "entropy", "sampler_logprobs")}),
+        7, size=size, **flags)[0] for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
+    assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
+
+
+# three completions of two tokens; the product of the ratios is 1.5, 0.6 and 1.2
+SEQUENCES = dict(pi=[[0.3, 0.4], [0.3, 0.4], [0.24, 0.4]], advantages=[[2.0], [-1.0], [0.0]])
+
+
+def sequence_tokens(pi_old=((0.2, 0.4), (0.5, 0.4), (0.2, 0.4)), **others):
+    x = {k: torch.tensor(v).double() for k, v in {**SEQUENCES, **others}.items()}
+    return Tokens(x["pi"].log().requires_grad_(), torch.tensor(pi_old).double().log(),
+                  x["advantages"].expand(3, 2), torch.ones(3, 2).bool(), torch.zeros(3, 2))
+
+
+def test_vespo_by_hand():
+    """phi(1.5) = 1.5^2 e^(3 (1 - 1.5)) where A >= 0, phi(0.6) = 0.6^3 e^(2 (1 - 0.6)) below."""
+    tokens = sequence_tokens()
+    loss, _ = policy_loss("vespo", tokens, 2)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    success, failure = 2.25 * math.exp(-1.5), 0.216 * math.exp(0.8)
+    assert (6 * gradient).flatten().tolist() == pytest.approx(
+        [-2 * success] * 2 + [failure] * 2 + [0, 0])
+    logs = math.log(0.3) + math.log(0.4)
+    assert 6 * loss.item() == pytest.approx((-2 * success + failure) * logs)
+    other = policy_loss("vespo", tokens, 2, k_pos=0.0, lambda_pos=0.0, k_neg=1.0, lambda_neg=0.0)
+    assert 6 * other[0].item() == pytest.approx((-2 + 0.6) * logs)  # phi = 1, and W
+
+
+def test_vespo_far_off_policy_is_zero():
+    tokens = sequence_tokens(pi_old=((1e-40, 1.0), (1.0, 1e-40), (1.0, 1.0)))
+    loss, metrics = policy_loss("vespo", tokens, 2)
+    assert loss == 0 and metrics["clip_frac"].item() == pytest.approx(4 / 6)
+
+
+def test_luspo_is_gspo_times_the_length():
+    """s = sqrt(1.5) is above 1.2, sqrt(0.6) below 0.8: no gradient. sqrt(1.2) has none of A = 0."""
+    tokens = sequence_tokens(pi_old=((0.2, 0.4), (0.36, 0.4), (0.2, 0.4)))
+    tokens.mask[1, 1] = False
+    loss, _ = policy_loss("luspo", tokens, 2, eps_low=0.2, eps_high=0.2)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    s = 0.3 / 0.36  # of one token
+    assert loss.item() == pytest.approx((2 * -2 * 1.2 + s) / 3)
+    assert gradient.flatten().tolist() == pytest.approx([0, 0, s / 3, 0, 0, 0])
+    assert METHODS["luspo"].flags == dict(eps_low=2e-3, eps_high=2.5e-3)
+
+
+@pytest.mark.parametrize("delta, kept", [(0.2, [1, 1, 1]), (0.1, [1, 0, 1]), (0.0, [1, 0, 1])])
+def test_opsm_by_hand(delta, kept):
+    """The means of log(pi_old / pi) are -log(1.5) / 2, 0.145 and log(1.5) / 2, at A of 2, -1, 1."""
+    tokens = sequence_tokens(pi_old=((0.2, 0.4), (0.4, 0.4), (0.36, 0.4)),
+                             advantages=[[2.0], [-1.0], [1.0]])
+    method = replace(METHODS["opsm"], objective=METHODS["reinforce"].objective, preset={})
+    loss, _ = policy_loss(method, tokens, 2, opsm_delta=delta)
+    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    wanted = [[-a * k / 6] * 2 for a, k in zip((2, -1, 1), kept)]
+    assert gradient.flatten().tolist() == pytest.approx(sum(wanted, []))
+
+
+@pytest.mark.parametrize("delta, mask", [
+    (-1.0, [1, 0, 1, 1, 0, 1]), (0.0, [1, 1, 1, 1, 0, 1]), (0.5, [1, 1, 1, 1, 1, 1])])
+def test_opsm_is_the_peers_mask(delta, mask):
+    """TRL's get_off_policy_mask, computed with its own code at the inputs of the fixture."""
+    tokens = peers_tokens().without_junk()
+    weight = METHODS["opsm"].select(tokens, opsm_delta=delta)
+    wanted = torch.tensor(mask).double()[:, None].expand(6, 8)
+    assert torch.equal(weight[tokens.mask], wanted[tokens.mask])
 
 
 def test_completions_without_a_token_do_not_count():
@@ -738,7 +965,7 @@ def test_rows_are_put_together_from_cells():
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
         METHODS["fade"].advantage, METHODS["p3o"].objective, token_mean)
-    assert set(cells("aggregate")) == {"seq_mean", "token_mean", "constant"}
+    assert set(cells("aggregate")) == {"seq_mean", "token_mean", "seq_sum", "constant"}
     with pytest.raises(FrozenInstanceError):  # a row that changes would change for everyone
         METHODS["grpo"].source = "mine"
 
@@ -749,13 +976,18 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
     "dr_grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
     "dapo": dict(eps_low=0.2, eps_high=0.28, dual_clip=None),
-    "cispo": dict(ratio_max=5.0),
+    "cispo": dict(ratio_max=5.0, drop_low=None, drop_high=None),
     "gspo": dict(eps_low=0.0003, eps_high=0.0004),
+    "luspo": dict(eps_low=0.002, eps_high=0.0025),
     "sapo": dict(tau_pos=1.0, tau_neg=1.05),
     "gmpo": dict(eps_low=0.4, eps_high=0.4),
     "dppo": dict(tv_low=0.2, tv_high=0.2, ratio_max=20.0),
+    "vespo": dict(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0),
+    "opsm": dict(opsm_delta=0.5, eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "dapo_acpo": dict(eps_low=0.2, eps_high=0.3, dual_clip=3.0),
+    "cispo_acpo": dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
     "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None),
-    "p3o": dict(),
+    "p3o": dict(ess_cap=True, ess_kl=True),
     "fade": dict(alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02, eps_low=0.2,
                  eps_high=0.2, dual_clip=None),
     "asym": dict(delta=2.0, eps_low=0.2, eps_high=0.2, dual_clip=None),
@@ -770,8 +1002,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
 
 def test_no_default_changes_unnoticed():
     assert {name: method.flags for name, method in METHODS.items() if name in DEFAULTS} == DEFAULTS
-    assert METHODS["p3o"].old_logprobs == "sampler"
     for name in DEFAULTS:
         assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992", METHODS[name].source), name
-    others = [METHODS[name] for name in DEFAULTS if name != "p3o"]
-    assert {method.old_logprobs for method in others} == {"trainer"}
+    sampler = {name for name in DEFAULTS if METHODS[name].old_logprobs == "sampler"}
+    assert sampler == {"p3o", "opsm"}

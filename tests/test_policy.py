@@ -75,7 +75,9 @@ def gradient(model, batch, method, size, monkeypatch, **coefficients):
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    "coefficients", [{}, dict(kl_coef=0.1, tis_cap=1.5, entropy_coef=0.05)], ids=["plain", "all"]
+    "coefficients",
+    [{}, dict(kl_coef=0.1, correction="token_truncate", correction_high=1.5, entropy_coef=0.05)],
+    ids=["plain", "all"],
 )
 def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch):
     for token_filter in METHODS[name].passes:
@@ -102,6 +104,21 @@ def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch
             assert (cut - whole).norm() <= 1e-9 * whole.norm()
             for key, value in told.items():
                 assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
+
+
+@pytest.mark.parametrize("correction", ["sequence_mask", "geometric_mask"])
+def test_the_split_does_not_matter_to_a_correction_by_completion(model, batch, correction,
+                                                                 monkeypatch):
+    gap = 0.1 * batch.advantages * batch.mask  # the fixture is every test's
+    batch = replace(batch, sampler_logprobs=batch.old_logprobs + gap)
+    flags = dict(correction=correction, correction_low=0.9, correction_high=1.2)
+    for name in ("grpo", "acpo"):
+        whole, told = gradient(model, batch, METHODS[name], ROWS, monkeypatch, **flags)
+        assert whole.norm() > 1e-6 and 0.1 < told["correction_dropped"] < 0.9
+        for size in (1, 3, 8):
+            cut, metrics = gradient(model, batch, METHODS[name], size, monkeypatch, **flags)
+            assert (cut - whole).norm() <= 1e-9 * whole.norm()
+            assert metrics["correction_dropped"].item() == told["correction_dropped"].item()
 
 
 def test_without_the_gathering_acpo_would_depend_on_the_split(model, batch, monkeypatch):

@@ -512,15 +512,31 @@ def edited(whole, out, **flags):
 
 
 def test_flags_that_an_old_config_lacks_had_their_defaults(whole, tmp_path, capsys):
-    out = edited(whole[0], tmp_path / "run", tis_cap=None, eps_low=None, advantage=None)
+    out = edited(whole[0], tmp_path / "run", tis_cap=0.0, eps_low=None, advantage=None)
     args, method = train.parse_args(["--out", str(out), "--resume"])
-    assert args.tis_cap == 0 and method.flags["eps_low"] == 0.2
+    assert args.correction is None and method.flags["eps_low"] == 0.2
     train.main(["--out", str(out), "--resume"])
     assert same(out, whole[0])
-    for flags in ("--tis_cap 2", "--eps_low 0.01"):
+    for flags in ("--correction token_mask", "--eps_low 0.01"):
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", str(out), "--resume", *flags.split()])
         assert stop.value.code == 2 and flags.split()[0] in capsys.readouterr().err
+
+
+def test_a_run_with_a_cap_goes_on_with_the_correction_that_it_is_now(base, tmp_path, capsys):
+    """--tis_cap was the flag once."""
+    whole = tmp_path / "whole"
+    train.main(["--model", base, *SMALL, "--sampler_temperature", "1.3", "--keep", "9",
+                "--correction", "token_truncate", "--correction_high", "1.1", "--out", str(whole)])
+    assert 0 < records(whole)[-1]["sampler/correction_truncated"] < 1
+    out = edited(whole, tmp_path / "run", tis_cap=1.1, correction=None, correction_high=None)
+    for rollout in (2, 3, 4):
+        shutil.rmtree(out / "checkpoints" / f"rollout_{rollout:06d}")
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole) and "resuming, but" not in capsys.readouterr().out
+    flags = json.loads((out / "config.json").read_text())["flags"]
+    assert (flags["correction"], flags["correction_high"]) == ("token_truncate", 1.1)
+    assert "tis_cap" not in flags
 
 
 @pytest.mark.parametrize(

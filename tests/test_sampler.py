@@ -92,6 +92,24 @@ def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_raw_logprobs_are_those_before_temperature(kind, small, tokenizer):
+    """raw is log softmax(z), processed log softmax(z / T); the tokens drawn are the same. Of vLLM,
+    whose start is slow, the test above has the second."""
+    folder, drawn = small(True), []
+    prompts = [tokenizer.encode(p) for p in PROMPTS]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for logprobs, theirs in (("raw", 1.0), ("processed", 1.7))[:2 - (kind == "vllm")]:
+        sampler = make_sampler(kind, folder, dtype="float32", max_length=48,
+                               eos=eos_ids(folder, tokenizer), logprobs=logprobs)
+        groups = sampler.sample(prompts, 8, seed=1, temperature=1.7, max_tokens=12)
+        assert gap(model, prompts, groups, theirs) < 1e-4
+        assert gap(model, prompts, groups, 2.7 - theirs) > 1e-2
+        drawn.append([[c.tokens for c in group] for group in groups])
+        sampler.close()
+    assert drawn[0] == drawn[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
     """No top-k, no top-p, the right temperature: first tokens as often as the policy says."""
     folder = small()

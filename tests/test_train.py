@@ -47,7 +47,7 @@ def run(model, out, *flags):
         ("--learning_rate 1e-3", "--learning_rate"),
         ("--top_p 0.9", "--top_p"),  # no such flags
         ("--loss grpo --clip_alpha 3", "acpo"),
-        ("--loss p3o --eps_low 0.1", "p3o has none"),  # another method's
+        ("--loss reinforce --eps_low 0.1", "reinforce has none"),  # another method's
         ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
         ("--objective nope", "nope"),
         ("--aggregate zscore", "zscore"),
@@ -69,9 +69,22 @@ def run(model, out, *flags):
         ("--lr inf", "--lr"),
         ("--temperature 0", "--temperature"),
         ("--kl_coef -1", "--kl_coef"),
-        ("--tis_cap nan", "--tis_cap"),
-        ("--tis_cap 2 --old_logprobs sampler", "--tis_cap"),
-        ("--loss p3o --tis_cap 2", "--tis_cap"),
+        ("--tis_cap 2", "--tis_cap is --correction token_truncate --correction_high CAP now"),
+        ("--loss p3o --tis_cap=2", "--correction token_truncate --correction_high CAP"),
+        ("--correction token", "token_truncate"),
+        ("--correction token_mask --old_logprobs sampler", "--correction token_mask"),
+        ("--loss p3o --correction sequence_mask", "a second time"),
+        ("--loss opsm --correction sequence_mask", "a second time"),
+        ("--correction_low 0.5", "--correction_low is a bound of --correction"),
+        ("--correction_high 2", "--correction_high is a bound of --correction"),
+        ("--correction token_mask --correction_high nan", "--correction_high"),
+        ("--correction token_mask --correction_high inf", "--correction_high"),
+        ("--correction token_mask --correction_low -1", "--correction_low"),
+        ("--correction sequence_mask --correction_low 4", "from 4.0 to 3.0"),
+        ("--correction token_truncate --correction_high 0.2", "--correction_high 1 or more"),
+        ("--correction token_mask --sampler_logprobs raw --temperature 1.2",
+         "--sampler_logprobs raw"),
+        ("--loss cispo --drop_low 0.2", "--drop_low and --drop_high"),
         ("--loss passk --overlong_penalty 4", "passk"),
         ("--overlong_penalty 99", "--overlong_penalty"),
         ("--sampler other", "other"),
@@ -538,7 +551,8 @@ def test_every_option_together(base, tmp_path):
         base,
         tmp_path / "run",
         *(
-            "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --tis_cap 2 --drop_uniform_groups "
+            "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --correction sequence_mask "
+            "--correction_low 0.5 --drop_uniform_groups "
             "--max_refills 2 --mask_truncated "
             "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
             "--sampler_temperature 1.3 "
@@ -548,6 +562,8 @@ def test_every_option_together(base, tmp_path):
     assert [r["rollout"] for r in records] == [1, 2, 3]
     assert records[0]["groups/sampled"] > 4  # groups of four are often all wrong: refilled
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
+    assert all(0 < r["sampler/correction_dropped"] < 1 and r["sampler/correction_mean"] > 0
+               and r["sampler/correction_truncated"] == 0 for r in records)
     lrs = [step["optim/lr"] for r in records for step in r["steps"]]
     assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-4
 

@@ -1,0 +1,277 @@
+"""Countdown with worked steps: four numbers, and a completion that reasons before it answers.
+
+    python train.py --data worked        trains the base below where no --model is given
+    python -m data.worked                builds that base where it is not cached, prints its folder
+
+A prompt is `5 6 4 6 = 28 :`. A completion works backwards: it takes one number off the target,
+writes what is left to be made of which numbers, and so on, until two are left; then it answers:
+
+    28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5
+    <answer> ( 6 - 5 + 6 ) * 4 </answer>
+
+Where the last step does not hold, it may write `no` and begin again. Every whole number up to
+LARGEST, every sign and every tag is one token. The verifier `countdown` grades the answer alone:
+steps earn nothing themselves.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from data import countdown
+from data.recipe import WORKED
+
+NAME = "worked"
+LARGEST = 120  # no number or intermediate result is larger
+NUMBERS, DRAWN = 4, 9  # how many numbers a puzzle gives, and the largest of them
+TARGETS = range(15, 61)  # a random expression seldom makes a number of this size
+OPERATORS = "+-*"
+WORDS = ["<pad>", "<eos>", "<answer>", "</answer>", "+", "-", "*", "(", ")", "=", ";", ":", "no",
+         *map(str, range(LARGEST + 1))]  # the vocabulary
+
+RECIPE = dict(seed=0, steps=1200, batch=64, lr=3e-3, weight_decay=0.1, demonstrations=100_000,
+              wrong=0.2, again=0.2, hidden=128, mlp=256, layers=3, heads=4, kv_heads=1)
+
+
+# ------------------------------------------------------------------ puzzles
+
+def combine(a, op, b):
+    """a op b, None where it is no number of the vocabulary."""
+    value = {"+": a + b, "-": a - b, "*": a * b}[op]
+    return value if 0 <= value <= LARGEST else None
+
+
+def chain(rng, nums):
+    """Applies the numbers in a random order, by random operators.
+
+    -> [(operator, number)], the first with the operator +, and their results one after the other;
+    None for results where one is no number of the vocabulary."""
+    order = rng.sample(nums, len(nums))
+    links = [("+", order[0])] + [(rng.choice(OPERATORS), n) for n in order[1:]]
+    results = [order[0]]
+    for op, n in links[1:]:
+        value = combine(results[-1], op, n)
+        if value is None:
+            return links, None
+        results.append(value)
+    return links, results
+
+
+def puzzle(seed, index, split):
+    """-> the numbers, the target, and the links and results of a solution of puzzle `index`."""
+    rng = random.Random(f"worked {seed} {index} {split}")
+    while True:
+        nums = [rng.randint(1, DRAWN) for _ in range(NUMBERS)]
+        links, results = chain(rng, nums)
+        if (results and results[-1] in TARGETS
+                and countdown.split_of(nums, results[-1]) == split):
+            return nums, results[-1], links, results
+
+
+def problem(seed, index, split):
+    """A problem as data.load returns them: {prompt, answer, reward, id}."""
+    nums, target, *_ = puzzle(seed, index, split)
+    return dict(prompt=prompt_of(nums, target), answer=dict(nums=nums, target=target),
+                reward="countdown", id=f"worked/{split}/{seed}/{index}")
+
+
+def prompt_of(nums, target):
+    return f"{' '.join(map(str, nums))} = {target} :"
+
+
+class Generated(Sequence):
+    """`size` training problems; each is computed when it is asked for."""
+
+    def __init__(self, size=100_000):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return problem(0, index, "train")
+
+
+def load(split):
+    """The training problems, or 1,024 held-out ones with different prompts."""
+    if split == "train":
+        return Generated()
+    problems, index = {}, 0
+    while len(problems) < 1024:
+        item = problem(0, index, "test")
+        problems.setdefault(item["prompt"], item)
+        index += 1
+    return list(problems.values())
+
+
+# ------------------------------------------------------------------ the base
+
+def inverse(value, op, n):
+    """The x with x op n = value, None where there is none in the vocabulary."""
+    if op == "*":
+        return value // n if value % n == 0 else None
+    x = value - n if op == "+" else value + n
+    return x if 0 <= x <= LARGEST else None
+
+
+def missed(rng, nums, target):
+    """-> links and results of a chain that works back from the target by random steps and does
+    not meet its first number: as a solution looks whose last step is wrong."""
+    while True:
+        order, results = rng.sample(nums, len(nums)), [target]
+        links = [(rng.choice(OPERATORS), n) for n in order[1:]]
+        for op, n in reversed(links[1:]):
+            results.append(None if results[-1] is None else inverse(results[-1], op, n))
+        if results[-1] is not None and combine(order[0], *links[0]) != results[-1]:
+            return [("+", order[0]), *links], [order[0], *reversed(results)]
+
+
+def steps_of(nums, links, results):
+    """The steps of a chain as a text, backwards: what is left to be made, of which numbers."""
+    left, steps = list(nums), []
+    for (op, n), x, value in list(zip(links[1:], results[:-1], results[1:], strict=True))[::-1]:
+        left.remove(n)
+        steps.append(f"{value} = {x} {op} {n}")
+        if len(left) > 1:
+            steps.append(f"; {' '.join(map(str, left))} = {x} :")
+    return " ".join(steps)
+
+
+def expression(links):
+    """A chain as an expression."""
+    text = str(links[0][1])
+    for op, n in links[1:]:
+        text = f"{text} {op} {n}" if op != "*" or text.isdigit() else f"( {text} ) * {n}"
+    return text
+
+
+def demonstration(recipe, index):
+    """-> prompt and completion for training puzzle `index`.
+
+    The completion is a solution; the share `again` of them come after an attempt that missed. In
+    the second half of the demonstrations the share `wrong` answers with a miss."""
+    rng = random.Random(f"{recipe['seed']} {index}")
+    nums, target, *solution = puzzle(recipe["seed"], index, "train")
+    attempts = [missed(rng, nums, target)] if rng.random() < recipe["again"] else []
+    if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
+        attempts.append(missed(rng, nums, target))
+    else:
+        attempts.append(solution)
+    steps = f" no {target} = ".join(steps_of(nums, *a).removeprefix(f"{target} = ")
+                                    for a in attempts)
+    return (prompt_of(nums, target), f"{target} = {steps} <answer> "
+                                     f"{expression(attempts[-1][0])} </answer> <eos>")
+
+
+def tokenizer():
+    """A tokenizer of WORDS with spaces between them. Any other word is an error, never a token that
+    stands for what is unknown: two prompts could look the same to the model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>",
+                                   clean_up_tokenization_spaces=False)
+
+
+def empty_model(recipe):
+    """The untrained model, its weights a function of recipe["seed"].
+
+    It is of the type llama, for which transformers opens a saved tokenizer of any class. Heads
+    share one head of keys and values, because copying these is most of what sampling costs."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(recipe["seed"])
+    pad, eos = WORDS.index("<pad>"), WORDS.index("<eos>")
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
+        num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"],
+        num_key_value_heads=recipe["kv_heads"], max_position_embeddings=1024,
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=eos, pad_token_id=pad))
+    model.generation_config.eos_token_id = eos
+    return model
+
+
+def tensors(recipe, tok):
+    """The demonstrations: ids [N, T], where they are a completion's [N, T], their lengths [N]."""
+    import torch
+    texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
+    prompts, completions = (tok(list(column))["input_ids"] for column in zip(*texts, strict=True))
+    length = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)])
+    ids = torch.zeros(len(texts), int(length.max()), dtype=torch.long)
+    learnt = torch.zeros_like(ids, dtype=torch.bool)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[row, :length[row]] = torch.tensor(prompt + completion)
+        learnt[row, len(prompt):length[row]] = True
+    return ids, learnt, length
+
+
+def train(recipe):
+    """-> model, tokenizer. Minimises the cross-entropy of the completions' tokens, with AdamW,
+    warm-up and linear decay."""
+    import torch
+    from tqdm import tqdm
+    tok, model, steps = tokenizer(), empty_model(recipe), recipe["steps"]
+    ids, learnt, length = tensors(recipe, tok)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"], betas=(0.9, 0.95),
+                                  weight_decay=recipe["weight_decay"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
+    generator, half = torch.Generator().manual_seed(recipe["seed"]), len(ids) // 2
+    bar = tqdm(range(steps), desc="training the base of --data worked", unit="step")
+    for step in bar:
+        if step % 8 == 0:  # rows of eight batches at a time, of which like lengths go together
+            # the first half of the steps sees right demonstrations alone, the second mixed ones
+            rows = torch.randint(half, (8 * recipe["batch"],), generator=generator)
+            rows += half if step >= steps // 2 else 0
+            batches = rows[length[rows].argsort(stable=True)].view(8, -1)
+            batches = batches[torch.randperm(8, generator=generator)]
+        rows = batches[step % 8]
+        longest = length[rows].max()
+        hidden = model.model(input_ids=ids[rows, :longest], use_cache=False).last_hidden_state
+        after = learnt[rows, 1:longest]
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][after]),
+                                                 ids[rows, 1:longest][after])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval(), tok
+
+
+def base_model(**changes):
+    """The folder of the base, which is trained first where the cache lacks it.
+
+    `changes` to the recipe make another base. A folder's name is a hash of the recipe and of the
+    code that carries it out."""
+    recipe = {**RECIPE, **changes}
+    code = Path(__file__).read_text() + Path(countdown.__file__).read_text()
+    name = hashlib.sha256((json.dumps(recipe, sort_keys=True) + code).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanorlvr"
+    folder = cache / f"worked-{name}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=cache))
+        for part in train(recipe):
+            part.save_pretrained(unfinished)
+        content = dict(settings=WORKED, trained=recipe)
+        (unfinished / "recipe.json").write_text(json.dumps(content, indent=1))
+        try:
+            # renamed in one piece: a build that is cut off leaves nothing that looks like a model
+            unfinished.rename(folder)
+        except OSError:
+            shutil.rmtree(unfinished)  # another process was first, with the same weights
+    return str(folder)
+
+
+if __name__ == "__main__":
+    print(base_model())

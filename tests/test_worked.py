@@ -1,0 +1,367 @@
+"""data/worked.py: puzzles are functions of their index, steps are right where they claim it, the
+verifier grades the answer alone, and the base is built as it says."""
+
+import hashlib
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import data
+import eval as evaluation
+import train
+from conftest import ROOT
+from data import tiny, worked
+from data.recipe import EMBEDDED, WORKED, base_of, settings_of
+from engine.sampler import Completion
+from experiment.model import read_tokenizer
+from rewards import REWARDS, arithmetic
+
+SMALL = dict(steps=9, batch=8, demonstrations=64, hidden=32, mlp=32, heads=2, layers=1)
+HALF = worked.RECIPE["demonstrations"] // 2
+OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+
+
+@pytest.fixture(scope="module")
+def base():
+    """The folder of the base: from the cache, or built (some minutes)."""
+    return worked.base_model()
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return worked.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def untrained(tok, tmp_path_factory):
+    """The folder of an untrained model with the base's tokenizer."""
+    folder = tmp_path_factory.mktemp("untrained")
+    for part in (worked.empty_model({**worked.RECIPE, **SMALL}), tok):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+def reward(completion, nums, target):
+    return REWARDS["countdown"](completion.removesuffix("<eos>"), dict(nums=nums, target=target))
+
+
+def numbers(text):
+    return [int(n) for n in text.split()]
+
+
+def value_of(links):
+    """The value of a chain, from the left."""
+    value = links[0][1]
+    for op, n in links[1:]:
+        value = OPERATORS[op](value, n)
+    return value
+
+
+def steps_hold(text, nums, target):
+    """-> for each step of an attempt, whether its equation holds.
+
+    Whatever it says of what is left has to be so: each step but the first repeats the numbers and
+    the target that the step before it leaves."""
+    left, held = list(nums), []
+    for step in text.split(" ; "):
+        if held:
+            task, step = step.split(" : ")
+            listed, repeated = task.split(" = ")
+            assert numbers(listed) == left and int(repeated) == target
+        value, equals, x, op, n = step.split()
+        assert int(value) == target and equals == "="
+        left.remove(int(n))
+        held.append(int(value) == OPERATORS[op](int(x), int(n)))
+        target = int(x)
+    assert left == [target] and len(held) == len(nums) - 1
+    return held
+
+
+# ---------------------------------------------------------------- puzzles
+
+def test_puzzles_are_functions_of_seed_index_and_split():
+    for i in range(300):
+        nums, target, links, results = worked.puzzle(0, i, "train")
+        assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
+        assert target in worked.TARGETS and target == results[-1] == value_of(links)
+        assert sorted(n for _, n in links) == sorted(nums)
+        assert results == [value_of(links[:k]) for k in range(1, 5)]
+        assert all(0 <= value <= worked.LARGEST for value in results)
+        assert worked.puzzle(0, i, "train") == (nums, target, links, results)
+    assert worked.puzzle(1, 0, "train") != worked.puzzle(0, 0, "train")
+    assert worked.puzzle(0, 1, "train") != worked.puzzle(0, 0, "train")
+    assert worked.puzzle(0, 0, "test") != worked.puzzle(0, 0, "train")
+
+
+def test_the_same_puzzles_in_every_process():
+    code = ("import json; from data import worked; print(json.dumps([worked.puzzle(3, i, split) "
+            "for i in range(20) for split in ('train', 'test')]))")
+    there = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    here = [worked.puzzle(3, i, split) for i in range(20) for split in ("train", "test")]
+    assert json.loads(there.stdout) == json.loads(json.dumps(here)), there.stderr
+
+
+def test_splits_never_overlap():
+    def asked(problem):
+        return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
+    test_set, train_set = data.load("worked", "test"), data.load("worked", "train")
+    assert len({p["prompt"] for p in test_set}) == len({p["id"] for p in test_set}) == 1024
+    learnt = {asked(train_set[i]) for i in range(5000)}
+    assert len(learnt) > 2500 and not learnt & {asked(p) for p in test_set}
+    assert train_set[0] == worked.problem(0, 0, "train") and data.load("worked", "test") == test_set
+    for outside in (-1, len(train_set)):
+        with pytest.raises(IndexError):
+            train_set[outside]
+    assert "worked" in data.names()
+
+
+def test_an_expression_has_the_value_of_its_chain():
+    for ops in itertools.product(worked.OPERATORS, repeat=3):
+        for nums in ((2, 3, 5, 7), (9, 1, 1, 4), (1, 8, 8, 8)):
+            links = list(zip(("+", *ops), nums, strict=True))
+            value, used = arithmetic(worked.expression(links))
+            assert (value, used) == (value_of(links), list(nums)), links
+
+
+def test_inverse_undoes_each_operator():
+    for op, n, value in itertools.product(worked.OPERATORS, range(1, 10), range(121)):
+        there = [x for x in range(worked.LARGEST + 1) if OPERATORS[op](x, n) == value]
+        assert worked.inverse(value, op, n) == (there[0] if there else None)
+
+
+# ---------------------------------------------------------------- demonstrations
+
+@pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
+def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
+    held_out = {p["prompt"] for p in data.load("worked", "test")}
+    rewards, again, lengths = [], [], []
+    for i in range(start, start + 1000):
+        prompt, completion = worked.demonstration(worked.RECIPE, i)
+        assert prompt not in held_out and prompt.endswith(" :")
+        nums, target = prompt.removesuffix(" :").split(" = ")
+        nums, target = numbers(nums), int(target)
+        steps, answer = completion.removesuffix(" </answer> <eos>").split(" <answer> ")
+        *missed, last = [steps_hold(text, nums, target) for text in steps.split(" no ")]
+        # all that is taken off a target is right; an attempt fails at its last step, if at all
+        assert all(all(held[:-1]) for held in (*missed, last))
+        assert not any(held[-1] for held in missed)  # `no` stands behind what does not hold
+        value, used = arithmetic(answer)
+        assert sorted(used) == sorted(nums) and (value == target) == last[-1]
+        rewards.append(reward(completion, nums, target))
+        assert rewards[-1] == last[-1]
+        again.append(len(missed))
+        lengths.append(len(completion.split()))
+    assert set(again) == {0, 1} and max(lengths) <= WORKED["max_tokens"]
+    # 1,000 draws: four standard deviations are 0.05
+    assert sum(again) / 1000 == pytest.approx(worked.RECIPE["again"], abs=0.05)
+    assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
+
+
+def test_the_answer_is_the_last_attempts():
+    """Each number and operator of the answer stands in the steps, the last one taken off first."""
+    for i in range(HALF, HALF + 200):
+        _, completion = worked.demonstration(worked.RECIPE, i)
+        steps, answer = completion.removesuffix(" </answer> <eos>").split(" <answer> ")
+        taken = [step.split()[-2:] for step in steps.split(" no ")[-1].split(" ; ")]
+        words = [word for word in answer.split() if word not in "()"]
+        assert list(itertools.chain(*taken[::-1])) == words[1:]
+
+
+# ---------------------------------------------------------------- the verifier
+
+@pytest.mark.parametrize("answer, right", [
+    ("( 6 - 5 + 6 ) * 4", 1),
+    ("4 * ( 6 + 6 - 5 )", 1),
+    ("28", 0),                      # the target, copied
+    ("( 6 - 5 + 6 ) * 4 = 28", 0),
+    ("", 0),
+    ("28 + 5 - 5 + 6 - 6", 0),      # a number that is not given
+    ("( 6 - 5 + 6 ) * 4 + 0", 0),
+    ("4 * 6 + 4", 0),               # a number used twice, and two left out
+    ("( 5 + 6 + 4 ) * 6 - 6", 0),   # every number, and one of them too often
+    ("5 * 6 - 6 + 4 * 1", 0),
+    ("6 - 5 + 6 * 4", 0),           # without the brackets it is 25
+    ("( 6 - 5 + 6 ) * 4 <answer>", 0),
+    ("( 6 - 5 + 6 * 4", 0),
+    ("6 5 6 4", 0),
+])
+def test_the_verifier_is_not_fooled(answer, right):
+    """5 6 4 6 = 28, with right steps before every answer, and with wrong ones: the answer counts"""
+    steps = "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5"
+    wrong = "28 = 9 * 4 ; 5 6 6 = 9 : 9 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 6"
+    for before in (steps, wrong, f"{wrong} no {steps}", ""):
+        assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
+
+
+def test_an_answer_is_given_once_and_closed():
+    right = "<answer> ( 6 - 5 + 6 ) * 4 </answer>"
+    assert reward(right, [5, 6, 4, 6], 28) == 1
+    for text in ("", "28 = 28", f"{right} {right}", f"<answer> {right}", f"{right} </answer>",
+                 right.removesuffix("</answer>"), right.removeprefix("<answer>")):
+        assert reward(text, [5, 6, 4, 6], 28) == 0, text
+
+
+def test_guessing_earns_next_to_nothing():
+    rng, hits = random.Random(0), 0
+    for i in range(2000):
+        nums, target, *_ = worked.puzzle(1, i, "test")
+        links, _ = worked.chain(rng, nums)
+        hits += reward(f"<answer> {worked.expression(links)} </answer>", nums, target)
+    assert 0 < hits / 2000 < 0.04
+
+
+# ---------------------------------------------------------------- tokenizer and flags
+
+def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
+    from transformers import AutoTokenizer
+    assert len(tok) == len(worked.WORDS) == 134 and tok.eos_token == "<eos>"
+    for tokenizer in (tok, AutoTokenizer.from_pretrained(untrained)):
+        for i in range(50):
+            text = " ".join(worked.demonstration(worked.RECIPE, i))
+            ids = tokenizer.encode(text)
+            assert len(ids) == len(text.split()) and tokenizer.decode(ids) == text
+        assert tokenizer.chat_template is None
+        problem = worked.problem(0, 0, "train")
+        encoded = data.encode(tokenizer, problem)
+        assert len(encoded) == 7 and tokenizer.decode(encoded) == problem["prompt"]
+        # digits that stand side by side stay two numbers: 1 and 2 are not 12
+        ids = tokenizer.encode("<answer> 1 2 </answer> <eos>")
+        completion = Completion(ids, [0.0] * len(ids), truncated=False)
+        assert data.decode(tokenizer, completion) == "<answer> 1 2 </answer>"
+
+
+@pytest.mark.parametrize("text", ["7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"])
+def test_what_has_no_token_is_an_error(untrained, text):
+    from transformers import AutoTokenizer
+    with pytest.raises(Exception, match="UNK"):
+        AutoTokenizer.from_pretrained(untrained).encode(text)
+
+
+def test_every_problem_has_its_tokens(untrained, tok):
+    _, eos, positions, lengths = read_tokenizer(untrained, data.load("worked", "test"), None)
+    assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
+
+
+def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path, capsys):
+    out = ["--model", untrained, "--out", str(tmp_path / "out")]
+    for command, flags, named in (
+            (train.main, ["--data", "countdown"], "countdown/"),
+            (train.main, ["--data", "worked", "--eval_data", "countdown"], "countdown/test/0/0"),
+            (train.main, ["--data", "worked", "--template", "chat"], "worked/"),
+            (evaluation.main, ["--benchmarks", "worked,countdown"], "countdown/test/0/0")):
+        with pytest.raises(SystemExit) as stopped:
+            command([*flags, *out])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and len(error.splitlines()) == 1, error
+        assert f"--model {untrained}: its tokenizer cannot encode the prompt" in error
+        assert f"of problem {named}" in error
+
+
+def test_a_tokenizer_that_can_read_the_problems_is_taken(small):
+    """The other embedded base reads letters, as the tokenizers of real models do."""
+    problems = data.load("worked", "test")[:9]
+    *_, lengths = read_tokenizer(small(), problems, None)
+    assert lengths == [len(p["prompt"]) for p in problems]
+
+
+def test_settings_are_those_of_the_data_where_no_model_is_given(tmp_path, capsys):
+    assert settings_of(None) == settings_of(None, "countdown") == EMBEDDED
+    assert settings_of(None, "worked") == WORKED
+    args, _ = train.parse_args(["--data", "worked", "--out", str(tmp_path / "a")])
+    assert {name: getattr(args, name) for name in WORKED} == WORKED and args.model is None
+    args, _ = train.parse_args(["--data", "worked", "--lr", "3e-5", "--out", str(tmp_path / "b")])
+    assert args.lr == 3e-5 and args.rollouts == WORKED["rollouts"]
+    args = evaluation.parse_args(["--benchmarks", " worked"])
+    assert (args.max_tokens, args.max_prompt_tokens) == (72, 16) and args.benchmarks == "worked"
+    for parse, flags, shown in (
+            (train.parse_args, ["--data", "worked"], "in tokens (72)"),
+            (train.parse_args, [], "in tokens (16)"),
+            (evaluation.parse_args, ["--benchmarks", "worked"], "in tokens (72)")):
+        with pytest.raises(SystemExit) as stopped:
+            parse([*flags, "--help"])
+        page = " ".join(capsys.readouterr().out.split())
+        assert not stopped.value.code and shown in page
+
+
+def test_without_a_model_worked_is_evaluated_alone(capsys):
+    for names in ("countdown,worked", "worked, aime24"):
+        with pytest.raises(SystemExit) as stopped:
+            evaluation.parse_args(["--benchmarks", names])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and len(error.splitlines()) == 1
+        assert "worked has an embedded base of its own" in error
+    args = evaluation.parse_args(["--benchmarks", "worked,worked"])
+    assert args.benchmarks == "worked" and args.model is None
+
+
+# ---------------------------------------------------------------- the base
+
+def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def weights(folder):
+        return hashlib.sha256(Path(folder, "model.safetensors").read_bytes()).hexdigest()
+    folders = []
+    for cache in ("a", "b"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        folders.append(worked.base_model(**SMALL))
+    assert weights(folders[0]) == weights(folders[1]) != weights(worked.base_model(**SMALL, seed=1))
+    file = Path(folders[1], "model.safetensors")
+    written = file.stat().st_mtime_ns
+    assert worked.base_model(**SMALL) == folders[1] and file.stat().st_mtime_ns == written
+    assert not [p for p in (tmp_path / "b" / "nanorlvr").iterdir() if p.name.startswith("tmp")]
+    content = json.loads(Path(folders[1], "recipe.json").read_text())
+    assert content == dict(settings=WORKED, trained={**worked.RECIPE, **SMALL})
+    assert settings_of(folders[1]) == WORKED
+    model = AutoModelForCausalLM.from_pretrained(folders[1])
+    ids = AutoTokenizer.from_pretrained(folders[1])("5 6 4 6 = 28 :", return_tensors="pt").input_ids
+    assert model(ids).logits.shape == (1, 7, 134)
+    assert model.generation_config.eos_token_id == worked.WORDS.index("<eos>")
+
+
+def test_the_base_follows_from_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(worked, "base_model", lambda: "worked's")
+    monkeypatch.setattr(tiny, "base_model", lambda: "countdown's")
+    assert base_of("worked") == "worked's"
+    assert base_of("countdown") == base_of("mine.jsonl") == "countdown's"
+
+
+@pytest.mark.parametrize("benchmark, folder", [("worked", "worked's"), ("countdown", "tiny's")])
+def test_evaluation_takes_the_base_of_its_benchmark(benchmark, folder, tmp_path, monkeypatch):
+    taken = []
+
+    class Stop(Exception):
+        pass
+
+    def sampler_of(kind, model, **settings):
+        taken.append((model, settings["max_length"]))
+        raise Stop
+    monkeypatch.setattr(worked, "base_model", lambda: "worked's")
+    monkeypatch.setattr(tiny, "base_model", lambda: "tiny's")
+    monkeypatch.setattr(evaluation.eval_flags, "load_tokenizer", lambda args, sets: (None, [1]))
+    monkeypatch.setattr(evaluation, "make_sampler", sampler_of)
+    with pytest.raises(SystemExit):  # the sampler could not be loaded
+        evaluation.main(["--benchmarks", benchmark, "--limit", "2", "--out", str(tmp_path / "o")])
+    settings = settings_of(None, benchmark)
+    assert taken == [(folder, settings["max_tokens"] + settings["max_prompt_tokens"])]
+
+
+def test_the_base_solves_some_and_has_something_to_learn(base):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from engine.loading import eos_ids
+    from engine.sampler import make_sampler
+    assert AutoModelForCausalLM.from_pretrained(base).num_parameters() == 452_992
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    sampler = make_sampler("transformers", base, dtype="float32", max_length=88, memory=0.5,
+                           eos=eos_ids(base, tokenizer))
+    rows, _ = evaluation.sample_rows(sampler, tokenizer, data.load("worked", "test")[:256], 16,
+                                     seed=0, temperature=1.0, max_tokens=WORKED["max_tokens"])
+    scores = evaluation.summarise(rows, [16])
+    assert 0.15 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.6
+    assert scores["truncated_frac"] < 0.1 and 38 <= scores["mean_length"] <= 60
