@@ -37,8 +37,8 @@ def add_flags(flag):
         flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
              metavar="NAME")
     # problem
-    flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings "
-         "of its own")
+    flag("model", None, "Hugging Face folder or id; without it the embedded base (worked has "
+         "another), with settings of its own")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
          "{prompt, answer, reward} rows")
     flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of "

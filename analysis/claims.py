@@ -122,13 +122,11 @@ class Runs:
     def best_static(self, steps, task="countdown"):
         """Of FADE's static advantages the one with the best mean validation score while it was
         tuned: chosen on other seeds than it is compared on. -> its name"""
-        scores = {}
-        for name in ("dr_grpo", "asym", "power"):
-            setting = self.settings.get(f"{task}/{name}-{steps}")
-            if setting is None or tuned(setting, self.finished) is None:
-                raise Missing(f"{task}/{name}-{steps}")
-            scores[setting.key] = self.tuning_score(setting)
-        return max(scores, key=scores.get)
+        keys = [f"{task}/{name}-{steps}" for name in ("dr_grpo", "asym", "power")]
+        static = [self.settings[key] for key in keys if key in self.settings]
+        if missing := [s.key for s in static if tuned(s, self.finished) is None]:
+            raise Missing(missing[0])
+        return max(static, key=self.tuning_score).key
 
     def tuning_score(self, setting):
         """The mean validation score of a setting's best learning rate on the tuning seeds."""

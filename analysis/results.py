@@ -67,10 +67,10 @@ def claims_table(runs, updates):
     return markdown_table(HEAD, shown), counts, missing
 
 
-def settings_table(runs, task):
-    """Every setting: what was tuned, and what the seeds gave."""
+def settings_table(runs, task=""):
+    """Every setting, of a task or of all: what was tuned, and what the seeds gave."""
     rows = []
-    for key in sorted(k for k in runs.final if k.startswith(f"{task}/")):
+    for key in sorted(k for k in runs.final if k.startswith(task)):
         setting = runs.settings[key]
         source = runs.settings[setting.rate_of] if setting.rate_of else setting
         lr, flags = tuned(source, runs.finished)

@@ -205,6 +205,8 @@ def fork_all(next_runs, work, jobs, minutes=0):
 
 
 def main():
+    from analysis.claims import Runs
+    from analysis.results import settings_table
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", default=GRID, help="the file of settings")
@@ -236,6 +238,7 @@ def main():
         return wanted(args, settings, finished)
     if failed := fork_all(next_runs, partial(train_run, folder=folder), args.jobs, args.minutes):
         sys.exit(f"grid.py: {len(failed)} runs failed; the same command again tries them again")
+    print(settings_table(Runs(settings, finished)))
 
 
 if __name__ == "__main__":

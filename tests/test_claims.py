@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -127,7 +129,8 @@ def test_the_plan_tunes_first_and_reports_the_best(settings):
     first = grid.missing(settings, {})
     assert {run.role for run in first} == {"tune"}
     assert len(first) == 2 * 2 * 4 * 2  # settings, alternatives, rates, seeds
-    assert {run.flags for run in first} == {"--loss grpo --eps_low 0.1", "--loss grpo --eps_low 0.2"}
+    assert {run.flags for run in first} == {"--loss grpo --eps_low 0.1",
+                                            "--loss grpo --eps_low 0.2"}
 
     def score(run):
         return 0.3 + (run.lr == 1e-4) * 0.1 + run.flags.endswith("0.1") * 0.05 + run.seed * 1e-4
@@ -199,7 +202,8 @@ def test_a_claim_compares_seed_by_seed():
     claim = claims.compare("ACPO", "", "", "", "acpo-16", "grpo-16")
     figure, verdict = claim.measure(runs)  # the seeds differ much, the methods always by 0.05
     assert "apart +0.050 (+0.050, +0.050)" in figure and verdict.kind == REPRODUCED
-    change = claims.compare_changes("P3O", "", "", "", ("acpo-16", "grpo-16"), ("p3o-16", "grpo-16"))
+    change = claims.compare_changes("P3O", "", "", "", ("acpo-16", "grpo-16"),
+                                    ("p3o-16", "grpo-16"))
     assert "apart +0.050 (+0.050, +0.050)" in change.measure(runs)[0]
 
 
@@ -218,3 +222,51 @@ def test_results_md_is_what_the_numbers_give():
     from analysis import results
     assert results.page(*results.read()) == (ROOT / "RESULTS.md").read_text(), (
         "./run_all.sh results writes it again")
+
+
+SMALL = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/bench"]
+from analysis import grid as plan
+plan.RATES, plan.TUNING_SEEDS, plan.SEEDS, plan.VALIDATE_EVERY = (1e-4,), (100,), range(2), 1
+plan.ROLLOUTS = dict(countdown=1)
+import grid
+grid.HELD_OUT, grid.VALIDATION = slice(0, 4), slice(4, 68)
+grid.main()
+"""
+
+
+def test_a_grid_is_trained_and_continues(base, tmp_path):
+    """Two alternatives are tuned, the better one gets two seeds; a run that is there is not trained
+    again; a failure is named."""
+    (tmp_path / "grid.txt").write_text(
+        "countdown  a  2  tuned  --loss grpo --eps_low {0.1,0.2}\n")
+
+    def run(*args):
+        return subprocess.run(
+            [sys.executable, "-c", SMALL.format(root=str(ROOT)), "--grid", tmp_path / "grid.txt",
+             "--results", tmp_path / "grid.jsonl", "--folder", tmp_path / "runs", "--jobs", "1",
+             *args], cwd=ROOT, capture_output=True, text=True)
+    assert "0 runs are finished, 4 are left" in run("--plan").stdout
+    done = run("--only", "nothing*")
+    assert done.returncode == 0 and not (tmp_path / "grid.jsonl").exists()
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "grid.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    assert [run["role"] for run in kept] == ["tune", "tune", "final", "final"]
+    assert [run["seed"] for run in kept] == [100, 100, 0, 1]
+    final = kept[-1]
+    assert {"mean@16", "pass@1", "pass@16"} <= set(final["held_out"])
+    assert len(final["series"]["policy/entropy"]) == 1 and len(final["validation"]["mean"]) == 2
+    assert "| a-2 |" in done.stdout.replace("countdown/", "")
+    # the last line is lost, as by a crash of the machine: that run alone is trained again
+    (tmp_path / "grid.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    assert "3 runs are finished, 1 are left" in run("--plan").stdout
+    assert run().returncode == 0
+    again = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
+    assert [run["id"] for run in again] == [run["id"] for run in kept]
+    assert again[-1]["held_out"] == final["held_out"]  # to the bit
+    (tmp_path / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --no_such 1\n")
+    done = run()
+    assert done.returncode == 1 and "failed: " in done.stdout and "again" in done.stderr

@@ -363,5 +363,5 @@ def test_the_base_solves_some_and_has_something_to_learn(base):
     rows, _ = evaluation.sample_rows(sampler, tokenizer, data.load("worked", "test")[:256], 16,
                                      seed=0, temperature=1.0, max_tokens=WORKED["max_tokens"])
     scores = evaluation.summarise(rows, [16])
-    assert 0.15 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.6
+    assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.6
     assert scores["truncated_frac"] < 0.1 and 38 <= scores["mean_length"] <= 60
