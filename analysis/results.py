@@ -111,12 +111,15 @@ def core_hours(runs):
 
 
 def sanity_table(sanity):
-    rows = [(name, *("-" if at is None else str(at) for at in found["rollouts"].values()),
-             f"{max(found['best'].values()):.3f}",
-             "solved" if any(found["rollouts"].values()) else "not within budget")
-            for name, found in sanity["methods"].items()]
-    rates = next(iter(sanity["methods"].values()))["rollouts"]
-    return markdown_table(("method", *(f"rollouts at {lr}" for lr in rates), "best", ""), rows)
+    """A line for each method: the try that solved the problems, or the best one."""
+    rows = []
+    for name, tries in sanity["methods"].items():
+        chosen = max(tries, key=lambda found: (bool(found["rollouts"]), found["best"]))
+        rows.append((name, f"{chosen['lr']:g}", f"{chosen['best']:.3f}",
+                     f"{chosen['rollouts']} rollouts" if chosen["rollouts"]
+                     else "not within budget"))
+    return markdown_table(("method", "learning rate", "most solved in a rollout", "solved 95% "
+                           "after"), rows)
 
 
 # ---------------------------------------------------------------------------- figures
