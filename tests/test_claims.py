@@ -10,6 +10,7 @@ import pytest
 
 import train
 from analysis import claims, grid
+from analysis import claims_of_updates as updates_claims
 from analysis.verdicts import (
     CONTRADICTED,
     FOLLOWS,
@@ -270,3 +271,51 @@ def test_a_grid_is_trained_and_continues(base, tmp_path):
     (tmp_path / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --no_such 1\n")
     done = run()
     assert done.returncode == 1 and "failed: " in done.stdout and "again" in done.stderr
+
+
+# ---------------------------------------------------------------------------- updates
+
+
+def rollout_with(low, high, taken="16"):
+    sides = dict(low=dict(mean=low, size=abs(low)), high=dict(mean=high, size=abs(high)),
+                 low_over_high=abs(low / high))
+    return dict(steps=dict(reversal={taken: sides}))
+
+
+def test_the_side_that_dominates_is_judged_by_means_over_rollouts():
+    """Low is noise around 0.02, of either sign, and high is 0.05 each time: the mean of |low| would
+    be near 0.09, and dominate."""
+    claim = updates_claims.dominates("", "", "16", less)
+    noise = [0.06, -0.05, 0.05, -0.04, 0.06, -0.05, 0.05, 0.0]
+    updates = dict(seeds=[rollout_with(2 * x, -0.05 - 0.001 * i) for i, x in enumerate(noise)])
+    figure, verdict = claim.measure(updates)
+    assert "eq. 54: 0.020" in figure and "eq. 55: 0.05" in figure and "apart -0.0" in figure
+    assert verdict.kind == NOT_SEEN
+    updates = dict(seeds=[rollout_with(0.2 * x, -0.05) for x in noise])
+    assert claim.measure(updates)[1].kind == REPRODUCED
+    updates = dict(seeds=[rollout_with(0.2 + x, -0.05) for x in noise])
+    assert claim.measure(updates)[1].kind == CONTRADICTED
+
+
+@pytest.mark.parametrize("ranges, kind", [
+    ([], INCONSISTENT), ([[0.5, 0.7]], INCONSISTENT), ([[0.5, 100.0]], FOLLOWS)])
+def test_a_remark_by_an_equation_has_to_stay_true(ranges, kind):
+    lines = [dict(kappa=k, log10_53=x) for k, x in ((0.01, 2.0), (100.0, -1.0 if ranges else 1.0))]
+    updates = dict(theory=dict(remark_1=[dict(lines=lines, reversed_53=ranges)]))
+    assert updates_claims.scanned(53)(updates)[1].kind == kind
+
+
+def test_the_lemma_is_judged_where_what_it_drops_is_smallest():
+    def updates(slope):
+        return dict(theory=dict(lemma_1=[dict(vocabulary=2, slope=1.0, diffuse=dict(slope=1.0)),
+                                         dict(vocabulary=9, slope=1.5,
+                                              diffuse=dict(slope=slope))]))
+    assert updates_claims.tabular(updates(1.99))[1].kind == FOLLOWS
+    assert updates_claims.tabular(updates(1.5))[1].kind == INCONSISTENT
+
+
+def test_every_claim_about_updates_has_a_verdict():
+    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    rows = [claim.row(updates) for claim in updates_claims.claims()]
+    assert len(rows) > 25 and len(updates["seeds"]) == 8
+    assert {row[-1].split(":")[0] for row in rows} <= set(KINDS)
