@@ -67,7 +67,9 @@ class Policy(torch.nn.Module):
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded"):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
-        self.padded_attention = model.config._attn_implementation
+        stock = model.config._attn_implementation
+        # another Policy may have had the model before
+        self.padded_attention = "sdpa" if stock == "end_to_end" else stock
         self.use_layout(layout)
 
     def use_layout(self, layout):

@@ -366,3 +366,13 @@ def test_a_sum_of_many_in_16_bits():
     assert taken.shape == (300, 3) and taken.dtype == torch.bfloat16
     taken.sum(0).backward(torch.ones(3, dtype=torch.bfloat16))
     assert x.grad.tolist() == [[300, 300, 300], [0, 0, 0]]
+
+
+def test_a_model_that_another_policy_had():
+    """Padded, it has stock attention again, whatever layout it had before."""
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]).eval()
+    batch = groups(*GROUPS["short"])
+    with torch.no_grad():
+        wanted = policy.Policy(model)(batch)[0]
+        policy.Policy(model, layout="shared")
+        assert torch.equal(policy.Policy(model)(batch)[0], wanted)
