@@ -25,6 +25,12 @@ def plateau(scores, within=0.02):
     return sum(score > max(scores.values()) - within for score in scores.values())
 
 
+def add_legend(axis):
+    """Where something is drawn: runs may be missing still."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend()
+
+
 def rates(panels, runs, out):
     """Validation score against learning rate. panels: {title: [names of tuned settings]}."""
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4), squeeze=False,
@@ -38,7 +44,7 @@ def rates(panels, runs, out):
         axis.set(xscale="log", xlabel="learning rate", title=title)
         axis.set_xticks(RATES, [f"{lr:g}" for lr in RATES])
         axis.minorticks_off()
-        axis.legend()
+        add_legend(axis)
     axes[0, 0].set(ylabel="validation mean@8")
     save(figure, out, "mean of the last two evaluations and of two seeds; where a setting has "
                       "alternatives, the best of them")
@@ -87,7 +93,7 @@ def courses(names, metrics, runs, out):
                 places = range(1, len(values[0]) + 1)
             band(axis, values, name.split("/")[1], f"C{i}", places)
         axis.set(xlabel="rollout", ylabel=label)
-    axes[0, 0].legend()
+    add_legend(axes[0, 0])
     save(figure, out, "mean over seeds; band: least and most")
 
 
@@ -103,5 +109,5 @@ def passk(names, runs, out):
                           color=f"C{i}")
     axis.set_xscale("log", base=2)
     axis.set(xlabel="k", ylabel="pass@k")
-    axis.legend()
+    add_legend(axis)
     save(figure, out, "mean and 95% interval over seeds (Student's)")
