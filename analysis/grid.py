@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 GRID = ROOT / "results" / "grid.txt"
 FINISHED = ROOT / "results" / "grid.jsonl"
 
-RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
+# by the steps per rollout: fewer steps bear larger rates
+RATES = {16: (2.5e-5, 5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4, 8e-4)}
 TUNING_SEEDS = (100, 101)
 SEEDS = range(8)
 ROLLOUTS = {"countdown": 20, "worked": 30}
@@ -67,7 +68,7 @@ class Planned(NamedTuple):
                 f"--seed {self.seed} --rollouts {ROLLOUTS[self.task]} --data {self.task} "
                 "--problems_per_rollout 32 --group_size 16 --sampler transformers "
                 f"--save_every 0 --rank_every 5 --eval_every {VALIDATE_EVERY} "
-                "--eval_problems 64 --eval_samples 8")
+                "--eval_problems 50 --eval_samples 8")
 
 
 def read_grid(path=GRID):
@@ -82,6 +83,9 @@ def read_grid(path=GRID):
         if len(words) < 4 or not dashes or not all(w.isdigit() for w in words[2:-1]):
             raise ValueError(f"{path}, line {number} is not: task name steps... tuned|NAME --flags")
         task, name, *steps, rate_of = words
+        if unknown := set(map(int, steps)) - RATES.keys():
+            raise ValueError(f"{path}, line {number}: there are learning rates for "
+                             f"{', '.join(map(str, RATES))} steps, not for {min(unknown)}")
         for s in map(int, steps):
             setting = Setting(task, name, s, None if rate_of == "tuned" else
                               f"{task}/{rate_of}-{s}", f"--{flags.strip()}")
@@ -101,7 +105,8 @@ def read_grid(path=GRID):
 def tuning_runs(setting):
     """One seed of every rate and alternative after the other."""
     return [Planned(setting.key, "tune", lr, flags, seed, setting.task, setting.steps)
-            for seed in TUNING_SEEDS for lr in RATES for flags in setting.alternatives]
+            for seed in TUNING_SEEDS for lr in RATES[setting.steps]
+            for flags in setting.alternatives]
 
 
 def validation(run):

@@ -12,6 +12,7 @@ interrupted starts anew. A run is a process forked from this one, so that nothin
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import multiprocessing
 import os
@@ -41,7 +42,9 @@ from analysis.grid import (  # noqa: E402
 SERIES = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
           "clip/capped_frac", "adv/mass_pos", "adv/mass_neg", "adv/fade_alpha", "adv/fade_delta",
           "optim/head_rank1_share", "optim/no_gradient", "sampler/logp_absdiff_mean")
-HELD_OUT, VALIDATION = slice(0, 256), slice(512, 576)  # of a task's held-out problems
+# of a task's held-out puzzles: those that are reported, those that choose learning rates and flags,
+# and those on which runs that are reported are validated
+PARTS = dict(held_out=slice(0, 200), tune=slice(200, 250), final=slice(250, 300))
 
 
 def write(path, text):
@@ -51,15 +54,25 @@ def write(path, text):
     unfinished.replace(path)
 
 
-def problem_files(task, folder):
-    """-> the files of the held-out problems that are reported, and of those that validate."""
+def distinct_puzzles(task):
+    """A task's held-out problems, one of each puzzle: prompts that differ in the order of the
+    numbers alone are one puzzle. Their order is that of a hash, for puzzles that are found first
+    are easier than those found last."""
     import data
-    problems, files = data.load(task, "test"), []
-    for name, part in (("held_out", HELD_OUT), ("validation", VALIDATION)):
-        files.append(folder / f"{task}_{name}.jsonl")
-        if not files[-1].exists():
-            write(files[-1], "".join(json.dumps(p) + "\n" for p in problems[part]))
-    return files
+    puzzles = {}
+    for problem in data.load(task, "test"):
+        answer = problem["answer"]
+        puzzles.setdefault(f"{sorted(answer['nums'])} {answer['target']}", problem)
+    order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
+    return [puzzles[puzzle] for puzzle in order]
+
+
+def problem_file(task, part, folder):
+    """-> the file of one of PARTS."""
+    file = folder / f"{task}_{part}.jsonl"
+    if not file.exists():
+        write(file, "".join(json.dumps(p) + "\n" for p in distinct_puzzles(task)[PARTS[part]]))
+    return file
 
 
 # ---------------------------------------------------------------------------- one run
@@ -102,7 +115,7 @@ def numbers_of(out):
 def evaluated(out, task, folder):
     """The score of a run's last checkpoint on the held-out problems that are reported."""
     import eval as evaluation
-    held_out, _ = problem_files(task, folder)
+    held_out = problem_file(task, "held_out", folder)
     model = sorted((out / "checkpoints").glob("rollout_*"))[-1]
     evaluation.main(["--model", str(model), "--benchmarks", str(held_out), "--samples", "16",
                      "--sampler", "transformers", "--out", str(out / "eval")])
@@ -124,7 +137,7 @@ def train_run(run, folder):
     """A child's whole life: trains, evaluates what is reported, and keeps the numbers."""
     out, log = redirected(folder)
     import train
-    _, validation = problem_files(run.task, folder)
+    validation = problem_file(run.task, run.role, folder)
     print(run.command(), flush=True)
     train.main([*shlex.split(run.command()), "--eval_data", str(validation), "--out", str(out)])
     kept = dict(id=run.id, **run._asdict(), command=run.command(), **numbers_of(out))
