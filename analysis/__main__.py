@@ -16,6 +16,8 @@
     python -m analysis subsets $R        which tokens make the gradient, and its direction
     python -m analysis entropy $R        predicted against measured change of entropy
     python -m analysis replay $R         the gradients of all methods on one rollout
+    python -m analysis tokens $R --methods grpo,acpo
+                                         a page for the browser: every token, step by step
 
     python -m analysis theory            ACPO's Proposition 1, Remark 1 and Lemma 1 against
                                          simulations of their own assumptions
@@ -172,6 +174,30 @@ def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, 
     write({**about, **result}, out or beside([path], command), draw, as_table)
 
 
+def analyze_tokens(path, out=None, model=None, methods=None, lr=None, steps=None, problems=None):
+    rollout_file(Path(path))
+    from analysis import tokens
+    from analysis.rollout import open_rollout
+    out = Path(out or beside([path], "tokens"))
+    try:
+        flags = tokens.saved_flags(path)
+        tokenizer = tokens.read_tokenizer(model or flags["model"]) if flags else (None, [])
+        kept = open_rollout(path, model)
+        names = methods.split(",") if methods else [flags["loss"]]
+        page, remark = tokens.page_of(kept, path, *tokenizer, names, steps, lr, problems)
+    except ValueError as e:
+        refuse(f"{path}: {e}")
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as e:
+        refuse(f"{out} cannot be written: {e.strerror}; --out names another file")
+    if remark:
+        note(remark)
+    if len(page) > 50e6:
+        note(f"the page has {len(page) / 1e6:.0f} MB; --problems N shows fewer problems")
+    wrote(out)
+
+
 def write(result, out, draw, as_table):
     """Writes the figure, and the numbers into a .json beside it, and prints the table."""
     from experiment.log import numbers
@@ -203,7 +229,10 @@ def main(argv=None):
         path, = args.paths
         options = {name: value for name, value in vars(args).items()
                    if name not in ("command", "paths")}
-        analyze_rollout(args.command, path, **options)
+        if args.command == "tokens":
+            analyze_tokens(path, **options)
+        else:
+            analyze_rollout(args.command, path, **options)
     elif args.command == "theory":
         analyze_theory(args.out)
     else:

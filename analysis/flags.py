@@ -27,14 +27,18 @@ OF_ROLLOUT = dict(
           "sizes and clipping after each.",
     subsets="It measures how long the gradients of some of the tokens are, and where they point.",
     entropy="It compares how the entropy changes under every advantage with what was predicted.",
-    replay="It takes the gradient of every method on one rollout, and compares them.")
+    replay="It takes the gradient of every method on one rollout, and compares them.",
+    tokens="It writes a page for the browser that shows every token of the rollout: its "
+           "probability, ratio, clipping and gradient after each optimizer step, by one or several "
+           "methods.")
 OTHERS = dict(
     theory="It compares ACPO's Proposition 1, Remark 1 and Lemma 1 with simulations of their own "
            "assumptions. It needs no run.",
     results="It writes RESULTS.md and its figures from the numbers in results/.")
 COMMANDS = {**OF_RUNS, **OF_ROLLOUT, **OTHERS}
 # the file that a command writes where --out names none
-FILES = {**{name: f"{name}.png" for name in COMMANDS}, "table": "table.md", "keep": "runs.jsonl"}
+FILES = {**{name: f"{name}.png" for name in COMMANDS}, "table": "table.md", "keep": "runs.jsonl",
+         "tokens": "tokens.html"}
 
 
 def positive(kind, text):
@@ -82,7 +86,7 @@ def add_rollout_flags(parser, command):
     if command != "replay":
         parser.add_argument("--lr", type=NUMBER, help="It is the learning rate of the steps "
                                                       "(default: the run's).")
-    if command == "steps":
+    if command in ("steps", "tokens"):
         parser.add_argument("--steps", type=COUNT,
                             help="It says how many optimizer steps are taken (default: the run's "
                                  "--steps_per_rollout).")
@@ -99,8 +103,15 @@ def add_rollout_flags(parser, command):
     if command == "replay":
         parser.add_argument("--methods", metavar="NAMES",
                             help="It names methods, with commas between (default: all).")
+    if command == "tokens":
+        parser.add_argument("--methods", metavar="NAMES",
+                            help="It names the methods whose steps are taken, each from the same "
+                                 "start, with commas between (default: the run's).")
+        parser.add_argument("--problems", type=COUNT,
+                            help="It says how many of the rollout's problems the page shows, from "
+                                 "the first (default: all).")
     add_out(parser, command, "beside the rollout, whose name stands in front",
-            "; the numbers go into a .json beside it")
+            "" if command == "tokens" else "; the numbers go into a .json beside it")
 
 
 def make_parser(description=None):

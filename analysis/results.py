@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import RATES, ROLLOUTS, SEEDS, tuned
+from analysis.grid import ROLLOUTS, SEEDS, tuned
 from analysis.runs import rounded
 from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
 from experiment.tables import markdown_table
@@ -57,13 +57,15 @@ def measure():
 
 
 def claims_table(runs, updates):
-    """-> the table of all claims, and how many have each kind of verdict."""
+    """-> the table of all claims, how many have each kind of verdict, and what is not measured."""
+    kept = claims.survivors(runs)
     rows = [claim.row(updates) for claim in claims_of_updates.claims()]
     rows += [claim.row(runs) for claim in claims.claims()]
     rows.sort(key=lambda row: ("ACPO", "P3O", "FADE", "ours").index(row[0]))
     counts = Counter(row[-1].split(":")[0] for row in rows)
-    shown = [row for row in rows if not row[-1].startswith(NOT_MEASURED)]
-    missing = [f"{row[0]}: {row[3]}" for row in rows if row[-1].startswith(NOT_MEASURED)]
+    shown = [[*row[:-1], row[-1] + " *" * ((row[3], row[4]) in kept)] for row in rows
+             if not row[-1].startswith(NOT_MEASURED)]
+    missing = Counter(row[0] for row in rows if row[-1].startswith(NOT_MEASURED))
     return markdown_table(HEAD, shown), counts, missing
 
 
@@ -75,9 +77,10 @@ def settings_table(runs, task=""):
         source = runs.settings[setting.rate_of] if setting.rate_of else setting
         lr, flags = tuned(source, runs.finished)
         scores = grid_figures.scores_by_rate(source, runs.finished)
-        width = "-" if setting.rate_of else f"{grid_figures.plateau(scores)} of {len(RATES)}"
+        width = "-" if setting.rate_of else f"{grid_figures.plateau(scores)} of {len(scores)}"
+        edge = " (edge)" if lr in (min(scores), max(scores)) else ""
         shown = setting.flags if setting.rate_of else flags
-        rows.append((key.removeprefix(f"{task}/"), f"`{shown}`", f"{lr:g}", width,
+        rows.append((key.removeprefix(f"{task}/"), f"`{shown}`", f"{lr:g}{edge}", width,
                      str(len(runs.final[key])),
                      *(runs.mean(key, score).plain() for score in (
                          claims.BEST, claims.END, claims.PASS)),
@@ -169,7 +172,8 @@ def page(runs, updates, sanity):
         runs=len(runs.finished), cost=core_hours(runs), seeds=len(SEEDS),
         student=STUDENT[len(SEEDS)], claims=table,
         counts=", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]),
-        missing="; ".join(missing) or "nothing", power=f"{middle:.3f}",
+        missing=", ".join(f"{n} of {paper}" for paper, n in missing.items()) or "none",
+        power=f"{middle:.3f}",
         power_range=f"{least:.3f} to {most:.3f}", sanity=sanity_table(sanity),
         **{f"table_{task}": settings_table(runs, task) for task in TASKS},
         **{f"base_{task}": base_score(runs, task) for task in TASKS},

@@ -4,6 +4,7 @@ A verdict is computed and never written down. It is about the setting that was m
 wider: RESULTS.md says which setting.
 """
 
+import math
 import statistics
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ NOT_JUDGED = "not judged"
 NOT_MEASURED = "not measured yet"
 KINDS = (REPRODUCED, NOT_SEEN, CONTRADICTED, FOLLOWS, INCONSISTENT, NOT_JUDGED, NOT_MEASURED)
 
-MARGIN = 0.03  # of mean@16: "no worse" means that a larger loss is excluded
+MARGIN = 0.02  # of mean@16: "no worse" means that a larger loss is excluded
 
 # Student's 97.5% quantiles for n values
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306,
@@ -52,6 +53,33 @@ class Interval(NamedTuple):
         return f"{self.mean:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
+def student_p(x, n):
+    """The two-sided p of an Interval over n seeds that its mean is 0, by Student's t: the density
+    of t with n - 1 degrees of freedom, integrated."""
+    if x.half_width == 0:
+        return float(x.mean == 0)
+    freedom = n - 1
+    t = abs(x.mean) / x.half_width * STUDENT[n]
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    scale /= math.sqrt(freedom * math.pi)
+    steps = 2000  # Simpson's rule from 0 to t
+    weights = [1, *([4, 2] * (steps // 2))][:steps] + [1]
+    inside = sum(w * (1 + (i * t / steps) ** 2 / freedom) ** (-(freedom + 1) / 2)
+                 for i, w in enumerate(weights)) * t / steps / 3 * scale
+    return max(0.0, 1 - 2 * inside)
+
+
+def holm(p_values, level=0.05):
+    """Which of several differences are still there when all were looked at (Holm 1979): a list of
+    booleans."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    kept, survive = True, [False] * len(p_values)
+    for rank, i in enumerate(order):
+        kept = kept and p_values[i] <= level / (len(p_values) - rank)
+        survive[i] = kept
+    return survive
+
+
 class Verdict(NamedTuple):
     kind: str
     remark: str = ""
@@ -70,7 +98,7 @@ def more(x, than=0.0):
         return Verdict(REPRODUCED)
     if x.high < than:
         return Verdict(CONTRADICTED)
-    return Verdict(NOT_SEEN, f"more than {x.high:+.3g} is excluded")
+    return Verdict(NOT_SEEN, f"more than {x.high:.3f} is excluded")
 
 
 def less(x, than=0.0):
@@ -79,27 +107,26 @@ def less(x, than=0.0):
         return Verdict(REPRODUCED)
     if x.low > than:
         return Verdict(CONTRADICTED)
-    return Verdict(NOT_SEEN, f"less than {x.low:+.3g} is excluded")
+    return Verdict(NOT_SEEN, f"less than {x.low:.3f} is excluded")
 
 
 def holds(x, margin=MARGIN):
-    """The paper has no loss: one larger than the margin is excluded, or it is certain."""
-    if x.low > -margin:
-        return Verdict(REPRODUCED, f"a loss of {max(0.0, -x.low):.3g} or more is excluded")
-    if x.high < -margin:
+    """The paper has no loss: one larger than the margin is excluded, and none is certain."""
+    if x.high < 0:
         return Verdict(CONTRADICTED)
-    return Verdict(NOT_SEEN, f"neither a loss of {-x.low:.3g} nor its absence is excluded")
+    if x.low > -margin:
+        return Verdict(REPRODUCED, f"a loss above {max(0.0, -x.low):.3f} is excluded")
+    return Verdict(NOT_SEEN, f"a loss of up to {-x.low:.3f} is not excluded")
 
 
 def all_more(intervals):
     """The paper has every one of them above 0."""
-    if all(x.low > 0 for x in intervals):
-        return Verdict(REPRODUCED)
-    below = [x for x in intervals if x.high < 0]
-    if below:
-        return Verdict(CONTRADICTED, f"{len(below)} of {len(intervals)} are below 0")
     above = sum(x.low > 0 for x in intervals)
-    return Verdict(NOT_SEEN, f"{above} of {len(intervals)} are above 0, none below")
+    below = sum(x.high < 0 for x in intervals)
+    if above == len(intervals):
+        return Verdict(REPRODUCED)
+    kind = CONTRADICTED if below == len(intervals) else NOT_SEEN
+    return Verdict(kind, f"{above} of {len(intervals)} are above 0, {below} below")
 
 
 def between(x, low, high):
@@ -122,3 +149,11 @@ def derived(errors, limit=4.0):
 def unjudged(x=None):
     """A number that no paper has a claim about, or a claim that we know from a note alone."""
     return Verdict(NOT_JUDGED)
+
+
+def of_a_note(test):
+    """The test of a claim whose method we know from a note alone: what it says is said of the
+    method as the note has it, and is no verdict on the paper."""
+    def judge(x):
+        return Verdict(NOT_JUDGED, f"as the note has the method, {test(x)}")
+    return judge

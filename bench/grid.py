@@ -25,8 +25,6 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from analysis.grid import (  # noqa: E402
@@ -179,7 +177,8 @@ def wanted(args, settings, finished):
 
 
 def warm_up(tasks):
-    """Imports what every run needs, and builds the bases of the tasks, once."""
+    """Imports what every run needs, for one core, and builds the bases of the tasks, once."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
     import matplotlib.pyplot  # noqa: F401
     import torch
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
@@ -218,8 +217,6 @@ def fork_all(next_runs, work, jobs, minutes=0):
 
 
 def main():
-    from analysis.claims import Runs
-    from analysis.results import settings_table
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", default=GRID, help="the file of settings")
@@ -251,6 +248,8 @@ def main():
         return wanted(args, settings, finished)
     if failed := fork_all(next_runs, partial(train_run, folder=folder), args.jobs, args.minutes):
         sys.exit(f"grid.py: {len(failed)} runs failed; the same command again tries them again")
+    from analysis.claims import Runs
+    from analysis.results import settings_table
     print(settings_table(Runs(settings, finished)))
 
 

@@ -101,10 +101,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from losses import METHODS
     folder = Path(args.folder).resolve()
     (folder / "finished").mkdir(parents=True, exist_ok=True)
     warm_up({"countdown"})
+    from losses import METHODS
     if not (folder / "problems.jsonl").exists():
         choose_problems(folder / "problems.jsonl")
     names = args.only.split(",") if args.only else list(METHODS)

@@ -1,6 +1,7 @@
 """Verdicts, fed made-up numbers; the grid's plan; and that every claim finds its runs."""
 
 import json
+import random
 import re
 import shlex
 import subprocess
@@ -25,12 +26,18 @@ from analysis.verdicts import (
     between,
     derived,
     holds,
+    holm,
     less,
     more,
+    of_a_note,
+    student_p,
     unjudged,
 )
 from conftest import ROOT
 from losses import METHODS
+
+sys.path.insert(0, str(ROOT / "bench"))
+import grid as trained  # noqa: E402  (bench/grid.py: a script, and no package)
 
 # seeds that agree on a gain, on a loss, and that disagree
 GAIN = [0.04, 0.05, 0.06, 0.05, 0.04, 0.05, 0.06, 0.05]
@@ -54,8 +61,9 @@ def test_the_interval_is_students():
 @pytest.mark.parametrize("test, values, kind", [
     (more, GAIN, REPRODUCED), (more, LOSS, CONTRADICTED), (more, NOISE, NOT_SEEN),
     (less, LOSS, REPRODUCED), (less, GAIN, CONTRADICTED), (less, NOISE, NOT_SEEN),
-    (holds, GAIN, REPRODUCED), (holds, [x / 5 for x in LOSS], REPRODUCED),
-    (holds, LOSS, CONTRADICTED), (holds, NOISE, NOT_SEEN), (unjudged, GAIN, NOT_JUDGED),
+    (holds, GAIN, REPRODUCED), (holds, [x / 10 for x in NOISE], REPRODUCED),
+    (holds, LOSS, CONTRADICTED), (holds, [x / 5 for x in LOSS], CONTRADICTED),
+    (holds, NOISE, NOT_SEEN), (unjudged, GAIN, NOT_JUDGED), (of_a_note(more), GAIN, NOT_JUDGED),
 ])
 def test_a_verdict_follows_from_its_interval(test, values, kind):
     assert test(Interval.of(values)).kind == kind
@@ -63,9 +71,10 @@ def test_a_verdict_follows_from_its_interval(test, values, kind):
 
 def test_what_is_not_seen_says_what_is_excluded():
     x = Interval(0.001, -0.011, 0.0132)
-    assert str(more(x)) == "not seen at this scale: more than +0.0132 is excluded"
+    assert str(more(x)) == "not seen at this scale: more than 0.013 is excluded"
     assert str(less(x)) == "not seen at this scale: less than -0.011 is excluded"
-    assert str(holds(x)) == "reproduced: a loss of 0.011 or more is excluded"
+    assert str(holds(x)) == "reproduced: a loss above 0.011 is excluded"
+    assert str(of_a_note(more)(x)).startswith("not judged: as the note has the method, not seen")
     assert more(x, than=0.02).kind == CONTRADICTED and more(x, than=-0.02).kind == REPRODUCED
     assert holds(x, margin=0.005).kind == NOT_SEEN
 
@@ -74,7 +83,20 @@ def test_a_claim_about_several_numbers_needs_all_of_them():
     up, down, wide = (Interval.of(values) for values in (GAIN, LOSS, NOISE))
     assert all_more([up, up]).kind == REPRODUCED
     assert all_more([up, wide]).kind == NOT_SEEN and "1 of 2" in all_more([up, wide]).remark
-    assert all_more([up, wide, down]).kind == CONTRADICTED
+    assert all_more([up, wide, down]).kind == NOT_SEEN
+    assert all_more([down, down]).kind == CONTRADICTED
+
+
+def test_p_values_and_what_many_comparisons_leave():
+    # by tables of Student's t: 7 degrees of freedom, t = 2.365 and 3.499
+    assert student_p(Interval(1.0, 0.0, 2.0), 8) == pytest.approx(0.05, abs=1e-4)
+    x = Interval(3.499, 3.499 - 2.365, 3.499 + 2.365)
+    assert student_p(x, 8) == pytest.approx(0.01, abs=1e-4)
+    assert student_p(Interval(-3.499, -3.499 - 2.365, -3.499 + 2.365), 8) == student_p(x, 8)
+    assert student_p(Interval(0.5, 0.5, 0.5), 8) == 0
+    # by hand: 0.005 <= 0.05 / 4 and 0.01 <= 0.05 / 3, but 0.03 > 0.05 / 2
+    assert holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
+    assert holm([]) == []
 
 
 def test_a_value_is_found_or_not():
@@ -113,7 +135,8 @@ def finished_run(run, score):
         kept["held_out"] = {"mean@16": score, **{f"pass@{k}": score + 0.01 * k
                                                  for k in (1, 2, 4, 8, 16)}}
         kept["series"] = {"policy/entropy": [0.4, score / 2],
-                          "optim/head_rank1_share": [None, 0.3, None], "reward/mean": [0.2, score]}
+                          "optim/head_rank1_share": [None, 0.3, None],
+                          "clip/frac": [0.01, 0.02], "clip/range_mean": [0.3, 0.4]}
     return kept
 
 
@@ -134,11 +157,12 @@ def test_the_plan_tunes_first_and_reports_the_best(settings):
                                             "--loss grpo --eps_low 0.2"}
 
     def score(run):
-        return 0.3 + (run.lr == 1e-4) * 0.1 + run.flags.endswith("0.1") * 0.05 + run.seed * 1e-4
+        return 0.3 + (run.lr == 2e-4) * 0.1 + run.flags.endswith("0.1") * 0.05 + run.seed * 1e-4
     finished = all_finished(settings, score)
     final = [run for run in finished.values() if run["role"] == "final"]
     assert {run["seed"] for run in final} == set(range(8)) and len(final) == 3 * 8
-    assert {run["lr"] for run in final} == {1e-4}
+    assert {run["lr"] for run in final} == {2e-4}
+    assert {run.lr for run in first if run.steps == 2} == set(grid.RATES[2]) != set(grid.RATES[16])
     assert {run["flags"] for run in final} == {"--loss grpo --eps_low 0.1",
                                                "--loss grpo --dual_clip 3"}
     assert not {run.seed for run in first} & {run["seed"] for run in final}
@@ -154,7 +178,8 @@ def test_the_plan_tunes_first_and_reports_the_best(settings):
     ("countdown a 16 b --loss grpo", "takes the learning rate of countdown/b-16"),
     ("countdown a 16 tuned --loss grpo\ncountdown a 16 2 tuned --loss p3o", "two settings"),
     ("countdown a 16 tuned --loss grpo\ncountdown b 16 a --loss grpo --eps_low {0.1,0.2}",
-     "not tuned and has alternatives")])
+     "not tuned and has alternatives"),
+    ("countdown a 4 tuned --loss grpo", "learning rates for 16, 2 steps, not for 4")])
 def test_a_wrong_line_of_the_grid_is_named(tmp_path, line, says):
     (tmp_path / "grid.txt").write_text(line + "\n")
     with pytest.raises(ValueError, match=says):
@@ -192,7 +217,7 @@ def test_every_claim_finds_its_runs():
     for row in rows:
         kind = row[-1].split(":")[0]
         assert kind in KINDS and kind != NOT_MEASURED, row
-        assert re.search(r"[+-]\d\.\d{3} \([+-]\d\.\d{3}, [+-]\d\.\d{3}\)", row[-2]), row
+        assert re.search(r"\d\.\d{3} \([+-]?\d\.\d{3}", row[-2]), row
     assert {claim.row(nothing)[-1].split(":")[0] for claim in claims.claims()} == {NOT_MEASURED}
 
 
@@ -216,7 +241,45 @@ def test_the_best_static_advantage_is_chosen_by_the_tuning_seeds():
         better = dict(tune="power", final="asym")[run.role]
         return 0.3 + 0.1 * (better in run.setting)
     runs = claims.Runs(settings, all_finished(settings, score))
-    assert runs.best_static(16) == "countdown/power-16"
+    assert runs.best_of(claims.STATIC, 16) == "countdown/power-16"
+    claim = claims.compare("FADE", "", "", "", "fade-16", (claims.STATIC, 16))
+    assert "countdown/power-16 0.300, apart +0.000" in claim.measure(runs)[0]
+
+
+def test_methods_that_hardly_differ_are_not_judged():
+    """Where neither clips, a claim about clips is not tested by their difference."""
+    settings = grid.read_grid()
+    finished = all_finished(settings, lambda run: 0.3 + 0.1 * ("/acpo" in run.setting))
+    claim = claims.compare("ACPO", "", "", "", "acpo-16", "dapo_acpo-16", treated=True)
+    assert claim.measure(claims.Runs(settings, finished))[1].kind == REPRODUCED
+    for run in finished.values():
+        if run["role"] == "final":
+            run["series"]["clip/frac"] = [0.001, 0.002]
+    verdict = claim.measure(claims.Runs(settings, finished))[1]
+    assert verdict.kind == NOT_JUDGED and "0.15%" in verdict.remark
+
+
+def test_the_grids_puzzles_are_distinct_and_its_sets_disjoint(tmp_path):
+    """Prompts that differ in the order of the numbers alone are one puzzle."""
+    for task in grid.ROLLOUTS:
+        sets = []
+        for part, size in (("held_out", 200), ("tune", 50), ("final", 50)):
+            rows = trained.problem_file(task, part, tmp_path).read_text().splitlines()
+            answers = [json.loads(row)["answer"] for row in rows]
+            sets.append({(*sorted(a["nums"]), a["target"]) for a in answers})
+            assert len(rows) == len(sets[-1]) == size
+        assert not sets[0] & sets[1] and not sets[0] & sets[2] and not sets[1] & sets[2]
+
+
+def test_what_many_comparisons_leave_is_marked():
+    settings = grid.read_grid()
+    sure = claims.Runs(settings, all_finished(
+        settings, lambda run: 0.3 + 0.1 * ("/acpo-16" in run.setting) + run.seed * 1e-3))
+    marked = claims.survivors(sure)
+    assert any("ACPO solves more than DAPO" in claim for claim, _ in marked)
+    rng = random.Random(0)
+    chance = claims.Runs(settings, all_finished(settings, lambda run: 0.3 + rng.gauss(0, 0.02)))
+    assert len(claims.survivors(chance)) <= 1
 
 
 def test_results_md_is_what_the_numbers_give():
@@ -229,10 +292,11 @@ SMALL = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 from analysis import grid as plan
-plan.RATES, plan.TUNING_SEEDS, plan.SEEDS, plan.VALIDATE_EVERY = (1e-4,), (100,), range(2), 1
+plan.RATES, plan.TUNING_SEEDS, plan.SEEDS = {{2: (1e-4,)}}, (100,), range(2)
+plan.VALIDATE_EVERY = 1
 plan.ROLLOUTS = dict(countdown=1)
 import grid
-grid.HELD_OUT, grid.VALIDATION = slice(0, 4), slice(4, 68)
+grid.PARTS = dict(held_out=slice(0, 4), tune=slice(4, 54), final=slice(54, 104))
 grid.main()
 """
 
