@@ -595,6 +595,20 @@ def test_rollout_lag_trains_on_old_samples(base, tmp_path):
         )
 
 
+def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path):
+    """With lagging rollouts its ratios are 1 at the first step, and the distance to the weights
+    that sampled is in the correction; against the trainer's reference it is the other way round."""
+    flags = ["--rollout_lag", "1", "--rollouts", "3", "--lr", "1e-3", "--correction",
+             "token_truncate"]
+    kept = {}
+    for reference in ("proximal", "trainer"):
+        records = run(base, tmp_path / reference, "--old_logprobs", reference, *flags)[2:]
+        kept[reference] = ([r["steps"][0]["policy/kl_old"] for r in records],
+                           [abs(r["sampler/correction_mean"] - 1) for r in records])
+    assert max(kept["proximal"][0]) < 1e-9 and min(kept["proximal"][1]) > 1e-4
+    assert min(kept["trainer"][0]) > 1e-6 and max(kept["trainer"][1]) < 1e-4
+
+
 def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
     """With --shuffle groups, steps of one group each: where one group alone has an advantage, three
     steps of four are without a gradient. All rows of a step are of its group."""
