@@ -180,11 +180,12 @@ def analyze_tokens(path, out=None, model=None, methods=None, lr=None, steps=None
     from analysis.rollout import open_rollout
     out = Path(out or beside([path], "tokens"))
     try:
-        flags = tokens.saved_flags(path)
-        tokenizer = tokens.read_tokenizer(model or flags["model"]) if flags else (None, [])
+        if saved := tokens.saved(path):  # before a model loads
+            flags, prompt = saved
+            tokenizer, eos = tokens.read_tokenizer(model or flags["model"], prompt)
         kept = open_rollout(path, model)
         names = methods.split(",") if methods else [flags["loss"]]
-        page, remark = tokens.page_of(kept, path, *tokenizer, names, steps, lr, problems)
+        page, remark = tokens.page_of(kept, path, tokenizer, eos, names, steps, lr, problems)
     except ValueError as e:
         refuse(f"{path}: {e}")
     try:

@@ -62,33 +62,41 @@ MAPS["high_is_dark"] = MAPS["low_is_dark"][::-1]
 # ---------------------------------------------------------------------------- before a model loads
 
 
-def saved_flags(path):
-    """The flags of the run that kept a rollout; None where the file is no rollout, of which
-    open_rollout says more. Raises ValueError for a run whose method there is no more."""
+def saved(path):
+    """The flags of the run that kept a rollout, and the token ids of its first prompt; None where
+    the file is no rollout, of which open_rollout says more. Raises ValueError for a run whose
+    method there is no more."""
     try:
-        flags = torch.load(path, map_location="cpu", weights_only=False)["flags"]
-        name = flags["loss"]
+        kept = torch.load(path, map_location="cpu", weights_only=False)
+        flags, batch = kept["flags"], kept["batch"]
+        name, prompt = flags["loss"], batch["ids"][0, :batch["prompt_len"][0]].tolist()
     except (OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
             pickle.UnpicklingError):
         return None
     if name not in METHODS:
         raise ValueError(f"its run's method {name} is not in losses.py: its steps cannot be taken "
                          f"again; there are {', '.join(METHODS)}")
-    return flags
+    return flags, prompt
 
 
-def read_tokenizer(model):
-    """-> the tokenizer, and the ids that end a completion. Raises ValueError, a sentence."""
+def read_tokenizer(model, prompt):
+    """-> the tokenizer, and the ids that end a completion. Raises ValueError, a sentence, for one
+    that cannot be read or has no text for the ids of a prompt."""
+    advice = "--model names a folder that has it, such as a checkpoint of the run"
     from transformers import AutoTokenizer
 
     from data import hub
     try:
         hub.reach(model, "model")
         tokenizer = AutoTokenizer.from_pretrained(model)
-        return tokenizer, eos_ids(model, tokenizer)
+        eos = eos_ids(model, tokenizer)
     except Exception as e:  # there is no end to what can be wrong with a folder
-        raise ValueError(f"the tokenizer of {model} cannot be read ({hub.reason(e)}); --model "
-                         "names a folder that has it, such as a checkpoint of the run") from None
+        raise ValueError(f"the tokenizer of {model} cannot be read ({hub.reason(e)}); "
+                         f"{advice}") from None
+    if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
+        raise ValueError(f"the tokenizer of {model} has no text for the rollout's tokens: its "
+                         f"files are not complete; {advice}")
+    return tokenizer, eos
 
 
 # ---------------------------------------------------------------------------- texts
@@ -302,21 +310,27 @@ def completions_of(kept, eos, problems):
 
 
 def note_on_start(kept, path):
-    """Where the weights of the walk's start are not those that pi_old is of, a sentence."""
+    """-> a sentence, where the weights of the walk's start are not those that pi_old is of, and
+    what to add to it for whoever has the run's folder."""
     tokens = kept.tokens()
     away = tokens.log_ratio[tokens.mask].abs()
     if away.max() < 1e-3:
-        return ""
+        return "", ""
     said = (f"Before the first step the log ratios are {away.mean():.2g} on average and up to "
-            f"{away.max():.2g}: the model is not quite the one that the ratio is taken against.")
+            f"{away.max():.2g}: the model is not quite the one that the ratio is taken against")
     before = Path(path).resolve().parent.parent / "checkpoints" / f"rollout_{kept.rollout - 1:06d}"
-    if kept.rollout > 1 and (before / "config.json").exists():
-        said += f" The weights of rollout {kept.rollout} are --model {before}."
-    return said
+    found = kept.rollout > 1 and (before / "config.json").exists()
+    return said, f"; the weights of rollout {kept.rollout} are --model {before}" if found else ""
+
+
+def short(name):
+    """An id of the Hub, or the name of a folder or file: a page that is passed on names no paths of
+    the machine."""
+    return Path(name).name if Path(name).exists() else str(name)
 
 
 def page_of(kept, path, tokenizer, eos, names, steps=None, lr=None, problems=None):
-    """-> the page's HTML, and a note that a reader of it should know, or "".
+    """-> the page's HTML, and a note for whoever makes it, or "".
 
     names: of the methods. problems: how many the page shows, from the first; None is all.
     Raises ValueError for a method whose steps cannot be taken on this rollout."""
@@ -325,12 +339,12 @@ def page_of(kept, path, tokenizer, eos, names, steps=None, lr=None, problems=Non
     lengths, alone = kept.batch.completion_len, {}
     shown = torch.arange(kept.batch.mask.shape[1], device=lengths.device) < lengths[:, None]
     shown[problems * size:] = False
-    note = note_on_start(kept, path)
+    note, advice = note_on_start(kept, path)
     walked = walks(kept, names, shown, steps, lr)
     reference = reference_codes(kept, shown, next(iter(walked.values())).codes)
     header = dict(
-        rollout=kept.rollout, run=kept.flags["loss"], model=str(kept.flags["model"]),
-        data=str(kept.flags["data"]), lr=lr or kept.flags["lr"], note=note, size=size,
+        rollout=kept.rollout, run=kept.flags["loss"], model=short(tokenizer.name_or_path),
+        data=short(kept.flags["data"]), lr=lr or kept.flags["lr"], note=note, size=size,
         precision=PRECISION, statuses=STATUSES, maps=MAPS,
         codes=dict(logprob=LOGPROB, entropy=ENTROPY, gradient=GRADIENT, smallest=SMALLEST),
         quantities=quantities(walked, reference), problems=completions_of(kept, eos, problems),
@@ -347,7 +361,7 @@ def page_of(kept, path, tokenizer, eos, names, steps=None, lr=None, problems=Non
         for m, w in enumerate(walked.values()):
             pieces[f"walk-{p}-{m}"] = pack(w.codes[name][:, part] for name in
                                            ("logprob", "entropy", "gradient", "status"))
-    return fill(header, pieces), note
+    return fill(header, pieces), note + advice
 
 
 def fill(header, pieces):

@@ -35,6 +35,7 @@ from analysis.grid import (  # noqa: E402
     read_finished,
     read_grid,
 )
+from experiment.files import lock, write  # noqa: E402
 
 # metrics that are kept of every rollout of a run that is reported
 SERIES = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
@@ -45,11 +46,21 @@ SERIES = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/
 PARTS = dict(held_out=slice(0, 200), tune=slice(200, 250), final=slice(250, 300))
 
 
-def write(path, text):
-    """In one piece: a reader never sees half of it."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)
+def claimed(folder):
+    """-> the folder as a path, which belongs to this process from here on; what runs that were
+    interrupted left there is gone. Exits where another process is at work in it."""
+    folder = Path(folder).resolve()
+    (folder / "finished").mkdir(parents=True, exist_ok=True)
+    try:
+        lock(folder)
+    except BlockingIOError:
+        sys.exit(f"{folder} is another process's at this moment; --folder names another")
+    for path in folder.glob("run-*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return folder
 
 
 def distinct_puzzles(task):
@@ -208,7 +219,12 @@ def fork_all(next_runs, work, jobs, minutes=0):
             running[process] = run
         if not running:
             return failed
-        multiprocessing.connection.wait([process.sentinel for process in running])
+        try:
+            multiprocessing.connection.wait([process.sentinel for process in running])
+        except KeyboardInterrupt:
+            for process in running:
+                process.kill()
+            sys.exit("interrupted; the same command again continues")
         for process in [p for p in running if p.exitcode is not None]:
             run = running.pop(process)
             if process.exitcode:
@@ -227,8 +243,6 @@ def main():
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after so long")
     parser.add_argument("--plan", action="store_true", help="only say what is missing")
     args = parser.parse_args()
-    folder = Path(args.folder).resolve()
-    (folder / "finished").mkdir(parents=True, exist_ok=True)
     try:
         settings, finished = read_grid(args.grid), read_finished(args.results)
     except (OSError, ValueError) as e:
@@ -239,6 +253,7 @@ def main():
             print(*name, count)
         say(settings, finished)
         return
+    folder = claimed(args.folder)
     say(settings, finished)
     warm_up({setting.task for setting in settings.values()})
 

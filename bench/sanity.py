@@ -18,7 +18,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from grid import fork_all, redirected, rounded, warm_up, write
+from grid import claimed, fork_all, redirected, rounded, warm_up, write
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "sanity.json"
@@ -101,8 +101,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    folder = Path(args.folder).resolve()
-    (folder / "finished").mkdir(parents=True, exist_ok=True)
+    folder = claimed(args.folder)
     warm_up({"countdown"})
     from losses import METHODS
     if not (folder / "problems.jsonl").exists():

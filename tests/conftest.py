@@ -53,6 +53,16 @@ QUICK = {
         "test_damaged_completions_are_one_sentence",
         "test_other_problems_do_not_continue_a_folder",
     ),
+    "test_tokens.py": (
+        "test_codes_keep_what_they_promise",
+        "test_packed_arrays_come_back",
+        "test_numbers_are_those_of_the_analysis",
+        "test_texts_of_tokens_are_the_text",
+        "test_bytes_that_are_no_text",
+        "test_words_that_begin_with_a_space",
+        "test_no_text_is_markup",
+        "test_what_is_wrong_is_said",
+    ),
     "test_train.py": (
         "test_bad_flags_are_one_sentence_and_exit_code_2",
         "test_help_lists_the_flags_of_the_method_chosen",

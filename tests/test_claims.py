@@ -325,13 +325,16 @@ def test_a_grid_is_trained_and_continues(base, tmp_path):
     assert {"mean@16", "pass@1", "pass@16"} <= set(final["held_out"])
     assert len(final["series"]["policy/entropy"]) == 1 and len(final["validation"]["mean"]) == 2
     assert "| a-2 |" in done.stdout.replace("countdown/", "")
-    # the last line is lost, as by a crash of the machine: that run alone is trained again
+    # the last line is lost, as by a crash of the machine: that run alone is trained again, and what
+    # a run that was interrupted left does not stay
+    (tmp_path / "runs" / "run-1").mkdir()
     (tmp_path / "grid.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     assert "3 runs are finished, 1 are left" in run("--plan").stdout
     assert run().returncode == 0
     again = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
     assert [run["id"] for run in again] == [run["id"] for run in kept]
     assert again[-1]["held_out"] == final["held_out"]  # to the bit
+    assert [path.name for path in (tmp_path / "runs").glob("run-*")] == []
     (tmp_path / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --no_such 1\n")
     done = run()
     assert done.returncode == 1 and "failed: " in done.stdout and "again" in done.stderr
