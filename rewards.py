@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Unparsed, UnparsedGold, audit, worker
+from graders import Unparsed, UnparsedGold, audit, gym, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -189,9 +189,10 @@ def code(completion, answer):
     return float(run_tests(program, answer["tests"], answer.get("fn_name")))
 
 
-REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
+rg = verifier(gym.rg)  # reasoning-gym's tasks, in graders/gym.py
+REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code, "rg": rg}
 TIMEOUT = 4.0  # seconds for one completion
-SECONDS = {"code": 600.0}  # instead of TIMEOUT: a program has a limit for each of its tests
+SECONDS = {"code": 600.0, "rg": 20.0}  # instead of TIMEOUT; a program has limits of its own
 
 
 # ------------------------------------------------------------------ can a gold answer be graded?
@@ -215,7 +216,8 @@ def gold_code(_, gold):
         isinstance(t["input"], str) and isinstance(t["output"], str) for t in gold["tests"])
 
 
-GOLDS = {"math": gold_math, "countdown": gold_countdown, "table": gold_table, "code": gold_code}
+GOLDS = {"math": gold_math, "countdown": gold_countdown, "table": gold_table, "code": gold_code,
+         "rg": gym.gold}
 VERIFIERS = {  # what the workers run; a gold answer of which nothing else is known is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
     **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
@@ -225,6 +227,7 @@ def prepare(names):
     """Imports what these verifiers need, before the time of a completion runs."""
     if {"math", "table", "lenient_math", "gold_math", "gold_table"} & set(names):
         import graders.math_equal  # noqa: F401  (sympy takes a second)
+    gym.prepare(names)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):

@@ -125,6 +125,7 @@ def add_flags(flag):
     flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("wandb", None, "Weights & Biases project to log to, too")
+    flag("trackio", None, "Trackio project to log to, too")
     flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
 
 

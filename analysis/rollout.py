@@ -9,7 +9,7 @@ from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_shares
 from experiment.files import flags_of_today
-from losses import AXES, Method, every_token, group_advantages, row
+from losses import AXES, METHODS, Method, every_token, group_advantages, row
 
 
 @dataclass
@@ -64,6 +64,9 @@ def open_rollout(path, model=None):
     if flags["lora_rank"]:
         raise ValueError(
             "its run trained adapters (--lora_rank), which are not kept with a rollout")
+    if flags["loss"] not in METHODS:
+        raise ValueError(f"its run's method {flags['loss']} is not in losses.py; there are "
+                         f"{', '.join(METHODS)}")
     probe = batch.rows(torch.arange(4) % len(batch.ids))
     try:
         policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],

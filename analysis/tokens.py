@@ -274,9 +274,9 @@ def round_up(x):
 
 def quantities(walked, reference):
     """What the tokens can be coloured by, and from where to where the colours go: for ratio, |G|
-    and the sampler, where one token in a thousand may lie beyond."""
+    and the sampler, where one token in a hundred may lie beyond."""
     def far(values):
-        return float(np.quantile(np.abs(values), 0.999)) if values.size else 0.0
+        return float(np.quantile(np.abs(values), 0.99)) if values.size else 0.0
     every = [w.codes for w in walked.values()]
     entropy = round_up(max(int(c["entropy"].max()) for c in every) / ENTROPY)
     advantage = round_up(max(abs(a) for w in walked.values() for a in w.advantages))

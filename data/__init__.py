@@ -9,7 +9,7 @@ import functools
 import random
 from pathlib import Path
 
-from data import countdown, sources, worked
+from data import countdown, gym, sources, worked
 from data.sets import SETS
 from data.sources import DataError
 
@@ -29,7 +29,7 @@ TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
 
 
 def names():
-    return [*MADE, *SETS]
+    return [*MADE, *SETS, gym.PREFIX + "NAME"]
 
 
 def load(name, split, data_dir=None, left_out=None, **options):
@@ -40,12 +40,12 @@ def load(name, split, data_dir=None, left_out=None, **options):
     Hub's field names, used instead of the Hub. left_out: a list, to which the ids of problems are
     added whose gold answer cannot be graded. options: lcb_release, lcb_from and lcb_to (days such
     as 2024-08-01). Raises DataError."""
-    if name in countdown.FORMS and split == "train":
-        return countdown.Generated(name)
     if name in countdown.FORMS:
-        return countdown.held_out(name, 1024)
+        return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name == worked.NAME:
         return worked.load(split)
+    if name.startswith(gym.PREFIX):
+        return gym.load(name, split)
     if name.endswith(".jsonl"):
         return sources.load_file(Path(name), left_out)
     if name in SETS:

@@ -35,11 +35,11 @@ def checksum(path):
     return value
 
 
-def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, **state):
+def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, card="", **state):
     """Writes a checkpoint aside and renames it, so that what has the name is whole. The last `keep`
     stay, and that of rollout best["rollout"]. recipe: the file of settings that goes on with the
-    model, where there is one. Raises RunFailed where there is no room, or no permission: then
-    nothing that was there is touched."""
+    model, where there is one. card: the text of its README.md, on rank 0. Raises RunFailed where
+    there is no room, or no permission: then nothing that was there is touched."""
     on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
     adapter = {name: parallel.full(p).cpu()
@@ -57,6 +57,7 @@ def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, **
         if recipe and recipe.is_file():
             shutil.copy(recipe, aside)
         files = [path for path in aside.rglob("*") if path.is_file()]
+        write(aside / "README.md", card)  # without a checksum: it is there to be edited
         write(aside / "checksums.json",
               json.dumps({str(path.relative_to(aside)): checksum(path) for path in files}))
         shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,7 @@ from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import default_kind
-from experiment import failures, room, trial
+from experiment import failures, room, trackers, trial
 from experiment.files import checkpoint_folders, flags_of_today
 from experiment.model import folder_fault, read_tokenizer
 from graders import sandbox
@@ -30,7 +30,7 @@ from losses import METHODS
 
 # what a run may change when it is resumed: nothing here has a part in what is learnt
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "eval_checksum",
-        "save_every", "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
+        "save_every", "save_rollouts", "keep", "rank_every", "wandb", "trackio", "tensorboard",
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir"}
@@ -216,6 +216,8 @@ def resolve(args, method):
     check_combinations(args)
     if method.advantage is losses.maxrl and args.overlong_penalty:
         refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
+    if method.advantage is losses.passk and args.data.startswith(data.gym.PREFIX):
+        refuse(f"passk takes rewards of 0 and 1, and --data {args.data} also has those between")
     trial.check_method(args.loss, method, args.group_size, args.max_tokens,
                        shaped=bool(args.overlong_penalty))
     check_paths(args)
@@ -340,7 +342,7 @@ def check_ranks(args):
 
 def check_combinations(args):
     sequences = args.problems_per_rollout * args.group_size
-    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
+    if args.data_dir and all(map(is_made, (args.data, args.eval_data or args.data))):
         refuse(f"--data_dir: {args.data} is made, not read")
     if args.force and not args.resume:
         refuse("--force overrules what --resume refuses: give it together with --resume")
@@ -370,9 +372,16 @@ def check_combinations(args):
     if args.sampler == "vllm" and default_kind() != "vllm":
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
-    for package in ("wandb", "tensorboard"):
+    for package in ("wandb", "trackio", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+    if args.trackio and (fault := trackers.trackio_fault(args.trackio)):
+        refuse(f"--trackio {args.trackio}: {fault}")
+
+
+def is_made(name):
+    """Are the problems of --data NAME made here, and not read?"""
+    return name in data.MADE or name.startswith(data.gym.PREFIX)
 
 
 def check_correction(args):

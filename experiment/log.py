@@ -20,6 +20,7 @@ import torch
 
 from engine import parallel
 from eval import mean
+from experiment import trackers
 from experiment.failures import RunFailed
 from losses import gradient_mass
 from rewards import grade
@@ -180,7 +181,8 @@ def numbers(x):
 
 
 class Log:
-    """metrics.jsonl and samples.jsonl always; Weights & Biases and TensorBoard where asked for."""
+    """metrics.jsonl and samples.jsonl always; Weights & Biases, Trackio and TensorBoard where asked
+    for."""
 
     def __init__(self, out, args):
         self.out, self.mirrors = out, []
@@ -192,6 +194,8 @@ class Log:
             run = wandb.init(project=args.wandb, name=out.name, config=args.given, dir=str(out),
                              resume="allow", id=config["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
+        if args.trackio:
+            self.mirrors.append(trackers.trackio_mirror(out, args))
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
             writer = SummaryWriter(out)

@@ -23,7 +23,7 @@ from engine.loading import head_of
 from engine.parallel import say
 from engine.policy import Batch
 from engine.sampler import seed_of
-from experiment import checkpoint, log
+from experiment import card, checkpoint, log
 from experiment.cli import default_out, flags_of, refuse
 from experiment.failures import NotFinite, RunFailed
 from experiment.files import lock, write
@@ -255,10 +255,14 @@ class Run:
             self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.rollout, self.policy, self.tokenizer, self.optimizer, args.keep,
-            self.best, Path(args.model, "recipe.json"), sampled=self.sampled, state=self.state,
-            optimizer_steps=self.schedule.last_epoch, totals=dict(self.totals),
+            self.best, Path(args.model, "recipe.json"), self.card_text(), sampled=self.sampled,
+            state=self.state, optimizer_steps=self.schedule.last_epoch, totals=dict(self.totals),
             scaler=self.scaler.state_dict(),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
+
+    def card_text(self):
+        if parallel.rank() == 0:
+            return card.text(self.args, self.method, self.tokenizer, self.out, self.rollout)
 
 
 def banner(args, method, policy, out, rollout):

@@ -72,6 +72,12 @@ QUICK = {
         "test_a_cell_exists_once_a_row_uses_it",
         "test_every_method_runs[fade]",
     ),
+    "test_gym.py": (
+        "test_the_last_answer_after_thinking_is_graded",
+        "test_without_an_answer_nothing_is_graded",
+        "test_an_answer_that_is_evaluated_calls_nothing",
+        "test_a_missing_package_is_a_sentence",
+    ),
     "test_readme.py": (
         "test_the_table_of_methods_is_that_of_the_code",
         "test_every_source_of_a_row_is_in_its_long_form",
@@ -79,6 +85,14 @@ QUICK = {
         "test_pages_link_to_what_is_there",
         "test_commands_have_flags_that_exist",
         "test_the_examples_of_new_methods",
+    ),
+    "test_card.py": (
+        "test_a_model_and_a_data_set_of_the_hub",
+        "test_folders_and_files_are_named_by_their_last_part",
+        "test_licences_are_those_of_the_table",
+        "test_results_in_the_hubs_forms",
+        "test_what_is_no_test_split_of_the_hub_has_no_entry",
+        "test_the_command_uploads_no_state_of_the_trainer",
     ),
     "test_portable.py": (
         "test_the_lock_meets_each_requirement",

@@ -562,8 +562,10 @@ def test_every_option_together(base, tmp_path):
     assert [r["rollout"] for r in records] == [1, 2, 3]
     assert records[0]["groups/sampled"] > 4  # groups of four are often all wrong: refilled
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
-    assert all(0 < r["sampler/correction_dropped"] < 1 and r["sampler/correction_mean"] > 0
-               and r["sampler/correction_truncated"] == 0 for r in records)
+    dropped = [r["sampler/correction_dropped"] for r in records]  # few completions: maybe none
+    assert 0 < sum(dropped) and max(dropped) < 1
+    assert all(r["sampler/correction_mean"] > 0 and r["sampler/correction_truncated"] == 0
+               for r in records)
     lrs = [step["optim/lr"] for r in records for step in r["steps"]]
     assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-4
 

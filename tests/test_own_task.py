@@ -1,0 +1,59 @@
+"""docs/own_task.md: its blocks are run as they are printed, in a copy of the project."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+PAGE = (ROOT / "docs" / "own_task.md").read_text()
+FIRST, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)
+PLACES = {"rewards.py": r"^REWARDS = .*\n", "data/sets.py": r"\Z"}  # where the page says to paste
+
+
+def blocks(kind, text):
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
+            "analysis", "data", "docs", "engine", "experiment", "graders"))]:
+        into = tmp_path / path.name
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
+    return tmp_path
+
+
+def test_there_are_four_ways():
+    assert [section[0] for section in SECTIONS] == list("1234")
+    assert blocks("sh", FIRST)[0].startswith("source .venv/bin/activate\n")
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.split("\n")[0])
+def test_the_blocks_run_as_printed(section, copy, base):
+    if "reasoning-gym" in section.split("\n")[0] and not importlib.util.find_spec("reasoning_gym"):
+        pytest.skip("no reasoning-gym here: pip install reasoning-gym==0.1.25")
+    for code in blocks("python", section):
+        place = next(name for name in PLACES if f"`{name}`" in section)
+        text = (copy / place).read_text()
+        end = re.search(PLACES[place], text, re.M).end()
+        (copy / place).write_text(f"{text[:end]}\n{code}\n{text[end:]}")
+    small = blocks("sh", FIRST)[0].split("\n", 1)[1]
+    env = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
+               PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-e", "-c", small + "\n".join(blocks("sh", section))], cwd=copy,
+                          env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    if "rewards.py runs/" in section:
+        assert "right: 48" in done.stdout
+    out, = re.findall(r"train.py .* --out (\S+)", section)
+    records = (copy / out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["rollout"] for line in records] == [1, 2]
+    assert all(json.loads(line)["grader/error"] == 0 for line in records)

@@ -1,0 +1,705 @@
+"""The token page: its numbers against the analysis that they come from, and the page itself in a
+headless Chromium.
+
+The tests in the browser need the package playwright and a Chromium, and are skipped without:
+pip install playwright; then apt-get install chromium, or python -m playwright install chromium."""
+
+import base64
+import functools
+import json
+import math
+import re
+import shutil
+import sys
+import time
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from analysis import tokens
+from analysis.__main__ import main
+from analysis.quantities import signed_gradient
+from analysis.rollout import open_rollout, walk
+from engine.loading import load
+from engine.policy import compute_logprobs, make_batch
+from engine.sampler import Completion
+from experiment.checkpoint import save_rollout
+from experiment.cli import flags_of
+from losses import METHODS, measure
+
+HOSTILE = "<script>window.hacked=1</script>"
+COMPLETIONS = [  # of two problems
+    [HOSTILE, "</p><img src=x onerror=window.hacked=1>", "&lt;b&gt; &amp;", "2+2=4\n\t\u2028!"],
+    ["caf\u00e9 \u05e9\u05dc\u05d5\u05dd\u202eabc", "12", "<!-- data -->", "a" * 60]]
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
+
+
+def kept_rollout(folder, model, completions=COMPLETIONS, rewards=REWARDS, max_tokens=48,
+                 loss="grpo", flags=(), prompts=("<b>1&2</b>:", "second\nprompt:")):
+    """A rollout as train.py keeps it, of completions as one likes them: those shorter than
+    max_tokens end with <eos>. -> its path"""
+    from transformers import AutoTokenizer
+    tokenizer, size = AutoTokenizer.from_pretrained(model), len(completions[0])
+    args, method = train.parse_args(
+        ["--model", model, "--loss", loss, "--lr", "0.01", "--steps_per_rollout", "4",
+         "--problems_per_rollout", str(len(completions)), "--group_size", str(size),
+         "--max_tokens", str(max_tokens), "--save_rollouts", "--data", "countdown", *flags])
+    args.tokens_per_micro_batch = 4096
+    ids = [tokenizer.encode(text)[:max_tokens] for group in completions for text in group]
+    ids = [line if len(line) == max_tokens else [*line, tokenizer.eos_token_id] for line in ids]
+    torch.manual_seed(0)
+    batch = make_batch([tokenizer.encode(p) for p in prompts for _ in range(size)],
+                       [Completion(line, [0.0] * len(line), False) for line in ids])
+    policy = load(model, None, batch.rows(torch.arange(4)), budget=4096)
+    batch.old_logprobs, batch.entropy = compute_logprobs(policy, batch)
+    gap = 0.05 * torch.randn(batch.mask.shape) * batch.mask
+    batch.sampler_logprobs = batch.old_logprobs - gap
+    if args.mask_truncated:
+        batch.mask &= (batch.completion_len < max_tokens)[:, None]
+    state = dict(entropy=batch.entropy[batch.mask].mean().item())
+    folder.mkdir(exist_ok=True)
+    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards), state=state,
+                 flags=flags_of(args), hp=method.flags)
+    return folder / "rollouts" / "rollout_000001.pt"
+
+
+@pytest.fixture(scope="module")
+def model(small):
+    return small()
+
+
+@pytest.fixture(scope="module")
+def rollout(model, tmp_path_factory):
+    return kept_rollout(tmp_path_factory.mktemp("rollout"), model, flags=["--mask_truncated"])
+
+
+@pytest.fixture(scope="module")
+def page(rollout):
+    """The page of two methods."""
+    out = rollout.parent / "tokens.html"
+    main(["tokens", str(rollout), "--methods", "grpo,acpo", "--out", str(out)])
+    return out
+
+
+# ---------------------------------------------------------------------------- reading a page
+
+
+def raw(text, name):
+    data, = re.findall(f'<script type="text/plain" id="{name}">(.*?)</script>', text)
+    return zlib.decompress(base64.b64decode(data))
+
+
+def header(text):
+    found, = re.findall('<script type="application/json" id="page">(.*?)</script>', text)
+    return json.loads(found)
+
+
+def codes(text, name, states, n):
+    """The arrays [states, n] of a piece, by another way than the page's."""
+    data = np.frombuffer(raw(text, name), np.uint8).reshape(-1, 2, states, n).astype(np.int64)
+    folded = data[:, 0] + 256 * data[:, 1]
+    change = np.where(folded % 2, -(folded + 1) // 2, folded // 2)
+    return change.cumsum(1) % 65536
+
+
+@functools.cache
+def expected(rollout, name):
+    """What the analysis says of each state of a method's walk, in float64 lists over [N, T]."""
+    kept, states = open_rollout(rollout), []
+    kept.use(kept.method if name == kept.flags["loss"] else METHODS[name])
+    for _, rows, _ in walk(kept):
+        t = kept.tokens()
+        states.append(SimpleNamespace(
+            logprobs=t.logprobs.double(), ratio=t.ratio.double(), entropy=t.entropy.double(),
+            gradient=signed_gradient(t, kept.method).double(), rows=rows,
+            measured=measure(kept.method, t), advantages=t.advantages.double()))
+    return kept, states
+
+
+def shown_of(kept):
+    lengths = kept.batch.completion_len
+    return torch.arange(kept.batch.mask.shape[1]) < lengths[:, None]
+
+
+# ---------------------------------------------------------------------------- the payload
+
+
+def test_codes_keep_what_they_promise():
+    x = torch.tensor([0.0, -1e-4, -0.5, -12.3, -31.9, -100.0])
+    back = -tokens.logprob_code(x) / tokens.LOGPROB
+    assert np.abs(back - x.numpy())[:-1].max() <= 0.5 / tokens.LOGPROB + 1e-6
+    assert back[-1] == -65535 / tokens.LOGPROB
+    x = torch.tensor([0.0, 1e-12, -3e-7, 0.1, -2.5, 40.0], dtype=torch.float64)
+    back = tokens.signed_value(tokens.signed_code(x))
+    assert back[0] == 0 and back[1] == pytest.approx(tokens.SMALLEST)
+    assert back[2:] == pytest.approx(x[2:].numpy(), rel=0.0051)
+    x = torch.tensor([-1e-7, 0.0, 3.21, 11.9])  # an entropy of 0 can be rounded below
+    assert np.abs(tokens.entropy_code(x) / tokens.ENTROPY - x.numpy()).max() < 0.5001 / 1024
+    assert [tokens.round_up(x) for x in (0, 0.3, 0.02, 7, 1.0)] == [1, 0.5, 0.02, 10, 1]
+
+
+@pytest.mark.parametrize("low, high", [(0, 65536), (-32767, 32768), (0, 3)])
+def test_packed_arrays_come_back(low, high):
+    arrays = np.random.default_rng(0).integers(low, high, (3, 5, 7))
+    data = zlib.decompress(base64.b64decode(tokens.pack(arrays)))
+    text = f'<script type="text/plain" id="x">{tokens.deflated(data)}</script>'
+    assert (codes(text, "x", 5, 7) == arrays % 65536).all()
+
+
+@pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
+def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
+    """Of every token, state and method, in the order of the completions."""
+    text, (kept, states) = page.read_text(), expected(rollout, name)
+    head, shown = header(text), shown_of(kept)
+    method = head["methods"][number]
+    assert method["name"] == name and method["text"].startswith(f"{name} = zscore | every_token")
+    assert method["shares"] == [state.rows.tolist() for state in states[:-1]]
+    assert method["advantages"] == pytest.approx(states[0].advantages[:, 0].tolist(), abs=1e-5)
+    seen = set()
+    for problem in range(2):
+        rows = slice(4 * problem, 4 * problem + 4)
+        here = shown[rows]
+        n = int(here.sum())
+        logprob, entropy, gradient, status = codes(text, f"walk-{problem}-{number}", 5, n)
+        old, gap = codes(text, f"reference-{problem}", 1, n)
+        old_logprobs = kept.batch.old_logprobs[rows][here]
+        for k, state in enumerate(states):
+            is_masked = ~kept.batch.mask[rows][here].numpy()
+            said = np.exp((old[0] - logprob[k]) / tokens.LOGPROB)
+            assert said == pytest.approx(state.ratio[rows][here].numpy(), rel=6e-4)
+            assert -logprob[k] / tokens.LOGPROB == pytest.approx(
+                state.logprobs[rows][here].numpy(), abs=0.51 / tokens.LOGPROB)
+            assert entropy[k] / tokens.ENTROPY == pytest.approx(
+                state.entropy[rows][here].numpy(), abs=0.51 / tokens.ENTROPY)
+            signed = gradient[k].astype(np.uint16).astype(np.int16)
+            exact = state.gradient[rows][here].numpy()
+            assert tokens.signed_value(signed) == pytest.approx(exact, rel=0.006, abs=2e-8)
+            assert ((status[k] == tokens.OUT) == is_masked).all()
+            weightless = (exact == 0) & ~is_masked
+            assert (np.isin(status[k], (tokens.UP, tokens.DOWN)) == weightless).all()
+            positive = state.advantages[rows][here].numpy() > 0
+            assert positive[status[k] == tokens.UP].all()
+            assert not positive[status[k] == tokens.DOWN].any()
+            seen |= set(status[k].tolist())
+        assert -old[0] / tokens.LOGPROB == pytest.approx(old_logprobs.numpy(), abs=3e-4)
+        exact = (kept.batch.old_logprobs - kept.batch.sampler_logprobs)[rows][here]
+        assert tokens.signed_value(gap[0].astype(np.uint16).astype(np.int16)) == pytest.approx(
+            exact.numpy(), rel=0.006, abs=2e-8)
+    assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
+    for line, state in zip(method["summary"], states, strict=True):
+        assert line == {key: pytest.approx(state.measured[key].item(), abs=1e-5) for key in line}
+    assert name == "acpo" or method["summary"][-1]["clip_low_frac"] > 0
+
+
+def test_select_and_advantage_0_have_a_status(model, tmp_path):
+    path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4],
+                        loss="top_entropy")
+    main(["tokens", str(path), "--steps", "2", "--lr", "1e-5", "--problems", "2"])
+    text = path.with_name("rollout_000001-tokens.html").read_text()
+    kept, states = expected(path, "top_entropy")
+    shown = shown_of(kept)
+    for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
+        n = int(shown[4 * problem:4 * problem + 4].sum())
+        status = codes(text, f"walk-{problem}-0", 3, n)[3][0]
+        assert set(status.tolist()) == kinds
+    assert header(text)["methods"][0]["name"] == "top_entropy"
+
+
+def test_fewer_problems_and_a_method_of_two_passes(rollout, tmp_path):
+    out = tmp_path / "a.html"
+    main(["tokens", str(rollout), "--methods", "ar_lopti,ar_lopti", "--problems", "1",
+          "--out", str(out)])
+    head = header(out.read_text())
+    assert len(head["problems"]) == 1 and len(head["methods"]) == 1
+    method, = head["methods"]
+    assert len(method["shares"]) == 8 and method["shares"][:4] == method["shares"][4:]
+    assert len(method["advantages"]) == 4 and "walk-1-0" not in out.read_text()
+
+
+def test_what_a_completion_is(rollout, page, model, tmp_path):
+    said = header(page.read_text())["problems"]
+    kept = open_rollout(rollout)
+    assert [[c["tokens"] for c in group] for group in said] == (
+        kept.batch.completion_len.view(2, 4).tolist())
+    assert [[c["reward"] for c in group] for group in said] == REWARDS
+    assert [[c["right"] for c in group] for group in said] == [[r == 1 for r in g] for g in REWARDS]
+    truncated = [[c["truncated"] for c in group] for group in said]
+    assert truncated == [[len(t.encode()) >= 48 for t in group] for group in COMPLETIONS]
+
+
+def test_a_late_right_completion_is_right(model, tmp_path):
+    """--overlong_penalty takes from the reward of the right ones, too."""
+    path = kept_rollout(tmp_path / "a", model, rewards=[[0.25, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]],
+                        flags=["--overlong_penalty", "20"])
+    kept = open_rollout(path)
+    over = int(kept.batch.completion_len[0]) - 28
+    kept.rewards[0, 0] = 1 - over / 20
+    kept.rewards[0, 1] = -1.0
+    assert tokens.is_right(kept).tolist()[0] == [True, False, False, True]
+
+
+# ---------------------------------------------------------------------------- texts
+
+
+def test_texts_of_tokens_are_the_text(page, model):
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for problem, group in enumerate(COMPLETIONS):
+        text = json.loads(raw(page.read_text(), f"text-{problem}"))
+        assert text["prompt"] == ("<b>1&2</b>:", "second\nprompt:")[problem]
+        for pieces, ids, whole in zip(text["texts"], text["ids"], group, strict=True):
+            assert "".join(pieces).removesuffix("<eos>") == whole[:48]
+            assert len(pieces) == len(ids) and tokenizer.decode(ids) == "".join(pieces)
+    # é is two tokens, the first without a text of its own
+    accented = json.loads(raw(page.read_text(), "text-1"))["texts"][0]
+    assert accented[:6] == ["c", "a", "f", "", "é", " "]
+
+
+@pytest.mark.parametrize("text, cut", [
+    ("日本", 2), ("a\u00e9", None), ("x😀y", 3), ("", None), ("\ufffd\ufffd", None)])
+def test_bytes_that_are_no_text(tokenizer, text, cut):
+    """A completion can end within a character, or hold bytes that are none."""
+    ids = tokenizer.encode(text)[:cut]
+    pieces = tokens.token_texts(tokenizer, ids, {})
+    assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
+    stray = [tokenizer.encode("é")[1], *tokenizer.encode("ab"), tokenizer.encode("é")[0]]
+    pieces = tokens.token_texts(tokenizer, [*stray, *ids], {})
+    assert "".join(pieces) == tokenizer.decode([*stray, *ids]) and len(pieces) == 4 + len(ids)
+
+
+def test_words_that_begin_with_a_space():
+    """A tokenizer whose first token loses its space, as Llama's did."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = {"<unk>": 0, "▁the": 1, "▁cat": 2, "s": 3, "▁": 4}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    pieces = tokens.token_texts(tokenizer, [1, 2, 3, 1], {})
+    assert pieces == ["the", " cat", "s", " the"]
+
+
+def test_no_text_is_markup(page):
+    """Of what a model or a prompt says nothing stands in the file but in base64."""
+    text = page.read_text()
+    assert "hacked" not in text and text.count("<!-- data -->") == 0
+    assert "<b>1" not in text and "\u2028" not in text
+    template = tokens.TEMPLATE.read_text()
+    rest = re.sub(r'<script type="text/plain" id="[\w-]+">[\w+/=]*</script>\n?', "", text)
+    rest = re.sub(r'<script type="application/json" id="page">[^<]*</script>\n?', "", rest)
+    assert rest.count("<script") == template.count("<script") == 1
+    filled = tokens.fill(dict(name="</script><script>\u2028&"), {})
+    assert '"\\u003c/script>\\u003cscript>\\u2028&"' in filled
+    assert header(filled) == dict(name="</script><script>\u2028&")
+
+
+def test_the_policy_allows_its_own_script_and_no_network(page):
+    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">',
+                         page.read_text())
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy and "http" not in policy and "connect" not in policy
+    assert not re.search(r"(src|href)=", tokens.TEMPLATE.read_text())
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+def refused(capsys, *args):
+    """-> the one sentence with which the command ends, exit code 2"""
+    with pytest.raises(SystemExit) as e:
+        main(["tokens", *map(str, args)])
+    assert e.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("analysis.rollout.load", None)  # no model is loaded for what comes here
+    said = refused(capsys, rollout, "--methods", "grpo,nope")
+    assert "no such method: nope" in said and "grpo, dr_grpo" in said
+    assert "no such file" in refused(capsys, tmp_path / "no.pt")
+    assert "no rollout that" in refused(capsys, __file__)
+    assert "there is no folder" in refused(capsys, rollout, "--out", tmp_path / "no" / "a.html")
+    assert "--problems" in refused(capsys, rollout, "--problems", "0")
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
+    said = refused(capsys, rollout, "--model", bare)
+    assert f"the tokenizer of {bare}" in said and "--model" in said
+    saved = torch.load(rollout, weights_only=False)
+    saved["flags"]["loss"] = "mine"
+    torch.save(saved, tmp_path / "mine.pt")
+    said = refused(capsys, tmp_path / "mine.pt")
+    assert "its run's method mine is not in losses.py" in said and "grpo, dr_grpo" in said
+
+
+def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
+    said = refused(capsys, rollout, "--steps", "3")
+    assert "the steps of grpo cannot be taken: its 8 completions do not divide into 3" in said
+    path = kept_rollout(tmp_path / "a", model, rewards=[[0.5, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]])
+    assert "the steps of passk cannot be taken: passk counts successes" in refused(
+        capsys, path, "--methods", "grpo,passk")
+
+
+def test_other_weights_than_those_that_sampled_are_noted(rollout, small, tmp_path, capsys):
+    saved = torch.load(rollout, weights_only=False)
+    folder = tmp_path / "run" / "rollouts"
+    before = tmp_path / "run" / "checkpoints" / "rollout_000001"
+    folder.mkdir(parents=True)
+    shutil.copytree(saved["flags"]["model"], before)
+    saved["batch"]["old_logprobs"] = saved["batch"]["old_logprobs"] - 0.25
+    torch.save(dict(saved, rollout=2), folder / "rollout_000002.pt")
+    main(["tokens", str(folder / "rollout_000002.pt"), "--problems", "1"])
+    said = capsys.readouterr().err
+    assert "log ratios are 0.25 on average and up to 0.25" in said and f"--model {before}" in said
+    text = (folder / "rollout_000002-tokens.html").read_text()
+    assert "0.25 on average" in header(text)["note"] and str(tmp_path) not in text
+
+
+# ---------------------------------------------------------------------------- in the browser
+
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # None stands for Playwright's own
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    with playwright.sync_playwright() as p:
+        try:
+            opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except playwright.Error as e:
+            if found or "Executable doesn't exist" not in str(e):
+                raise
+            pytest.skip(f"there is no Chromium: none of {', '.join(CHROMIUMS)} is on the PATH, and "
+                        "python -m playwright install chromium was not run")
+        yield opened
+        opened.close()
+
+
+def until(tab, expression, seconds=20):
+    """Waits until the expression holds. (Playwright's own waiting takes eval, which the page's
+    policy forbids.)"""
+    end = time.monotonic() + seconds
+    while not tab.evaluate(expression):
+        assert time.monotonic() < end, expression
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(file) -> the opened page. In the end: nothing was asked of the network, no error."""
+    seen, requests, opened = [], [], []
+
+    def go(file, width=1200, height=800, **context):
+        tab = browser.new_context(viewport=dict(width=width, height=height), **context).new_page()
+        tab.on("console", lambda message: seen.append(message.text))
+        tab.on("pageerror", lambda error: seen.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(file.as_uri())
+        until(tab, PAINTED)
+        opened.append((tab, file))
+        return tab
+    yield go
+    for tab, _ in opened:
+        assert tab.evaluate("window.hacked") is None
+        tab.context.close()
+    assert seen == [] and requests == [file.as_uri() for _, file in opened]
+
+
+PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
+MOVE = """async () => {  // the milliseconds of a move of the slider to its end, painted
+    const slider = document.getElementById("step"), began = performance.now();
+    slider.value = slider.max;
+    slider.dispatchEvent(new Event("input"));
+    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    return performance.now() - began;
+}"""
+TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
+
+
+def colour_of(quantity, x):
+    """The colour that a value has by the page's own legend, reckoned anew."""
+    low, high = quantity["low"], quantity["high"]
+    if quantity["scale"] == "log":
+        low, high, x = math.log(low), math.log(high), math.log(x)
+    stops = np.array([[int(stop[i:i + 2], 16) for i in (1, 3, 5)]
+                      for stop in tokens.MAPS[quantity["map"]]])
+    place = min(max((x - low) / (high - low), 0), 1) * (len(stops) - 1)
+    return [np.interp(place, range(len(stops)), stops[:, c]) for c in range(3)]
+
+
+def background(tab, completion, token):
+    style = f"getComputedStyle(document.querySelector('{TOKEN.format(completion, token)}'))"
+    return [int(x) for x in re.findall(r"\d+", tab.evaluate(f"{style}.backgroundColor"))]
+
+
+def at_step(tab, step):
+    tab.evaluate("""step => { const slider = document.getElementById("step");
+        slider.value = step; slider.dispatchEvent(new Event("input")); }""", step)
+    until(tab, f"document.getElementById('of').textContent.startsWith('{step} of')")
+
+
+def colour_by(tab, name):
+    tab.locator("#quantity").select_option(label=name)
+
+
+def values_of(state, kept, row, place):
+    """What Python says of a token, as the page's quantities have it."""
+    return dict(probability=state.logprobs[row, place].exp().item(),
+                entropy=state.entropy[row, place].item(),
+                advantage=state.advantages[row, place].item(),
+                ratio=state.ratio[row, place].item(),
+                gradient=state.gradient[row, place].abs().item(),
+                gap=(kept.batch.old_logprobs - kept.batch.sampler_logprobs)[row, place].item())
+
+
+def panel(tab):
+    pairs = tab.evaluate("""[...document.querySelectorAll("#panel dd")].map(
+        dd => [dd.dataset.key, dd.textContent])""")
+    return dict(pairs)
+
+
+def test_colours_are_those_of_the_numbers(visit, rollout, page):
+    """Each quantity, before the first step and after the last, of tokens of two completions."""
+    tab, head, (kept, states) = visit(page), header(page.read_text()), expected(rollout, "grpo")
+    drawn = {}
+    for quantity in head["quantities"]:
+        if quantity["key"] == "clipped":
+            continue
+        colour_by(tab, quantity["name"])
+        for step in (0, 4):
+            at_step(tab, step)
+            for row, place in ((0, 0), (0, 7), (3, 2), (3, 4)):
+                x = values_of(states[step], kept, row, place)[quantity["key"]]
+                have = drawn[quantity["key"], step, row, place] = background(tab, row + 1,
+                                                                             place + 1)
+                want = [238] * 3 if quantity["scale"] == "log" and x == 0 else colour_of(
+                    quantity, x)
+                # half of a 256th along the map, and the rounding of the number
+                assert have == pytest.approx(want, abs=4), (quantity["key"], step, row, place)
+    for key in ("probability", "entropy", "ratio", "gradient"):
+        assert any(drawn[key, 0, r, p] != drawn[key, 4, r, p] for _, _, r, p in drawn), key
+    assert len({tuple(c) for c in drawn.values()}) > 15
+
+
+def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
+    tab, (kept, states) = visit(page), expected(rollout, "grpo")
+    colour_by(tab, "clipped or not")
+    at_step(tab, 4)
+    lengths = kept.batch.completion_len.tolist()
+    marks = {"up": "overline", "down": "underline"}
+    found = []
+    for row in (0, 2, 3):
+        lines = tab.evaluate(f"""[...document.querySelectorAll(
+            ".completion:nth-child({row + 1}) .tokens span")].map(span =>
+            [getComputedStyle(span).textDecorationLine, span.style.backgroundColor])""")
+        assert len(lines) == lengths[row]
+        for place, (line, drawn) in enumerate(lines):
+            gone = states[4].gradient[row, place] == 0
+            up = states[4].advantages[row, place] > 0
+            kind = ("up" if up else "down") if gone else None
+            assert line == (marks[kind] if kind else "none")
+            status = {None: tokens.PASSES, "up": tokens.UP, "down": tokens.DOWN}[kind]
+            wanted = tokens.STATUSES[status][2]
+            assert [int(x) for x in re.findall(r"\d+", drawn)] == [
+                int(wanted[i:i + 2], 16) for i in (1, 3, 5)]
+            found.append(kind)
+    assert {None, "down"} <= set(found)
+    assert "clipped down" in tab.locator("#legend").inner_text()
+
+
+@pytest.mark.parametrize("way", ["hover", "focus", "tap"])
+def test_the_panel_has_the_numbers(visit, rollout, page, way):
+    tab = visit(page, has_touch=way == "tap")
+    kept, states = expected(rollout, "grpo")
+    at_step(tab, 3)
+    for row, place in ((0, 4), (3, 1)):
+        span = tab.locator(TOKEN.format(row + 1, place + 1))
+        if way == "focus":
+            tab.locator(f".completion:nth-child({row + 1}) .tokens span:first-child").focus()
+            for _ in range(place):
+                tab.keyboard.press("ArrowRight")
+            assert span.evaluate("x => x === document.activeElement")
+        else:
+            getattr(span, way)()
+        have, want = panel(tab), values_of(states[3], kept, row, place)
+        assert (have["completion"], have["place"]) == (
+            str(row + 1), f"{place + 1} of {kept.batch.completion_len[row]}")
+        assert float(have["probability"]) == pytest.approx(want["probability"], rel=6e-4)
+        assert float(have["ratio"]) == pytest.approx(want["ratio"], rel=7e-4)
+        assert float(have["entropy"]) == pytest.approx(want["entropy"], abs=1e-3)
+        assert float(have["advantage"]) == pytest.approx(want["advantage"], rel=1e-3)
+        assert float(have["gap"]) == pytest.approx(want["gap"], rel=0.011)
+        exact = states[3].gradient[row, place].item()
+        assert float(have["gradient"]) == pytest.approx(exact, rel=0.011)
+        assert (have["clipped"] in ("clipped up", "clipped down")) == (exact == 0)
+        at = int(kept.batch.prompt_len[row]) + place
+        assert int(have["id"]) == int(kept.batch.ids[row, at])
+        character = COMPLETIONS[0][row][place]
+        assert tab.locator("#panel h2").inner_text() == json.dumps(character)
+    # it follows the slider
+    at_step(tab, 0)
+    assert float(panel(tab)["ratio"]) == 1
+
+
+def test_keys(visit, page):
+    tab = visit(page)
+    here = "document.activeElement.number"
+    tab.locator(TOKEN.format(1, 1)).focus()
+    for key, place in (("ArrowRight", 1), ("End", 32), ("ArrowRight", 33), ("ArrowLeft", 32),
+                       ("Home", 0), ("ArrowLeft", 0), ("ArrowDown", 33), ("ArrowUp", 0)):
+        tab.keyboard.press(key)
+        assert tab.evaluate(here) == place, key
+    tab.keyboard.press("Tab")
+    assert tab.evaluate(here) == 33 and panel(tab)["completion"] == "2"
+    for key, text in ((".", "1 of 4"), (".", "2 of 4"), (",", "1 of 4")):
+        tab.keyboard.press(key)
+        until(tab, f"document.getElementById('of').textContent === '{text}'")
+    tab.keyboard.press("4")
+    assert tab.locator("#quantity option:checked").inner_text() == "ratio"
+    tab.keyboard.press("m")
+    until(tab, "document.getElementById('method-text').textContent.startsWith('acpo')")
+    tab.keyboard.press("n")
+    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    tab.keyboard.press("p")
+    until(tab, "document.getElementById('prompt').textContent.startsWith('<b>')")
+    documented = tab.locator("#help").inner_text()
+    assert all(word in documented for word in ("Tab", "Home", "slider", "method", "colour"))
+
+
+def test_methods_are_switched_on_the_same_rollout(visit, rollout, page):
+    """Each has its own walk from the same start; the step stays."""
+    tab, ratios = visit(page), {}
+    assert tab.locator("#method option").all_inner_texts() == ["grpo", "acpo"]
+    for name in ("grpo", "acpo", "grpo"):
+        tab.locator("#method").select_option(label=name)
+        until(tab,
+            f"document.getElementById('method-text').textContent.startsWith('{name} =')")
+        _, states = expected(rollout, name)
+        for step in (0, 4):
+            at_step(tab, step)
+            tab.locator(TOKEN.format(4, 3)).hover()
+            ratios[name, step] = float(panel(tab)["ratio"])
+            assert ratios[name, step] == pytest.approx(states[step].ratio[3, 2].item(), rel=7e-4)
+            assert number_in(tab, "entropy") == pytest.approx(
+                states[step].measured["entropy"].item(), rel=1e-3)
+    assert ratios["grpo", 0] == ratios["acpo", 0] == 1
+    assert ratios["grpo", 4] != ratios["acpo", 4]
+
+
+def number_in(tab, word):
+    return float(re.search(rf"{word} ([\d.]+)", tab.locator("#summary").inner_text())[1])
+
+
+def test_the_completions_of_a_step_are_marked(visit, page):
+    tab, method = visit(page), header(page.read_text())["methods"][0]
+    for step in (0, 1, 2, 4):
+        at_step(tab, step)
+        own = tab.evaluate("""[...document.querySelectorAll(".completion")].map(
+            x => x.classList.contains("own") && x.innerText.includes("share"))""")
+        share = method["shares"][step - 1] if step else []
+        assert own == [row in share for row in range(4)]
+
+
+def test_filters(visit, page):
+    tab = visit(page)
+
+    def there():
+        return tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
+            (x, k) => x.offsetParent ? [k] : [])""")
+    said = header(page.read_text())["problems"]
+    assert there() == [0, 1, 2, 3]
+    titles = tab.locator(".completion h2").all_inner_texts()
+    assert [title[:7] for title in titles] == ["✓ right", "✗ wrong", "✗ wrong", "✓ right"]
+    facts = tab.locator(".completion .facts:first-of-type").all_inner_texts()
+    assert all(f"reward {int(c['reward'])}" in fact and "advantage" in fact
+               for fact, c in zip(facts, said[0], strict=True))
+    for reward, end, expected_rows in (("right", "all", [0, 3]), ("wrong", "all", [1, 2]),
+                                       ("all", "truncated", []), ("all", "ended", [0, 1, 2, 3])):
+        tab.locator("#reward").select_option(reward)
+        tab.locator("#end").select_option(end)
+        assert there() == expected_rows
+        assert tab.locator("#count").inner_text() == f"{len(expected_rows)} of 4 completions"
+    tab.locator("#reward").select_option("wrong")  # and it stays with another problem
+    tab.locator("#end").select_option("all")
+    tab.locator("#problem").select_option(index=1)
+    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    assert there() == [k for k, c in enumerate(said[1]) if not c["right"]]
+    tab.locator("#end").select_option("truncated")
+    assert there() == [3] and "truncated" in tab.locator(".completion").nth(3).inner_text()
+    assert "↵\nprompt" in tab.locator("#prompt").evaluate("x => x.textContent")
+
+
+def test_texts_are_data(visit, page):
+    """Tags, entities, marks of direction and of lines stand there to be read."""
+    tab = visit(page)
+    lines = [line.replace("\n", "") for line in tab.evaluate(
+        '[...document.querySelectorAll(".tokens")].map(x => x.textContent)')]
+    assert lines == [f"{HOSTILE}<eos>", f"{COMPLETIONS[0][1]}<eos>", "&lt;b&gt; &amp;<eos>",
+                     "2+2=4↵⇥\t◌◌⟨U+2028⟩!<eos>"]
+    assert tab.evaluate("document.querySelectorAll('.tokens img, .tokens script').length") == 0
+    tab.locator("#problem").select_option(index=1)
+    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    line = tab.evaluate('document.querySelector(".tokens").textContent')
+    assert line.startswith("caf◌é ◌ש◌ל") and "⟨U+202E⟩abc" in line
+    boxes = [tab.locator(TOKEN.format(1, k)).bounding_box() for k in range(7, 15)]
+    assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)  # in their order
+
+
+def test_a_telephone_has_no_horizontal_scroll(visit, page):
+    tab = visit(page, 360, 700, has_touch=True)
+    for _ in range(2):
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        tab.locator(TOKEN.format(1, 4)).tap()
+        assert panel(tab)["place"].startswith("4 of")
+        box = tab.locator("#panel").bounding_box()
+        assert box["y"] + box["height"] <= 701 and box["height"] < 0.5 * 700
+        tab.locator("#problem").select_option(index=1)
+        until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+
+
+def test_completions_of_3000_tokens(visit, model, tmp_path):
+    texts = ["".join(chr(97 + (i * k) % 26) for i in range(3000)) for k in (1, 3, 5, 7)]
+    path = kept_rollout(tmp_path / "long", model, [texts], [[1.0, 0.0, 0.0, 1.0]], max_tokens=3100,
+                        prompts=["p"])
+    main(["tokens", str(path), "--methods", "grpo", "--out", str(tmp_path / "long.html")])
+    began = time.perf_counter()
+    tab = visit(tmp_path / "long.html")
+    assert time.perf_counter() - began < 5  # on a machine that does other things, too
+    assert tab.locator(".tokens span").count() == 4 * 3001
+    colour_by(tab, "ratio")
+    assert tab.evaluate(MOVE) < 1000
+    # what is far from the screen is painted when one comes to it, and again after a move
+    first, last = tab.locator(TOKEN.format(1, 1)), tab.locator(TOKEN.format(4, 3001))
+    is_of_now = "shown.spans.at(-1).style.backgroundColor === lookOf(4 * 3001 - 1).background"
+    for step in (4, 0):
+        first.scroll_into_view_if_needed()
+        until(tab, "!shown.sections[3].near")
+        at_step(tab, step)
+        assert not tab.evaluate(is_of_now)
+        last.scroll_into_view_if_needed()
+        until(tab, is_of_now)
+    last.hover()
+    assert panel(tab)["place"] == "3001 of 3001"
+    tab.set_viewport_size(dict(width=360, height=700))  # there is no space in them to break at
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+if __name__ == "__main__":  # python -m tests.test_tokens PAGE: its size, and how fast it is
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+        tab = p.chromium.launch(executable_path=path, args=["--no-sandbox"]).new_page()
+        tab.goto(Path(sys.argv[1]).resolve().as_uri())
+        until(tab, PAINTED)
+        print(f"{Path(sys.argv[1]).stat().st_size / 1e6:.2f} MB, "
+              f"{tab.evaluate('performance.now()') / 1000:.2f} s to coloured tokens")
+        for name in tab.locator("#quantity option").all_inner_texts():
+            colour_by(tab, name)
+            at_step(tab, 0)
+            print(f"{tab.evaluate(MOVE):.0f} ms of a move of the slider, {name}")
