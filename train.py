@@ -365,7 +365,7 @@ def main(argv=None):
                 run.pending.append((batch, rewards_of(groups, batch, args), {**metrics, **gaps},
                                     log.examples(groups, tokenizer)))
             batch, rewards, metrics, samples = run.pending.popleft()
-            if args.old_logprobs == "proximal":  # with --rollout_lag, not the weights that sampled
+            if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
                 batch.old_logprobs, _ = compute_logprobs(policy, batch)
 
             # ---- advantages

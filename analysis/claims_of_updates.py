@@ -267,6 +267,15 @@ def tables(updates):
     return f"{first}\n\n{second}"
 
 
+def few_tokens(updates):
+    """How many tokens eq. 55 rests on after 16 steps, but for those of its last sub-bin, and how
+    many of the other sub-bins have any: the least and the most of the rollouts."""
+    counts = [r["steps"]["reversal"]["16"]["high"]["tokens"][:-1] for r in updates["seeds"]]
+    tokens, bins = [sum(c) for c in counts], [sum(n > 0 for n in c) for c in counts]
+    return (f"{min(tokens)} to {max(tokens)} tokens in {min(bins)} to {max(bins)} of its first "
+            "nine sub-bins")
+
+
 def draw(updates, folder):
     """The figures of the first rollout and of the theory."""
     first = updates["seeds"][0]

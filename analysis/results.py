@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import ROLLOUTS, SEEDS, tuned
+from analysis.grid import ROLLOUTS, SEEDS, TUNING_SEEDS, tuned, validation
 from analysis.runs import rounded
 from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
 from experiment.tables import markdown_table
@@ -113,6 +113,13 @@ def core_hours(runs):
     return f"{seconds / 3600:.1f} core-hours"
 
 
+def tuning_noise(runs):
+    """The standard error of a tuning score, by how much the validation of the seeds that are
+    reported varies: the median over settings."""
+    spread = [statistics.stdev(map(validation, seeds.values())) for seeds in runs.final.values()]
+    return statistics.median(spread) / len(TUNING_SEEDS) ** 0.5
+
+
 def sanity_table(sanity):
     """A line for each method: the try that solved the problems, or the best one."""
     rows = []
@@ -176,6 +183,7 @@ def page(runs, updates, sanity):
         power=f"{middle:.3f}",
         power_range=f"{least:.3f} to {most:.3f}", sanity=sanity_table(sanity),
         **{f"table_{task}": settings_table(runs, task) for task in TASKS},
+        noise=f"{tuning_noise(runs):.3f}", few=claims_of_updates.few_tokens(updates),
         **{f"base_{task}": base_score(runs, task) for task in TASKS},
         updates=claims_of_updates.tables(updates))
     return (RESULTS / "RESULTS.in.md").read_text().format(**text)

@@ -142,14 +142,15 @@ def redirected(folder):
     return out, log
 
 
-def train_run(run, folder):
+def train_run(run, folder, bases):
     """A child's whole life: trains, evaluates what is reported, and keeps the numbers."""
     out, log = redirected(folder)
     import train
     validation = problem_file(run.task, run.role, folder)
     print(run.command(), flush=True)
     train.main([*shlex.split(run.command()), "--eval_data", str(validation), "--out", str(out)])
-    kept = dict(id=run.id, **run._asdict(), command=run.command(), **numbers_of(out))
+    kept = dict(id=run.id, **run._asdict(), command=run.command(), base=bases[run.task],
+                **numbers_of(out))
     if run.role == "final":
         kept["held_out"] = evaluated(out, run.task, folder)
     else:
@@ -188,7 +189,8 @@ def wanted(args, settings, finished):
 
 
 def warm_up(tasks):
-    """Imports what every run needs, for one core, and builds the bases of the tasks, once."""
+    """Imports what every run needs, for one core, and builds the bases of the tasks, once.
+    -> {task: checksum of its base's weights}"""
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
     import matplotlib.pyplot  # noqa: F401
     import torch
@@ -196,12 +198,20 @@ def warm_up(tasks):
 
     import engine.hf_sampler  # noqa: F401
     import train  # noqa: F401
-    from data import tiny
+    from data.recipe import base_of
+    from experiment.checkpoint import checksum
     torch.set_num_threads(1)
-    tiny.base_model()
-    if "worked" in tasks:
-        from data import worked
-        worked.base_model()
+    return {task: checksum(Path(base_of(task), "model.safetensors")) for task in tasks}
+
+
+def refuse_other_bases(finished, bases):
+    """Bases of two machines differ by rounding, and runs of two bases do not compare."""
+    others = [run for run in finished.values()
+              if run["base"] != bases.get(run["task"], run["base"])]
+    if others:
+        sys.exit(f"grid.py: {len(others)} finished runs are of another base than this machine's, "
+                 f"as {others[0]['id']}; copy that machine's ~/.cache/nanorlvr, or begin anew with "
+                 "--results another.jsonl")
 
 
 def fork_all(next_runs, work, jobs, minutes=0):
@@ -255,13 +265,15 @@ def main():
         return
     folder = claimed(args.folder)
     say(settings, finished)
-    warm_up({setting.task for setting in settings.values()})
+    bases = warm_up({setting.task for setting in settings.values()})
+    refuse_other_bases(finished, bases)
 
     def next_runs():
         if collect(folder, finished, Path(args.results)):
             say(settings, finished)
         return wanted(args, settings, finished)
-    if failed := fork_all(next_runs, partial(train_run, folder=folder), args.jobs, args.minutes):
+    work = partial(train_run, folder=folder, bases=bases)
+    if failed := fork_all(next_runs, work, args.jobs, args.minutes):
         sys.exit(f"grid.py: {len(failed)} runs failed; the same command again tries them again")
     from analysis.claims import Runs
     from analysis.results import settings_table

@@ -8,13 +8,7 @@ folder: sampler, trainer and evaluation treat it as any other model.
     python -m data.tiny            builds it where the cache lacks it, and prints its folder
 """
 
-import hashlib
-import json
-import os
 import random
-import shutil
-import tempfile
-from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, pre_tokenizers
@@ -22,7 +16,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
-from data.recipe import EMBEDDED
+from data.recipe import EMBEDDED, cached_base
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
@@ -109,28 +103,10 @@ def train(recipe):
 
 
 def base_model(**changes):
-    """The folder of the embedded base, which is trained first where the cache lacks it.
-
-    `changes` to the recipe make another base. A folder's name is a hash of the recipe and of the
-    code that carries it out."""
-    recipe = {**RECIPE, **changes}
-    code = Path(__file__).read_text() + Path(countdown.__file__).read_text()
-    name = hashlib.sha256((json.dumps(recipe, sort_keys=True) + code).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanorlvr"
-    folder = cache / f"tiny-{name}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=cache))
-        for part in train(recipe):
-            part.save_pretrained(unfinished)
-        content = dict(settings=EMBEDDED, trained=recipe)
-        (unfinished / "recipe.json").write_text(json.dumps(content, indent=1))
-        try:
-            # renamed in one piece: a build that is cut off leaves nothing that looks like a model
-            unfinished.rename(folder)
-        except OSError:
-            shutil.rmtree(unfinished)  # another process was first, with the same weights
-    return str(folder)
+    """The folder of the embedded base, which is trained first where the cache lacks it. `changes`
+    to the recipe make another base."""
+    recipe, code = {**RECIPE, **changes}, (__file__, countdown.__file__)
+    return cached_base("tiny", recipe, EMBEDDED, code, train)
 
 
 if __name__ == "__main__":

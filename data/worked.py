@@ -14,17 +14,11 @@ LARGEST, every sign and every tag is one token. The verifier `countdown` grades 
 steps earn nothing themselves.
 """
 
-import hashlib
-import json
-import os
 import random
-import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from data import countdown
-from data.recipe import WORKED
+from data.recipe import WORKED, cached_base
 
 NAME = "worked"
 LARGEST = 120  # no number or intermediate result is larger
@@ -249,28 +243,10 @@ def train(recipe):
 
 
 def base_model(**changes):
-    """The folder of the base, which is trained first where the cache lacks it.
-
-    `changes` to the recipe make another base. A folder's name is a hash of the recipe and of the
-    code that carries it out."""
-    recipe = {**RECIPE, **changes}
-    code = Path(__file__).read_text() + Path(countdown.__file__).read_text()
-    name = hashlib.sha256((json.dumps(recipe, sort_keys=True) + code).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanorlvr"
-    folder = cache / f"worked-{name}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=cache))
-        for part in train(recipe):
-            part.save_pretrained(unfinished)
-        content = dict(settings=WORKED, trained=recipe)
-        (unfinished / "recipe.json").write_text(json.dumps(content, indent=1))
-        try:
-            # renamed in one piece: a build that is cut off leaves nothing that looks like a model
-            unfinished.rename(folder)
-        except OSError:
-            shutil.rmtree(unfinished)  # another process was first, with the same weights
-    return str(folder)
+    """The folder of the base, which is trained first where the cache lacks it. `changes` to the
+    recipe make another base."""
+    recipe, code = {**RECIPE, **changes}, (__file__, countdown.__file__)
+    return cached_base("worked", recipe, WORKED, code, train)
 
 
 if __name__ == "__main__":

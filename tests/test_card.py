@@ -1,5 +1,6 @@
 """Model cards of checkpoints, and the results of evaluations in the Hub's forms."""
 
+import ast
 import contextlib
 import inspect
 import io
@@ -156,7 +157,7 @@ def test_a_model_and_a_data_set_of_the_hub(without_a_run):
     assert "https://huggingface.co/datasets/openai/gsm8k) (licence: MIT)" in read.text
     assert "--model Qwen/Qwen2.5-7B" in read.text and f"--lr {10 * 1e-6}" in read.text
     assert "1,200 optimizer steps and 34,567" in read.text
-    messages = eval(re.search(r"^prompt = (.*)$", read.text, re.M)[1])
+    messages = ast.literal_eval(re.search(r"^prompt = (.*)$", read.text, re.M)[1])
     assert [m["role"] for m in messages] == ["system", "user"] and "\\boxed" in read.text
     assert ".chat(prompt" in blocks(read.text, "python")[1]
 

@@ -128,7 +128,7 @@ def settings(tmp_path):
 
 def finished_run(run, score):
     """What bench/grid.py keeps of a run, with made-up numbers around a score."""
-    kept = dict(id=run.id, **run._asdict(), command=run.command(), seconds=1.0,
+    kept = dict(id=run.id, **run._asdict(), command=run.command(), seconds=1.0, base=7,
                 validation=dict(mean=[[0, 0.1], [5, score / 2], [10, score], [15, score],
                                       [20, score]], **{"pass": [[0, 0.5], [20, 0.6]]}))
     if run.role == "final":
@@ -143,8 +143,8 @@ def finished_run(run, score):
 def all_finished(settings, score):
     """Plays the grid through: {id: run}; score: of a Planned run."""
     finished = {}
-    while todo := grid.missing(settings, finished):
-        finished.update({run.id: finished_run(run, score(run)) for run in todo})
+    while planned := grid.missing(settings, finished):
+        finished.update({run.id: finished_run(run, score(run)) for run in planned})
     return finished
 
 
@@ -257,6 +257,15 @@ def test_methods_that_hardly_differ_are_not_judged():
             run["series"]["clip/frac"] = [0.001, 0.002]
     verdict = claim.measure(claims.Runs(settings, finished))[1]
     assert verdict.kind == NOT_JUDGED and "0.15%" in verdict.remark
+
+
+def test_runs_of_two_bases_are_not_mixed(settings):
+    run = grid.missing(settings, {})[0]
+    finished = {run.id: finished_run(run, 0.3)}
+    trained.refuse_other_bases(finished, dict(countdown=7))
+    trained.refuse_other_bases(finished, dict(worked=8))  # of another task
+    with pytest.raises(SystemExit, match="1 finished runs are of another base"):
+        trained.refuse_other_bases(finished, dict(countdown=8))
 
 
 def test_the_grids_puzzles_are_distinct_and_its_sets_disjoint(tmp_path):
