@@ -35,7 +35,10 @@ def start(deterministic=False):
 
 
 def stop():
+    """Leaves the process group. All ranks do it together, for the barrier: gloo's threads let go of
+    the last collective's tensors meanwhile, and one that does so while Python ends aborts."""
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
 
 
