@@ -1,0 +1,112 @@
+"""docs/lessons.ipynb: the text of lessons.md, and it runs from top to bottom."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from bench.notebook import cells_of, notebook
+from conftest import ROOT
+
+NOTEBOOK = ROOT / "docs" / "lessons.ipynb"
+LESSONS = (ROOT / "docs" / "lessons.md").read_text()
+# the sampler that starts fastest, and as few completions as every command takes
+SHORT = ("--rollouts 2 --problems_per_rollout 16 --group_size 4 --eval_every 1 --eval_problems 8 "
+         "--eval_samples 4 --sampler transformers")
+
+
+def test_the_notebook_is_that_of_the_lessons():
+    assert NOTEBOOK.read_text() == notebook(LESSONS), "python bench/notebook.py writes it anew"
+
+
+def test_a_block_becomes_a_cell():
+    text = ("# Title\n\n```sh\nSHORT=\"--lr 1\"\n```\nabove\n\n## 1. One\n\nPaste it below the table "
+            "`METHODS` in `losses.py`.\n\n```python\nx = '\\n'\n```\n\n```sh\npython train.py --out runs/l1/a\n"
+            "python -m analysis curves --out runs/l1.png\npython -m analysis tokens --out "
+            "runs/l1.html\n```\n\n```\nan output\n```\n")
+    cells = cells_of(text)
+    assert [cell["cell_type"][0] for cell in cells] == list("mcmmccccm")
+    assert '"SHORT", "--lr 1"' in cells[1]["source"]
+    assert cells[4]["source"] == "paste('losses.py', 'METHODS', r'''\nx = '\\n'\n''')"
+    assert cells[5]["source"].startswith("%%bash\nset -e\nrm -rf runs/l1\npython train.py")
+    assert [cell["source"] for cell in cells[6:8]] == ['Image("runs/l1.png")',
+                                                       'page("runs/l1.html")']
+    assert cells[8]["source"] == "```\nan output\n```"
+    assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def copy_of_the_repository(folder):
+    """What git would clone, with what is not committed yet."""
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True,
+                           capture_output=True, check=True).stdout.split("\n")
+    for name in names:
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def run_cell(source, names):
+    """Does what Jupyter does with a cell: bash gets the cell, or its last line's value is shown."""
+    if source.startswith("%%bash\n"):
+        done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True,
+                              text=True, timeout=600)
+        assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
+        return None
+    if source.startswith(("Image(", "page(")):
+        return eval(source, names)
+    return exec(source, names)
+
+
+class Shown:
+    """Stands for IPython's Image and HTML, which the tests do not need."""
+
+    def __init__(self, shown):
+        self.size = Path(shown).stat().st_size if shown.endswith(".png") else len(shown)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    folder = copy_of_the_repository(tmp_path)
+    monkeypatch.chdir(folder / "docs")  # where Jupyter starts a kernel
+    monkeypatch.setenv("SHORT", SHORT)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    display = types.ModuleType("IPython.display")
+    display.Image = display.HTML = Shown
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    names, figures = {}, 0
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            shown = run_cell(cell["source"], names)
+            figures += shown is not None and shown.size > 5_000
+    assert Path.cwd() == folder
+    assert figures == LESSONS.count("](lessons/") + LESSONS.count(".html\n")
+    # what was pasted stands where the text says, and once
+    for file, name in (("losses.py", "smooth"), ("rewards.py", "near")):
+        assert Path(file).read_text().count(f"def {name}(") == 1
+    assert 'METHODS["smooth"]' in Path("losses.py").read_text()
+
+
+def test_pasting_twice_is_pasting_once(tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "some.py").write_text("\nTABLE = {\n    1: 2}\n\n\ndef f():\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    code = cells_of("```sh\nSHORT=\"\"\n```")[0]["source"]
+    names = {}
+    pasting = code[code.index("def paste"):code.index("def page")]
+    exec("from pathlib import Path\n" + pasting, names)
+    for _ in range(2):
+        names["paste"]("some.py", "TABLE", "\nTABLE[3] = 4\n")
+    assert (tmp_path / "some.py").read_text() == (
+        "\nTABLE = {\n    1: 2}\n\n\nTABLE[3] = 4\n\n\ndef f():\n    pass\n")
+
+
+def test_jupyter_takes_the_notebook():
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
