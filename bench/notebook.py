@@ -77,7 +77,8 @@ def cells_of(lessons):
         if short := re.search(r'^SHORT="(.*)"$', lines, re.M):
             cells.append(code(SET_UP.replace("{short}", short[1])))
         elif language == "python":
-            table, file = re.search(r"below the (?:line|table) `(\w+).*?` in `(.*?)`", text).groups()
+            where = re.search(r"below the (?:line|table) `(\w+).*?` in `(.*?)`", text)
+            table, file = where.groups()
             cells.append(code(f"paste({file!r}, {table!r}, r'''\n{lines}''')"))
         else:
             runs = sorted(set(re.findall(r"--out (runs/\w+)(?![\w.])", lines)))

@@ -25,10 +25,10 @@ def test_the_notebook_is_that_of_the_lessons():
 
 
 def test_a_block_becomes_a_cell():
-    text = ("# Title\n\n```sh\nSHORT=\"--lr 1\"\n```\nabove\n\n## 1. One\n\nPaste it below the table "
-            "`METHODS` in `losses.py`.\n\n```python\nx = '\\n'\n```\n\n```sh\npython train.py --out runs/l1/a\n"
-            "python -m analysis curves --out runs/l1.png\npython -m analysis tokens --out "
-            "runs/l1.html\n```\n\n```\nan output\n```\n")
+    text = ("# Title\n\n```sh\nSHORT=\"--lr 1\"\n```\nabove\n\n## 1. One\n\nPaste it below the "
+            "table `METHODS` in `losses.py`.\n\n```python\nx = '\\n'\n```\n\n```sh\n"
+            "python train.py --out runs/l1/a\npython -m analysis curves --out runs/l1.png\n"
+            "python -m analysis tokens --out runs/l1.html\n```\n\n```\nan output\n```\n")
     cells = cells_of(text)
     assert [cell["cell_type"][0] for cell in cells] == list("mcmmccccm")
     assert '"SHORT", "--lr 1"' in cells[1]["source"]
