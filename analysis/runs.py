@@ -23,13 +23,13 @@ PROFILE = ("policy/ess", "policy/kl_old", "policy/bin_frac/", "clip/frac", "clip
 
 def find_runs(paths):
     """-> the folders of runs, and files of `keep`, that paths stand for: a folder of runs stands
-    for all of them. Figures, tables and logs lie beside runs and are left out."""
+    for all of them. Figures, pages, tables and logs lie beside runs and are left out."""
     found = []
     for path in map(Path, paths):
         inside = sorted(file.parent for file in path.glob("*/metrics.jsonl"))
         if inside and not (path / "metrics.jsonl").exists():
             found += inside
-        elif path.suffix not in (".png", ".pdf", ".svg", ".md", ".log", ".txt", ".json"):
+        elif path.suffix not in (".png", ".pdf", ".svg", ".html", ".md", ".log", ".txt", ".json"):
             found.append(path)
     return found
 

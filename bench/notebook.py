@@ -15,6 +15,7 @@ SET_UP = '''\
 import html
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ from pathlib import Path
 from IPython.display import HTML, Image
 
 here = Path.cwd()
-os.chdir(next(folder for folder in (here, *here.parents) if (folder / "train.py").exists()))
+clone = [folder for folder in (here, *here.parents) if (folder / "train.py").exists()]
+if not clone:
+    raise SystemExit("train.py is not here: clone nanoRLVR first, and change into its folder")
+os.chdir(clone[0])
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 os.environ.setdefault("SHORT", "{short}")
 
@@ -35,19 +39,17 @@ if importlib.util.find_spec("math_verify") is None:
 
 
 def paste(file, table, code):
-    """Puts code directly below a table of a file, once."""
-    text = Path(file).read_text()
-    code = code.strip()
-    if code not in text:
-        start = text.index(f"\\n{table} = ")
-        end = text.index("\\n\\n", start)
-        Path(file).write_text(f"{text[:end]}\\n\\n\\n{code}{text[end:]}")
+    """Puts code directly below a table of a file, in place of what was pasted there before."""
+    begin, end = "# pasted by the notebook", "# the end of it"
+    text = re.sub(f"\\n\\n\\n{begin}\\n.*?{end}", "", Path(file).read_text(), flags=re.S)
+    at = text.index("\\n\\n", text.index(f"\\n{table} = "))
+    Path(file).write_text(f"{text[:at]}\\n\\n\\n{begin}\\n{code.strip()}\\n{end}{text[at:]}")
 
 
 def page(file):
     """Shows a page for the browser within the notebook."""
     text = html.escape(Path(file).read_text())
-    return HTML(f'<iframe srcdoc="{text}" width="100%" height="700"></iframe>')
+    return HTML(f'<div><iframe srcdoc="{text}" width="100%" height="700"></iframe></div>')
 '''
 SHOWN = {".png": 'Image("{}")', ".html": 'page("{}")'}
 

@@ -93,18 +93,28 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     assert 'METHODS["smooth"]' in Path("losses.py").read_text()
 
 
-def test_pasting_twice_is_pasting_once(tmp_path, monkeypatch):
-    (tmp_path / "train.py").touch()
-    (tmp_path / "some.py").write_text("\nTABLE = {\n    1: 2}\n\n\ndef f():\n    pass\n")
-    monkeypatch.chdir(tmp_path)
-    code = cells_of("```sh\nSHORT=\"\"\n```")[0]["source"]
+def test_what_is_pasted_again_takes_the_place_of_what_was(tmp_path, monkeypatch):
+    before, after = "\nTABLE = {\n    1: 2}\n", "\n\ndef f():\n    pass\n"
+    file = tmp_path / "some.py"
+    file.write_text(before + after)
+    set_up = cells_of("```sh\nSHORT=\"\"\n```")[0]["source"]
     names = {}
-    pasting = code[code.index("def paste"):code.index("def page")]
-    exec("from pathlib import Path\n" + pasting, names)
-    for _ in range(2):
-        names["paste"]("some.py", "TABLE", "\nTABLE[3] = 4\n")
-    assert (tmp_path / "some.py").read_text() == (
-        "\nTABLE = {\n    1: 2}\n\n\nTABLE[3] = 4\n\n\ndef f():\n    pass\n")
+    exec("import re\nfrom pathlib import Path\n"
+         + set_up[set_up.index("def paste"):set_up.index("def page")], names)
+    for value in (4, 5):
+        names["paste"](file, "TABLE", f"\nTABLE[3] = {value}\n")
+    assert file.read_text() == (f"{before}\n\n# pasted by the notebook\nTABLE[3] = 5\n"
+                                f"# the end of it\n{after}")
+
+
+def test_elsewhere_the_first_cell_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    display = types.ModuleType("IPython.display")
+    display.Image = display.HTML = Shown
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    with pytest.raises(SystemExit, match="clone nanoRLVR first"):
+        exec(cells_of("```sh\nSHORT=\"\"\n```")[0]["source"], {})
 
 
 def test_jupyter_takes_the_notebook():
