@@ -11,6 +11,10 @@ from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_sh
 from experiment.files import flags_of_today
 from losses import AXES, METHODS, Method, every_token, group_advantages, row
 
+# what torch.load and the look into what it gives raise for a file that is no rollout
+NO_ROLLOUT = (OSError, EOFError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
+              ValueError, pickle.UnpicklingError)
+
 
 @dataclass
 class Kept:
@@ -57,8 +61,8 @@ def open_rollout(path, model=None):
     try:
         saved = torch.load(path, map_location=parallel.device(), weights_only=False)
         flags, batch = saved["flags"], Batch(**saved["batch"])
-    except (OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
-            pickle.UnpicklingError) as e:
+        rewards, state, hp, number = (saved[name] for name in ("rewards", "state", "hp", "rollout"))
+    except NO_ROLLOUT as e:
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
                          f"({first_line(e)})") from None
     if flags["lora_rank"]:
@@ -76,12 +80,14 @@ def open_rollout(path, model=None):
         raise ValueError(f"the model {model or flags['model']} cannot be used with it: "
                          f"{first_line(e)}") from None
     method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
-    method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
+    method = method.bind(**{name: x for name, x in hp.items() if name in method.flags})
     flags = flags_of_today(flags)
     coefficients = {name: flags.get(name) for name in (
         "entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")}
-    kept = Kept(batch, saved["rewards"], saved["state"], flags, method, policy, saved["rollout"],
-                coefficients)
+    kept = Kept(batch, rewards, state, flags, method, policy, number, coefficients)
+    if not batch.mask.any():
+        raise ValueError("no completion of this rollout is in the loss: all of them were cut off, "
+                         "and its run had --mask_truncated")
     if not kept.use(method).any():
         raise ValueError("no completion of this rollout has an advantage: in no group do "
                          "rewards differ")

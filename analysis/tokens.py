@@ -20,7 +20,6 @@ import base64
 import hashlib
 import json
 import math
-import pickle
 import re
 import zlib
 from dataclasses import dataclass
@@ -30,9 +29,9 @@ import numpy as np
 import torch
 
 from analysis.quantities import weight_on_logprob
-from analysis.rollout import walk
+from analysis.rollout import NO_ROLLOUT, walk
 from engine.loading import eos_ids
-from losses import METHODS, describe, measure
+from losses import METHODS, correct, describe, measure
 
 LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -47,7 +46,7 @@ STATUSES = [
     ("passes", "the token has a gradient", "#eeeeee", ""),
     ("clipped up", "advantage above 0, and the objective gives no gradient", "#fdae61", "up"),
     ("clipped down", "advantage below 0, and the objective gives no gradient", "#74add1", "down"),
-    ("not selected", "the method's select gives it weight 0", "#bdbdbd", "dotted"),
+    ("not selected", "the method's select or --correction gives it weight 0", "#bdbdbd", "dotted"),
     ("out of the loss", "its completion was cut off, and --mask_truncated leaves it out",
      "#ffffff", "struck"),
     ("advantage 0", "there is nothing to clip", "#ffffff", "")]
@@ -70,8 +69,7 @@ def saved(path):
         kept = torch.load(path, map_location="cpu", weights_only=False)
         flags, batch = kept["flags"], kept["batch"]
         name, prompt = flags["loss"], batch["ids"][0, :batch["prompt_len"][0]].tolist()
-    except (OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError,
-            pickle.UnpicklingError):
+    except NO_ROLLOUT:
         return None
     if name not in METHODS:
         raise ValueError(f"its run's method {name} is not in losses.py: its steps cannot be taken "
@@ -131,7 +129,7 @@ def is_right(kept):
     if penalty:
         over = kept.batch.completion_len - (kept.flags["max_tokens"] - penalty)
         rewards = rewards + (over / penalty).clamp(0, 1).view_as(rewards)
-    return rewards >= 1 - 1e-6
+    return (rewards - 1).abs() < 1e-6
 
 
 def problem_text(kept, problem, tokenizer, alone):
@@ -178,11 +176,19 @@ class Walked:
     codes: dict        # {logprob, entropy, gradient, status}: [states, n] each
 
 
-def token_codes(tokens, method, shown):
+def token_codes(tokens, method, shown, coefficients):
     """The codes of the tokens at which shown [N, T] is true. The loss sees the whole rollout as
-    one step, which a @whole_step method has its statistics of."""
+    one step, which a @whole_step method has its statistics of. Of the run's coefficients the
+    correction counts; the KL penalty's gradient and the entropy bonus's are not shown.
+    Raises ValueError where the model's log probabilities are no numbers."""
+    if not torch.isfinite(tokens.logprobs[shown]).all():
+        raise ValueError("they lead to weights whose probabilities are no numbers; a smaller --lr "
+                         "may do")
     clean = tokens.without_junk()
     weight, selected = weight_on_logprob(clean, method), method.call(method.select, clean)
+    if coefficients.get("correction"):
+        bounds = coefficients["correction_low"], coefficients["correction_high"]
+        selected = selected * correct(clean, coefficients["correction"], *bounds)[0]
     gradient = (1 - clean.probs) * weight * selected * clean.mask
     status = torch.full_like(weight, PASSES)
     status[selected == 0] = UNSELECTED
@@ -207,7 +213,7 @@ def walk_of(kept, shown, steps=None, lr=None):
     method, states, shares, summaries = kept.method, [], [], []
     for _, rows, _ in walk(kept, steps, lr):
         tokens = kept.tokens()
-        states.append(token_codes(tokens, method, shown))
+        states.append(token_codes(tokens, method, shown, kept.coefficients))
         summaries.append(summary(tokens, method))
         if rows is not None:
             shares.append(rows.tolist())

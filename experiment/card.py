@@ -88,14 +88,14 @@ def metadata(args, base, evaluations, rollout):
     return fields
 
 
-def scores(name, numbers, n, settings, split="test"):
+def scores(name, numbers, n, settings, split="test", label=None):
     """-> EvalResults of one data set, for a model-index: mean@n, which estimates pass@1, and
     pass@n, as shares.
 
     name: as --data takes it. numbers: {metric: value}, with _stderr for standard errors. settings:
-    what the completions depend on."""
-    spec = SETS.get(name)
-    where = dict(dataset_type=spec.hub if spec else short(name), dataset_name=short(name),
+    what the completions depend on. label: what the card calls the set, in place of its name."""
+    spec, label = SETS.get(name), label or short(name)
+    where = dict(dataset_type=spec.hub if spec else label, dataset_name=label,
                  dataset_config=spec and spec.config,
                  dataset_split=spec.splits.get(split) if spec else None)
     results = []

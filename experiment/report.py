@@ -77,10 +77,14 @@ def hub_entries(settings, results):
 
 def model_index(settings, results):
     """All results in the form of a model card's front matter."""
-    found = []
+    found, seen = [], Counter()
     for name, numbers in results.items():
+        label = Path(name).name  # no paths of the machine: files of one name are numbered
+        seen[label] += 1
+        if seen[label] > 1:
+            label = f"{label} ({seen[label]})"
         known = dict(problems=numbers["problems"], **sampling(settings))
-        found += scores(name, numbers, numbers["samples"], known, settings["split"])
+        found += scores(name, numbers, numbers["samples"], known, settings["split"], label)
     model = Path(settings["model"] or "unknown").name
     return {"model-index": eval_results_to_model_index(model, found)}
 

@@ -27,7 +27,9 @@ EVALUATED = {
     "countdown": ARITHMETIC, "puzzle24": ARITHMETIC, "binary_matrix": LISTS,
     "n_queens": LISTS, "spiral_matrix": LISTS, "string_insertion": LISTS,
     "intermediate_integration": ALGEBRA, "simple_integration": ALGEBRA,
-    "polynomial_multiplication": ALGEBRA}
+    "polynomial_multiplication": ALGEBRA,
+    # This one evaluates nothing, but it takes nan for right.
+    "complex_arithmetic": r"[\d\s+*/().ij-]*"}
 
 
 @functools.cache
@@ -63,9 +65,12 @@ def rg(completion, answer):
     if not re.fullmatch(EVALUATED.get(task, ".*"), text, re.S):
         raise Unparsed("not of the form of the task's answers")
     try:
-        return float(dataset(task).score_answer(text, problem))
+        score = float(dataset(task).score_answer(text, problem))
     except Exception as e:  # Some verifiers raise where an answer is no number.
         raise Unparsed(f"{type(e).__name__}: {e}") from None
+    if not 0 <= score <= 1:  # nan, too; some verifiers add up to a little more than 1
+        raise Unparsed(f"the task's verifier gives it {score}")
+    return score
 
 
 def gold(_, answer):

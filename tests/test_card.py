@@ -204,6 +204,16 @@ def test_results_in_the_hubs_forms(tmp_path, capsys):
     assert (results[0].dataset_config, results[0].dataset_split) == ("main", "test")
 
 
+def test_files_of_one_name_are_told_apart(tmp_path):
+    numbers = {"mean@1": 0.5, "pass@1": 0.5, "samples": 1, "problems": 1, "interval": [0.5, 0.5]}
+    settings = dict(model=None, split="test", temperature=None, top_p=None, max_tokens=None)
+    names = ("/a/x.jsonl", "/b/x.jsonl", "/b/y.jsonl")
+    report.write_for_hub(tmp_path, settings, dict.fromkeys(names, numbers))
+    results = ModelCardData(
+        **yaml.safe_load((tmp_path / "model_index.yaml").read_text())).eval_results
+    assert [r.dataset_name for r in results] == ["x.jsonl", "x.jsonl (2)", "y.jsonl"]
+
+
 @pytest.mark.parametrize("changes, names", [(dict(split="train"), ["gsm8k"]), ({}, ["countdown"])])
 def test_what_is_no_test_split_of_the_hub_has_no_entry(changes, names, tmp_path):
     numbers = {"mean@1": 0.5, "mean@1_stderr": None, "pass@1": 0.5, "samples": 1, "problems": 1,

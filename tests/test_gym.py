@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,10 @@ def test_without_an_answer_nothing_is_graded(completion):
     ("simple_integration", "Integral(x)", False),
     ("simple_integration", "x.diff(x)", False),
     ("simple_integration", "eval(C)", False),
+    ("complex_arithmetic", "-2.5 + 3i", True),
+    ("complex_arithmetic", "(1-2j)", True),
+    ("complex_arithmetic", "nan", False),
+    ("complex_arithmetic", "infj", False),
 ])
 def test_an_answer_that_is_evaluated_calls_nothing(task, text, taken):
     form = rewards.gym.EVALUATED[task]
@@ -85,6 +90,7 @@ def test_passk_is_refused_beside_it():
     ("rg:xyz", "lists them"),
     ("rg:acre", "other problems of it in every process"),
     ("rg:puzzle24", "any other puzzle"),
+    ("rg:coin_flip", "takes 0 for right"),
 ])
 def test_an_unknown_task_is_a_sentence(name, said):
     with pytest.raises(data.DataError, match=said):
@@ -140,6 +146,34 @@ def test_partial_scores_and_hostile_answers():
     other = dict(task, answer=dict(task["answer"], answer="1"))
     scores, counts = grade([other], [["<answer>1</answer>"]])
     assert scores == [[0.0]] and counts["error"] == 1
+
+
+@pytest.mark.parametrize("score, reward", [(0.25, 0.25), (1, 1), (1 + 2e-16, 0), (-0.1, 0),
+                                           (float("nan"), 0)])
+def test_a_score_is_from_0_to_1(score, reward, monkeypatch):
+    entry = dict(question="?", answer="7")
+    made = SimpleNamespace(score_answer=lambda text, entry: score)
+    monkeypatch.setattr(rewards.gym, "entry", lambda task, index: entry)
+    monkeypatch.setattr(rewards.gym, "dataset", lambda task: made)
+    answer = dict(task="gcd", index=0, answer="7")
+    assert rewards.REWARDS["rg"]("<answer>7</answer>", answer) == reward
+
+
+@needs_package
+def test_constants_are_not_right():
+    """Of two tasks an answer was always right that has nothing to do with the problem."""
+    problems = [data.load("rg:complex_arithmetic", "train")[i] for i in range(4)]
+    scores, _ = grade(problems, [[f"<answer>{x}</answer>" for x in ("nan", "NaN", "nanj", "0")]
+                                 for _ in problems])
+    assert all(max(row) < 1 for row in scores)
+
+
+@needs_package
+def test_integrals_have_a_solution():
+    problems = [data.load("rg:intermediate_integration", "train")[i] for i in range(30)]
+    assert not any("Integral" in p["answer"]["answer"] for p in problems)
+    golds, _ = grade([dict(p, reward="gold_rg") for p in problems], [[""]] * 30)
+    assert sum(gold for gold, in golds) == 30
 
 
 @needs_package

@@ -210,6 +210,23 @@ def test_select_and_advantage_0_have_a_status(model, tmp_path):
     assert header(text)["methods"][0]["name"] == "top_entropy"
 
 
+def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
+    path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]],
+                        flags=["--correction", "token_mask"])
+    saved = torch.load(path, weights_only=False)
+    saved["batch"]["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
+    torch.save(saved, path)
+    main(["tokens", str(path), "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6"])
+    text = path.with_name("rollout_000001-tokens.html").read_text()
+    shown = shown_of(open_rollout(path))[:4]
+    dropped = (torch.arange(shown.shape[1]) % 2 == 0).expand(shown.shape)[shown]
+    for method, kinds in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
+        part = codes(text, f"walk-0-{method}", 3, int(shown.sum()))
+        assert (part[3][0][dropped] == kinds).all()
+        assert (part[3][0][~dropped] == tokens.PASSES).all()
+        assert (part[2][0][dropped] == 0).all() == (method == 0)
+
+
 def test_fewer_problems_and_a_method_of_two_passes(rollout, tmp_path):
     out = tmp_path / "a.html"
     main(["tokens", str(rollout), "--methods", "ar_lopti,ar_lopti", "--problems", "1",
@@ -241,6 +258,8 @@ def test_a_late_right_completion_is_right(model, tmp_path):
     kept.rewards[0, 0] = 1 - over / 20
     kept.rewards[0, 1] = -1.0
     assert tokens.is_right(kept).tolist()[0] == [True, False, False, True]
+    kept.rewards[0, 3] = 2.0  # a reward of 1 is right, and nothing else
+    assert tokens.is_right(kept).tolist()[0] == [True, False, False, False]
 
 
 # ---------------------------------------------------------------------------- texts
@@ -323,6 +342,14 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys, monkeypatch):
     assert "no such method: nope" in said and "grpo, dr_grpo" in said
     assert "no such file" in refused(capsys, tmp_path / "no.pt")
     assert "no rollout that" in refused(capsys, __file__)
+    for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
+        (tmp_path / f"{number}.pt").write_text(text)
+        assert "no rollout that" in refused(capsys, tmp_path / f"{number}.pt")
+    for part in ("rewards", "hp", "state"):
+        saved = torch.load(rollout, weights_only=False)
+        del saved[part]
+        torch.save(saved, tmp_path / "part.pt")
+        assert "no rollout that" in refused(capsys, tmp_path / "part.pt")
     assert "there is no folder" in refused(capsys, rollout, "--out", tmp_path / "no" / "a.html")
     assert "--problems" in refused(capsys, rollout, "--problems", "0")
     bare = tmp_path / "bare"
@@ -339,6 +366,12 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys, monkeypatch):
 def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
     said = refused(capsys, rollout, "--steps", "3")
     assert "the steps of grpo cannot be taken: its 8 completions do not divide into 3" in said
+    said = refused(capsys, rollout, "--lr", "1e8")
+    assert "the steps of grpo cannot be taken: they lead to weights whose probabilities" in said
+    saved = torch.load(rollout, weights_only=False)
+    saved["batch"]["mask"][:] = False
+    torch.save(saved, tmp_path / "none.pt")
+    assert "no completion of this rollout is in the loss" in refused(capsys, tmp_path / "none.pt")
     path = kept_rollout(tmp_path / "a", model, rewards=[[0.5, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]])
     assert "the steps of passk cannot be taken: passk counts successes" in refused(
         capsys, path, "--methods", "grpo,passk")
