@@ -128,6 +128,13 @@ class Runs:
             raise Missing(f"{a} with the seeds of {b}")
         return [of_a[seed] - of_b[seed] for seed in common]
 
+    def equal(self, a, b):
+        """Have the runs of two settings the same scores and the same series, seed by seed?"""
+        def numbers(name):
+            return {seed: (run["validation"], run["held_out"], run["series"])
+                    for seed, run in self.of(name).items()}
+        return numbers(a) == numbers(b)
+
     def gap(self, a, b, score):
         return Interval.of(self.gaps(a, b, score))
 
@@ -170,6 +177,9 @@ def compare(paper, place, known, claim, a, b, test=more, score=END, treated=Fals
             if max(clipped) < TREATED:
                 return figure, Verdict(NOT_JUDGED, f"they clip {clipped[0]:.2%} and "
                                                    f"{clipped[1]:.2%} of the tokens")
+        if runs.equal(a, other(runs)):
+            return figure, Verdict(NOT_JUDGED, "the runs are equal: what sets the two apart never "
+                                               "acts here")
         return figure, test(gap)
     return Claim(paper, place, known, claim, measure,
                  lambda runs: runs.gaps(a, other(runs), score))

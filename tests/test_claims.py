@@ -210,7 +210,8 @@ def test_every_claim_finds_its_runs():
     """With made-up runs of the whole grid every claim has a figure and a verdict of a kind; without
     runs it says what is missing."""
     settings = grid.read_grid()
-    finished = all_finished(settings, lambda run: 0.3 + 0.001 * run.seed + run.lr * 100)
+    finished = all_finished(settings, lambda run: (
+        0.3 + 0.001 * run.seed + run.lr * 100 + 1e-4 * (len(run.setting) + run.seed % 2)))
     runs, nothing = claims.Runs(settings, finished), claims.Runs(settings, {})
     rows = [claim.row(runs) for claim in claims.claims()]
     assert len(rows) > 60
@@ -231,6 +232,19 @@ def test_a_claim_compares_seed_by_seed():
     change = claims.compare_changes("P3O", "", "", "", ("acpo-16", "grpo-16"),
                                     ("p3o-16", "grpo-16"))
     assert "apart +0.050 (+0.050, +0.050)" in change.measure(runs)[0]
+
+
+def test_equal_runs_are_said_to_be_equal():
+    """As those of fade without delta where delta stays at 1: an interval of no width says less."""
+    settings = grid.read_grid()
+    finished = all_finished(settings, lambda run: 0.3 + 0.01 * run.seed)
+    claim = claims.compare("ours", "", "", "", "fade_no_delta-16", "fade-16")
+    verdict = claim.measure(claims.Runs(settings, finished))[1]
+    assert verdict.kind == NOT_JUDGED and "the runs are equal" in verdict.remark
+    one = next(run for run in finished.values() if run["setting"] == "countdown/fade-16"
+               and run["role"] == "final")
+    one["series"] = dict(one["series"], other=[0.1])  # equal scores alone are not equal runs
+    assert claim.measure(claims.Runs(settings, finished))[1].kind != NOT_JUDGED
 
 
 def test_the_best_static_advantage_is_chosen_by_the_tuning_seeds():
