@@ -61,7 +61,7 @@ def claims_table(runs, updates):
     kept = claims.survivors(runs)
     rows = [claim.row(updates) for claim in claims_of_updates.claims()]
     rows += [claim.row(runs) for claim in claims.claims()]
-    rows.sort(key=lambda row: ("ACPO", "P3O", "FADE", "ours").index(row[0]))
+    rows.sort(key=lambda row: ("ACPO", "others", "P3O", "FADE", "ours").index(row[0]))
     counts = Counter(row[-1].split(":")[0] for row in rows)
     shown = [[*row[:-1], row[-1] + " *" * ((row[3], row[4]) in kept)] for row in rows
              if not row[-1].startswith(NOT_MEASURED)]

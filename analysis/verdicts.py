@@ -151,6 +151,21 @@ def unjudged(x=None):
     return Verdict(NOT_JUDGED)
 
 
+def beside(paper_reports):
+    """The test of a number that stands beside the one that the paper's claim is about."""
+    def judge(x):
+        return Verdict(NOT_JUDGED, f"the paper reports the {paper_reports}")
+    return judge
+
+
+def with_remark(test, remark):
+    """The test, with a remark on what its verdict leaves out."""
+    def judge(x):
+        verdict = test(x)
+        return Verdict(verdict.kind, "; ".join(filter(None, (verdict.remark, remark))))
+    return judge
+
+
 def of_a_note(test):
     """The test of a claim whose method we know from a note alone: what it says is said of the
     method as the note has it, and is no verdict on the paper."""

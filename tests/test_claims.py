@@ -22,7 +22,9 @@ from analysis.verdicts import (
     NOT_SEEN,
     REPRODUCED,
     Interval,
+    Verdict,
     all_more,
+    beside,
     between,
     derived,
     holds,
@@ -32,6 +34,7 @@ from analysis.verdicts import (
     of_a_note,
     student_p,
     unjudged,
+    with_remark,
 )
 from conftest import ROOT
 from losses import METHODS
@@ -77,6 +80,14 @@ def test_what_is_not_seen_says_what_is_excluded():
     assert str(of_a_note(more)(x)).startswith("not judged: as the note has the method, not seen")
     assert more(x, than=0.02).kind == CONTRADICTED and more(x, than=-0.02).kind == REPRODUCED
     assert holds(x, margin=0.005).kind == NOT_SEEN
+
+
+def test_what_stands_beside_the_papers_score_is_not_judged():
+    x = Interval.of([0.2, 0.21, 0.19])
+    verdict = beside("best validation")(x)
+    assert verdict.kind == NOT_JUDGED and "best validation" in verdict.remark
+    assert with_remark(more, "but")(x) == Verdict(REPRODUCED, "but")
+    assert with_remark(less, "but")(Interval.of([-1.0, 0.0, 1.0])).remark.endswith("; but")
 
 
 def test_a_claim_about_several_numbers_needs_all_of_them():
@@ -257,7 +268,17 @@ def test_the_best_static_advantage_is_chosen_by_the_tuning_seeds():
     runs = claims.Runs(settings, all_finished(settings, score))
     assert runs.best_of(claims.STATIC, 16) == "countdown/power-16"
     claim = claims.compare("FADE", "", "", "", "fade-16", (claims.STATIC, 16))
-    assert "countdown/power-16 0.300, apart +0.000" in claim.measure(runs)[0]
+    assert "countdown/power-16 0.300 (edge), apart +0.000" in claim.measure(runs)[0]
+
+
+def test_the_edge_of_the_rates_is_marked():
+    """A setting that takes another's rate is at the edge where that one is."""
+    settings = grid.read_grid()
+    best = {"acpo": 1e-4, "fade": 2.5e-5}
+    runs = claims.Runs(settings, all_finished(settings, lambda run: -abs(
+        run.lr - best.get(run.setting.split("/")[1].split("-")[0], 2e-4))))
+    assert [runs.at_edge(name) for name in ("acpo-16", "fade-16", "fade_no_alpha-16", "grpo-16")
+            ] == [False, True, True, True]
 
 
 def test_methods_that_hardly_differ_are_not_judged():
