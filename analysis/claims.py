@@ -103,15 +103,17 @@ class Runs:
     def __init__(self, settings=None, finished=None):
         self.settings = read_grid() if settings is None else settings
         self.finished = read_finished() if finished is None else finished
-        self.final = {}
+        final = {}
         for run in self.finished.values():
             if run["role"] == "final":
-                self.final.setdefault(run["setting"], {})[run["seed"]] = run
+                final.setdefault(run["setting"], {})[run["seed"]] = run
+        # one seed has no interval: its setting is not there yet
+        self.final = {key: seeds for key, seeds in final.items() if len(seeds) > 1}
 
     def of(self, name):
         """{seed: run}. Raises Missing."""
         key = name if "/" in name else f"countdown/{name}"
-        if len(self.final.get(key, {})) < 2:
+        if key not in self.final:
             raise Missing(key)
         return self.final[key]
 
