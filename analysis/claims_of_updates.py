@@ -248,8 +248,7 @@ def angles():
                        apart(a, b, "angle"), direction_of(a) if a == "cispo" else more,
                        " degrees", digits=1)
     yield measured("app. D.3", "clip-higher turns the gradient least (1.3 degrees): its angle less "
-                   "the least of all others'", smallest("clip-higher", "angle"), less, " degrees",
-                   digits=1)
+                   "the least of all others'", smallest("clip-higher", "angle"), less, " degrees")
 
 
 def claims():

@@ -135,7 +135,7 @@ def between(x, low, high):
         return Verdict(REPRODUCED)
     if x.high < low or x.low > high:
         return Verdict(CONTRADICTED)
-    return Verdict(NOT_SEEN, f"the interval reaches out of {low:g} to {high:g}")
+    return Verdict(NOT_SEEN, f"the interval reaches out of {low:.3g} to {high:.3g}")
 
 
 def derived(errors, limit=4.0):
