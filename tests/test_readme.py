@@ -106,7 +106,8 @@ def test_every_other_command_is_one_that_is_tested_here():
     known = (" train.py", "python eval.py", "python -m analysis", "python bench/")
     others = {c.split()[0] for c in COMMANDS if c and not any(name in c for name in known)}
     others = {first for first in others if "=" not in first}  # MODEL=... ./run_all.sh full
-    known = {"./run_all.sh", "source", "python", "mkdir", "import", "for", "pip", "hf"}
+    known = {"./run_all.sh", "source", "python", "mkdir", "import", "for", "pip", "hf",
+             "jupyter"}
     assert others <= known, others
     assert {
         "./run_all.sh",
