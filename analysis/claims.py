@@ -351,8 +351,8 @@ def fade(task):
     static = (STATIC, 16, task)
     yield compare("FADE", "abstract", SUMMARY, "its best pass@1 comes earlier than the best static "
                   f"advantage's, {task}, 16 steps", name, static,
-                  with_remark(of_a_note(less), "runs are evaluated every five rollouts, and most "
-                              "are best at their end: this setting can hardly tell"),
+                  with_remark(of_a_note(less), "runs are evaluated every five rollouts, and one "
+                              "that still rises at its end peaks there"),
                   "rollout of the best validation")
     for score in ("early validation mean@8", "mean validation mean@8", END):
         yield compare("ours", "FADE", OURS, f"FADE over the best static advantage, {task}, 16 "

@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -163,3 +164,13 @@ def small(tmp_path_factory):
         return str(folder)
 
     return make
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the project that a test may change."""
+    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
+            "analysis", "data", "docs", "engine", "experiment", "graders"))]:
+        into = tmp_path / path.name
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
+    return tmp_path

@@ -436,6 +436,18 @@ def test_the_lemma_is_judged_where_what_it_drops_is_smallest():
     assert updates_claims.tabular(updates(1.5))[1].kind == INCONSISTENT
 
 
+def test_what_equals_the_gradient_without_the_clip_is_not_judged():
+    """On these rollouts CISPO does, as published; ACPO's does not."""
+    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    of = {claim.claim: claim for claim in updates_claims.claims()}
+    as_published, = (c for name, c in of.items() if "CISPO, which gates nothing" in name)
+    released, = (c for name, c in of.items() if "CISPO as its released code" in name)
+    assert as_published.measure(updates)[1].kind == NOT_JUDGED
+    assert released.measure(updates)[1].kind != NOT_JUDGED
+    updates["seeds"][3]["subsets"]["subsets"]["cispo"]["norm"] *= 1.1  # where its bound acts
+    assert as_published.measure(updates)[1].kind != NOT_JUDGED
+
+
 def test_every_claim_about_updates_has_a_verdict():
     updates = json.loads((ROOT / "results" / "updates.json").read_text())
     rows = [claim.row(updates) for claim in updates_claims.claims()]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import types
@@ -40,60 +39,48 @@ def test_a_block_becomes_a_cell():
     assert len({cell["id"] for cell in cells}) == len(cells)
 
 
-def copy_of_the_repository(folder):
-    """What git would clone, with what is not committed yet."""
-    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True,
-                           capture_output=True, check=True).stdout.split("\n")
-    for name in names:
-        if name and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    return folder
+@pytest.fixture
+def shown(monkeypatch):
+    """Stands for IPython's Image and HTML, which the tests do not need. -> the sizes of what cells
+    show"""
+    sizes = []
+    display = types.ModuleType("IPython.display")
+    display.Image = lambda file: sizes.append(Path(file).stat().st_size)
+    display.HTML = lambda text: sizes.append(len(text))
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return sizes
 
 
 def run_cell(source, names):
-    """Does what Jupyter does with a cell: bash gets the cell, or its last line's value is shown."""
-    if source.startswith("%%bash\n"):
-        done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True,
-                              text=True, timeout=600)
-        assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
-        return None
-    if source.startswith(("Image(", "page(")):
-        return eval(source, names)
-    return exec(source, names)
+    """Does what Jupyter does with a cell."""
+    if not source.startswith("%%bash\n"):
+        exec(source, names)
+        return
+    done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 
-class Shown:
-    """Stands for IPython's Image and HTML, which the tests do not need."""
-
-    def __init__(self, shown):
-        self.size = Path(shown).stat().st_size if shown.endswith(".png") else len(shown)
-
-
-def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
-    folder = copy_of_the_repository(tmp_path)
-    monkeypatch.chdir(folder / "docs")  # where Jupyter starts a kernel
+def test_the_notebook_runs_from_top_to_bottom(copy, shown, monkeypatch):
+    monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORT)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    display = types.ModuleType("IPython.display")
-    display.Image = display.HTML = Shown
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    names, figures = {}, 0
+    names = {}
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         if cell["cell_type"] == "code":
-            shown = run_cell(cell["source"], names)
-            figures += shown is not None and shown.size > 5_000
-    assert Path.cwd() == folder
-    assert figures == LESSONS.count("](lessons/") + LESSONS.count(".html\n")
+            run_cell(cell["source"], names)
+    assert Path.cwd() == copy
+    assert len(shown) == LESSONS.count("](lessons/") + LESSONS.count(".html\n")
+    assert min(shown) > 5_000
     # what was pasted stands where the text says, and once
     for file, name in (("losses.py", "smooth"), ("rewards.py", "near")):
         assert Path(file).read_text().count(f"def {name}(") == 1
     assert 'METHODS["smooth"]' in Path("losses.py").read_text()
 
 
-def test_what_is_pasted_again_takes_the_place_of_what_was(tmp_path, monkeypatch):
+def test_what_is_pasted_again_takes_the_place_of_what_was(tmp_path):
     before, after = "\nTABLE = {\n    1: 2}\n", "\n\ndef f():\n    pass\n"
     file = tmp_path / "some.py"
     file.write_text(before + after)
@@ -107,14 +94,10 @@ def test_what_is_pasted_again_takes_the_place_of_what_was(tmp_path, monkeypatch)
                                 f"# the end of it\n{after}")
 
 
-def test_elsewhere_the_first_cell_says_what_to_do(tmp_path, monkeypatch):
+def test_elsewhere_the_first_cell_says_what_to_do(shown, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    display = types.ModuleType("IPython.display")
-    display.Image = display.HTML = Shown
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
     with pytest.raises(SystemExit, match="clone nanoRLVR first"):
-        exec(cells_of("```sh\nSHORT=\"\"\n```")[0]["source"], {})
+        run_cell(cells_of("```sh\nSHORT=\"\"\n```")[0]["source"], {})
 
 
 def test_jupyter_takes_the_notebook():

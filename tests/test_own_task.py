@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +19,6 @@ PLACES = {"rewards.py": r"^REWARDS = .*\n", "data/sets.py": r"\Z"}  # where the 
 
 def blocks(kind, text):
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
-
-
-@pytest.fixture
-def copy(tmp_path):
-    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
-            "analysis", "data", "docs", "engine", "experiment", "graders"))]:
-        into = tmp_path / path.name
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
-    return tmp_path
 
 
 def test_there_are_four_ways():
