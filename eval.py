@@ -113,7 +113,8 @@ def sample_rows(sampler, tokenizer, problems, samples, *, seed, temperature, max
 
 def summarise(groups, ks):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over the problems, truncated_frac, mean_length}. A reward of 1 is a right completion."""
+    error over the problems, reward (its mean), truncated_frac, mean_length}. A reward of 1 is a
+    right completion, and any other a wrong one."""
     n = len(groups[0])
     correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
     of_problems = {f"mean@{n}": [c / n for c in correct],
@@ -121,6 +122,7 @@ def summarise(groups, ks):
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(values) for name, values in of_problems.items()},
+        "reward": mean(row["score"] for rows in groups for row in rows),
         "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
         "mean_length": mean(row["tokens"] for rows in groups for row in rows),
     }

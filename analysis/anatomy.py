@@ -401,6 +401,7 @@ def anatomy_of(file, model=None):
     slow     in the run's number of steps, of a quarter of the learning rate, after 1
     sgd      in the run's number of steps, plain gradient steps of learning rate 0.02, after 1
     subsets  compare_subsets
+    solve_rates  the mean reward of each problem's completions
     of near to sgd: slope, own_slope, reversal, dominance, and clipped without its single steps.
     Numbers of steps are keys, which become texts in a JSON file; None stands for nan."""
     def walked(at, **settings):
@@ -415,7 +416,8 @@ def anatomy_of(file, model=None):
         steps=steps(kept), near=walked((1, 2), count=2), far=walked((32, 64), count=64),
         fast=walked((32, 64), count=64, lr=5 * lr), slow=walked((1,), lr=lr / 4),
         sgd=walked((1,), lr=0.02, optimizer=torch.optim.SGD),
-        subsets=compare_subsets(open_rollout(file, model))))
+        subsets=compare_subsets(open_rollout(file, model)),
+        solve_rates=kept.rewards.mean(1).tolist()))
 
 
 # ---------------------------------------------------------------------------- entropy

@@ -1,5 +1,5 @@
-"""What ACPO claims of single updates, a claim an entry: measured on the first rollout of each of
-several seeds, or computed from the paper's own assumptions (results/updates.json).
+"""What the papers claim of single updates, a claim an entry: measured on the first rollout of each
+of several seeds, or computed from the paper's own assumptions (results/updates.json).
 
 The quantities are defined in analysis/quantities.py, analysis/anatomy.py and analysis/theory.py;
 the claims about training stand in analysis/claims.py.
@@ -8,7 +8,7 @@ the claims about training stand in analysis/claims.py.
 import math
 
 from analysis import anatomy, figures, theory
-from analysis.claims import CAPTION, CODE, PAPER, Claim
+from analysis.claims import CAPTION, CODE, PAPER, SUMMARY, Claim
 from analysis.verdicts import (
     FOLLOWS,
     INCONSISTENT,
@@ -19,6 +19,7 @@ from analysis.verdicts import (
     derived,
     less,
     more,
+    of_a_note,
     with_remark,
 )
 from experiment.tables import markdown_table
@@ -255,9 +256,34 @@ def angles():
                    "the least of all others'", smallest("clip-higher", "angle"), less, " degrees")
 
 
+# ---------------------------------------------------------------------------- difficulty
+
+
+def effective_problems(alpha):
+    """The effective number of problems of a rollout: (sum m)^2 / sum m^2, m = p (1 - p)^alpha the
+    mass that power's advantage gives a problem of solve rate p on each side."""
+    def quantity(rollout):
+        masses = [p * (1 - p) ** alpha for p in rollout["solve_rates"]]
+        return sum(masses) ** 2 / sum(m * m for m in masses)
+    return quantity
+
+
+def difficulty():
+    def measure(updates):
+        medium, hard = effective_problems(1), effective_problems(3)
+        gap = over_seeds(updates, lambda r: hard(r) - medium(r))
+        figure = (f"effective problems of {len(updates['seeds'][0]['solve_rates'])}: alpha 1 "
+                  f"{over_seeds(updates, medium).plain(1)}, alpha 3 "
+                  f"{over_seeds(updates, hard).plain(1)}, apart {gap.signed(1)}")
+        return figure, of_a_note(less)(gap)
+    yield Claim("FADE", "abstract", SUMMARY, "focus on hard problems (alpha 3) costs sample size, "
+                "the base's first rollouts", measure)
+
+
 def claims():
     """All claims about updates, in the order of RESULTS.md."""
-    return [*lemma_1(), *proposition_1(), *clipped_tokens(), *norms(), *angles()]
+    return [*lemma_1(), *proposition_1(), *clipped_tokens(), *norms(), *angles(),
+            *difficulty()]
 
 
 # ---------------------------------------------------------------------------- the page

@@ -233,6 +233,9 @@ def line(record):
                     error = record.get(f"{name}_stderr")
                     values.append(f"{name.split('/')[-1]} {record[name]:.3f}"
                                   + (f" +- {error:.3f}" if error is not None else ""))
+            reward = record.get(k.replace(f"mean@{n}", "reward"), record[k])
+            if not math.isclose(reward, record[k], abs_tol=1e-9):  # there are other than 0 and 1
+                values.append(f"mean reward {reward:.3f}")
     if record.get("optim/no_gradient"):
         values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"

@@ -2,6 +2,7 @@
 model_index.yaml and eval_results.yaml."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -31,9 +32,13 @@ def decimals(value):
 
 def results_table(results, ks):
     """results: {benchmark: its numbers, as eval.benchmark_results returns them}. In brackets is the
-    standard error over the problems; "-" stands for what cannot be told."""
+    standard error over the problems; "-" stands for what cannot be told. The mean reward stands
+    there where rewards are not all 0 and 1."""
     head = ["benchmark", "problems", "mean@n", "95% interval", *[f"pass@{k} (se)" for k in ks],
             "maj@n", "truncated", "length"]
+    graded = any(not math.isclose(numbers["reward"], numbers[f"mean@{numbers['samples']}"],
+                                  abs_tol=1e-9) for numbers in results.values())
+    head += ["mean reward"] * graded
     rows, names = [], short_names(results)
     for name, numbers in results.items():
         n = numbers["samples"]
@@ -43,7 +48,7 @@ def results_table(results, ks):
             "-".join(map(decimals, numbers["interval"])),
             *[f"{numbers[f'pass@{k}']:.3f} ({decimals(numbers[f'pass@{k}_stderr'])})" for k in ks],
             decimals(numbers.get(f"maj@{n}")), decimals(numbers["truncated_frac"]),
-            f"{numbers['mean_length']:.0f}"])
+            f"{numbers['mean_length']:.0f}", *[decimals(numbers["reward"])] * graded])
     return markdown_table(head, rows)
 
 

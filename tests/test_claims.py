@@ -448,6 +448,18 @@ def test_what_equals_the_gradient_without_the_clip_is_not_judged():
     assert as_published.measure(updates)[1].kind != NOT_JUDGED
 
 
+def test_the_effective_number_of_problems_is_kishs():
+    """Equal masses count whole; of one mass alone one problem counts, whatever its solve rate."""
+    for alpha in (1, 3):
+        number = updates_claims.effective_problems(alpha)
+        assert number(dict(solve_rates=[0.25] * 6)) == pytest.approx(6)
+        assert number(dict(solve_rates=[0.5, 0, 1, 0])) == pytest.approx(1)
+    # masses 0.25 and 0.1875 with alpha 1, 0.0625 and 0.1055 with alpha 3
+    two = dict(solve_rates=[0.5, 0.25])
+    assert updates_claims.effective_problems(1)(two) == pytest.approx(1.96)
+    assert updates_claims.effective_problems(3)(two) == pytest.approx(1.8771, abs=1e-4)
+
+
 def test_every_claim_about_updates_has_a_verdict():
     updates = json.loads((ROOT / "results" / "updates.json").read_text())
     rows = [claim.row(updates) for claim in updates_claims.claims()]

@@ -24,6 +24,7 @@ from engine.sampler import Completion, seed_of
 from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
 from experiment import completions, files
 from experiment.failures import RunFailed
+from experiment.log import line
 from experiment.report import results_table, short_names
 from graders import sandbox
 
@@ -69,7 +70,7 @@ def rows_with(correct, n):
 def test_standard_errors_are_over_problems():
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
     scores = summarise(groups, [1, 2, 4])
-    assert set(scores) == {"truncated_frac", "mean_length", *(
+    assert set(scores) == {"reward", "truncated_frac", "mean_length", *(
         f"{name}{end}" for name in ("mean@4", "pass@1", "pass@2", "pass@4")
         for end in ("", "_stderr"))}
     of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
@@ -79,7 +80,20 @@ def test_standard_errors_are_over_problems():
         assert scores[f"{name}_stderr"] == pytest.approx(np.std(values, ddof=1) / 4**0.5)
     results = benchmark_results([dict(reward="countdown")] * 4, groups, [1, 2, 4])
     assert results["standard_error"] == scores["mean@4_stderr"]
-    assert "| 0.750 (0.250) |" in results_table({"own": results}, [1, 2, 4])  # pass@4
+    table = results_table({"own": results}, [1, 2, 4])
+    assert "| 0.750 (0.250) |" in table and "mean reward" not in table  # pass@4
+
+
+def test_rewards_between_0_and_1_are_shown_beside_the_share_of_right_completions():
+    rows = rows_with(1, 4)
+    rows[1]["score"] = rows[2]["score"] = 0.5
+    results = benchmark_results([dict(reward="own")] * 2, [rows, rows_with(2, 4)], [1])
+    assert results["mean@4"] == 0.375 and results["reward"] == 0.5
+    assert "mean reward |" in results_table({"own": results}, [1])
+    assert results_table({"own": results}, [1]).endswith("| 0.500 |")
+    record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
+    assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
+    assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
 
 
 def test_one_problem_has_no_standard_error():
