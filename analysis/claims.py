@@ -7,7 +7,7 @@ The claims about single updates stand in analysis/claims_of_updates.py.
 import statistics
 from typing import NamedTuple
 
-from analysis.grid import RATES, read_finished, read_grid, tuned, tuning_runs, validation
+from analysis.grid import LENGTHS, RATES, read_finished, read_grid, tuned, tuning_runs, validation
 from analysis.verdicts import (
     INCONSISTENT,
     NOT_JUDGED,
@@ -149,6 +149,11 @@ class Runs:
         return choice is not None and choice[0] in (RATES[source.steps][0],
                                                     RATES[source.steps][-1])
 
+    def clipped_per_completion(self, name):
+        """How many tokens of a completion a setting clips, on average."""
+        return self.mean(name, "clipped").mean * LENGTHS["worked" if "worked/" in name
+                                                         else "countdown"]
+
     def gap(self, a, b, score):
         return Interval.of(self.gaps(a, b, score))
 
@@ -172,7 +177,7 @@ class Runs:
 
 STATIC = ("dr_grpo", "asym", "power")  # FADE's static advantages
 CLIPS = ("grpo", "grpo_clip_0.4", "grpo_clip_0.6")
-TREATED = 0.005  # where neither method clips more of the tokens, they hardly differ
+TREATED = 0.05  # clipped tokens per completion: where neither method has more, they hardly differ
 
 
 def compare(paper, place, known, claim, a, b, test=more, score=END, treated=False):
@@ -188,10 +193,10 @@ def compare(paper, place, known, claim, a, b, test=more, score=END, treated=Fals
                 for name in (a, other(runs))]
         figure = f"{score}: {', '.join(both)}, apart {gap.signed()}"
         if treated:
-            clipped = [runs.mean(name, "clipped").mean for name in (a, other(runs))]
+            clipped = [runs.clipped_per_completion(name) for name in (a, other(runs))]
             if max(clipped) < TREATED:
-                return figure, Verdict(NOT_JUDGED, f"they clip {clipped[0]:.2%} and "
-                                                   f"{clipped[1]:.2%} of the tokens")
+                return figure, Verdict(NOT_JUDGED, f"they clip {clipped[0]:.3f} and "
+                                                   f"{clipped[1]:.3f} tokens of a completion")
         if runs.equal(a, other(runs)):
             return figure, Verdict(NOT_JUDGED, "the runs are equal: what sets the two apart never "
                                                "acts here")

@@ -23,6 +23,7 @@ RATES = {16: (2.5e-5, 5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4, 8e-4)}
 TUNING_SEEDS = (100, 101)
 SEEDS = range(8)
 ROLLOUTS = {"countdown": 20, "worked": 30}
+LENGTHS = {"countdown": 10, "worked": 50}  # tokens of a completion, about
 VALIDATE_EVERY = 5  # rollouts
 
 
