@@ -66,10 +66,13 @@ def read_runs(paths, only):
         if not path.exists():
             refuse(f"{path}: there is no such folder or file; train.py writes a run's folder, "
                    "which its --out names")
-        if not is_run(path):
-            refuse(f"{path} holds no run: it has no metrics.jsonl and config.json")
+    there = [path for path in paths if is_run(path)] or paths[:1]
+    if there[0].is_dir() and not is_run(there[0]):
+        refuse(f"{there[0]} holds no run: it has no metrics.jsonl and config.json")
+    if others := [path for path in paths if path not in there]:  # a shell's runs/* names all
+        note(f"left out, for they hold no run: {some(map(str, others))}")
     try:
-        runs = [run for path in paths for run in read(path)]
+        runs = [run for path in there for run in read(path)]
     except (OSError, ValueError) as e:
         refuse(str(e))
     if only:

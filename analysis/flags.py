@@ -137,7 +137,7 @@ def make_parser(description=None):
             add_out(sub, name, "in the current folder", "; the numbers go into a .json beside it")
         else:
             sub.add_argument("--measure", action="store_true",
-                             help="It first takes five rollouts apart again, which takes minutes "
+                             help="It first takes eight rollouts apart again, which takes minutes "
                                   "(default: it does not).")
     return parser
 

@@ -4,7 +4,8 @@ takes, and what the finished ones gave (results/grid.jsonl). bench/grid.py train
 A line of results/grid.txt is a setting: task, name, steps per rollout (a setting for each), tuned
 or the setting whose learning rate it takes, and flags of train.py. A tuned setting is trained with
 every learning rate of RATES, and with every alternative in braces of its flags, on the tuning
-seeds; what validates best is trained again on the seeds that are reported.
+seeds; where the best rate is the least or the largest, with one more beyond it. What validates best
+is trained again on the seeds that are reported.
 """
 
 import itertools
@@ -23,7 +24,6 @@ RATES = {16: (2.5e-5, 5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4, 8e-4)}
 TUNING_SEEDS = (100, 101)
 SEEDS = range(8)
 ROLLOUTS = {"countdown": 20, "worked": 30}
-LENGTHS = {"countdown": 10, "worked": 50}  # tokens of a completion, about
 VALIDATE_EVERY = 5  # rollouts
 
 
@@ -103,27 +103,46 @@ def read_grid(path=GRID):
     return settings
 
 
-def tuning_runs(setting):
-    """One seed of every rate and alternative after the other."""
-    return [Planned(setting.key, "tune", lr, flags, seed, setting.task, setting.steps)
-            for seed in TUNING_SEEDS for lr in RATES[setting.steps]
-            for flags in setting.alternatives]
-
-
 def validation(run):
     """A run's validation score: the mean of its last two evaluations, for one alone is noisy."""
     return statistics.fmean([score for _, score in run["validation"]["mean"]][-2:])
 
 
+def best(runs, finished):
+    """-> the learning rate and the flags of the best mean validation score, of planned runs of
+    several seeds; None while one of them is missing."""
+    if any(run.id not in finished for run in runs):
+        return None
+    scores = {}
+    for run in runs:
+        scores.setdefault((run.lr, run.flags), []).append(validation(finished[run.id]))
+    return max(scores, key=lambda choice: statistics.fmean(scores[choice]))
+
+
+def tuning_runs(setting, finished):
+    """One seed of every rate and alternative after the other; then those of one rate more, half
+    the least or twice the largest, where that is the best. finished: {id: run}."""
+    def at(rates):
+        return [Planned(setting.key, "tune", lr, flags, seed, setting.task, setting.steps)
+                for seed in TUNING_SEEDS for lr in rates for flags in setting.alternatives]
+    rates = RATES[setting.steps]
+    beyond = {rates[0]: rates[0] / 2, rates[-1]: rates[-1] * 2} if len(rates) > 1 else {}
+    runs = at(rates)
+    choice = best(runs, finished)
+    return runs + at([beyond[choice[0]]]) if choice and choice[0] in beyond else runs
+
+
 def tuned(setting, finished):
     """-> the learning rate and the flags with the best mean validation score over the tuning
     seeds, or None while one of these runs is missing. finished: {id: run}."""
-    scores = {}
-    for run in tuning_runs(setting):
-        if run.id not in finished:
-            return None
-        scores.setdefault((run.lr, run.flags), []).append(validation(finished[run.id]))
-    return max(scores, key=lambda choice: statistics.fmean(scores[choice]))
+    return best(tuning_runs(setting, finished), finished)
+
+
+def at_edge(setting, finished):
+    """Is the best learning rate of a tuned setting the least or the largest of those tried?"""
+    tried = [run.lr for run in tuning_runs(setting, finished)]
+    choice = tuned(setting, finished)
+    return choice is not None and choice[0] in (min(tried), max(tried))
 
 
 def final_runs(setting, settings, finished):
@@ -141,7 +160,7 @@ def final_runs(setting, settings, finished):
 def missing(settings, finished):
     """The runs that can be trained now, in the order of the file, and are not finished."""
     planned = [run for setting in settings.values()
-               for run in [*([] if setting.rate_of else tuning_runs(setting)),
+               for run in [*([] if setting.rate_of else tuning_runs(setting, finished)),
                            *final_runs(setting, settings, finished)]]
     return [run for run in planned if run.id not in finished]
 
@@ -154,7 +173,7 @@ def left(settings, finished):
     for run in finished.values():
         seconds.setdefault((run["task"], run["steps"]), []).append(run["seconds"])
     for setting in settings.values():
-        tuning = [] if setting.rate_of else tuning_runs(setting)
+        tuning = [] if setting.rate_of else tuning_runs(setting, finished)
         final = final_runs(setting, settings, finished)
         here = (sum(run.id not in finished for run in tuning + final)
                 + (0 if final else len(SEEDS)))

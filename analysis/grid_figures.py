@@ -12,12 +12,12 @@ def scores_by_rate(setting, finished):
     """{learning rate: mean validation score over the tuning seeds, of its best alternative}; none
     while runs are missing."""
     scores = {}
-    for run in tuning_runs(setting):
+    for run in tuning_runs(setting, finished):
         if run.id not in finished:
             return {}
         scores.setdefault(run.lr, {}).setdefault(run.flags, []).append(
             validation(finished[run.id]))
-    return {lr: max(map(statistics.fmean, of_flags.values())) for lr, of_flags in scores.items()}
+    return {lr: max(map(statistics.fmean, scores[lr].values())) for lr in sorted(scores)}
 
 
 def plateau(scores, within=0.02):
@@ -42,7 +42,8 @@ def rates(panels, runs, out):
                 axis.plot(list(scores), list(scores.values()), marker=".", lw=1.2,
                           label=name.split("/")[1])
         axis.set(xscale="log", xlabel="learning rate", title=title)
-        axis.set_xticks(RATES[16], [f"{lr:g}" for lr in RATES[16]])
+        ticks = (*RATES[16], 2 * RATES[16][-1])
+        axis.set_xticks(ticks, [f"{lr:g}" for lr in ticks])
         axis.minorticks_off()
         add_legend(axis)
     axes[0, 0].set(ylabel="validation mean@8")

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import ROLLOUTS, SEEDS, TUNING_SEEDS, tuned, validation
+from analysis.grid import ROLLOUTS, SEEDS, TUNING_SEEDS, at_edge, tuned, validation
 from analysis.runs import rounded
 from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
 from experiment.tables import markdown_table
@@ -78,7 +78,7 @@ def settings_table(runs, task=""):
         lr, flags = tuned(source, runs.finished)
         scores = grid_figures.scores_by_rate(source, runs.finished)
         width = "-" if setting.rate_of else f"{grid_figures.plateau(scores)} of {len(scores)}"
-        edge = " (edge)" if lr in (min(scores), max(scores)) else ""
+        edge = " (edge)" * at_edge(source, runs.finished)
         shown = setting.flags if setting.rate_of else flags
         rows.append((key.removeprefix(f"{task}/"), f"`{shown}`", f"{lr:g}{edge}", width,
                      str(len(runs.final[key])),

@@ -35,9 +35,11 @@ def find_runs(paths):
 
 
 def is_run(path):
-    """Is it a run's folder, or a file that `keep` may have written?"""
-    return path.is_file() or (
-        (path / "metrics.jsonl").exists() and (path / "config.json").exists())
+    """Is it a run's folder, or a file that begins as those of `keep`?"""
+    if path.is_file():
+        with path.open(errors="replace") as file:
+            return '"records"' in file.readline()
+    return (path / "metrics.jsonl").exists() and (path / "config.json").exists()
 
 
 def parsed(text, place):

@@ -72,12 +72,17 @@ def contest_days(options):
 
 def local_rows(spec, folder):
     """The rows of the first of a set's local file names that exists, each with its place."""
-    paths = [path for stem in spec.local
-             for path in sorted(glob.glob(str(Path(glob.escape(str(folder)), stem + ".jsonl"))))]
-    if not paths:
-        names = " or ".join(stem + ".jsonl" for stem in spec.local)
-        raise DataError(f"--data_dir {folder} has no {names}")
-    return json_lines(paths[0])
+    for stem in spec.local:
+        paths = sorted(glob.glob(str(Path(glob.escape(str(folder)), stem + ".jsonl"))))
+        if len(paths) > 1:
+            names = ", ".join(Path(path).name for path in paths)
+            raise DataError(f"--data_dir {folder} has several {stem}.jsonl ({names}), and a set is "
+                            "one file there: join them, or give each as a path, as in "
+                            f"--data {paths[0]}")
+        if paths:
+            return json_lines(paths[0])
+    names = " or ".join(stem + ".jsonl" for stem in spec.local)
+    raise DataError(f"--data_dir {folder} has no {names}")
 
 
 def json_lines(path):

@@ -317,6 +317,20 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
         assert message in refused(capsys, *args), args
 
 
+def test_what_lies_beside_runs_is_left_out_and_said(folders, tmp_path, capsys):
+    """A shell makes of runs/* whatever lies there: a folder, a file of problems."""
+    empty, problems = tmp_path / "empty", tmp_path / "problems.jsonl"
+    empty.mkdir()
+    problems.write_text('{"prompt": "1 + 1 =", "answer": "2", "reward": "math"}\n')
+    main(["table", str(empty), *map(str, folders), str(problems)])
+    shown = capsys.readouterr()
+    assert f"left out, for they hold no run: {empty}, {problems}" in shown.out + shown.err
+    alone = tmp_path / "alone"
+    main(["keep", str(folders[0]), str(empty), "--out", str(alone)])
+    main(["table", str(alone), str(empty)])  # a file of keep is a run
+    assert f"hold no run: {empty}\n" in capsys.readouterr().err + "\n"
+
+
 def test_files_that_are_not_a_runs_are_said(folders, tmp_path, capsys):
     notes = tmp_path / "notes.jsonl"
     notes.write_text('{"name": "x"}\n')
