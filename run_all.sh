@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh           sets up, trains with each of METHODS, STEPS and SEEDS: a figure, a table
+# ./run_all.sh setup     sets up alone: the environment in .venv
 # ./run_all.sh test      sets up, then runs every test; what follows goes to pytest: test -k resume
 # ./run_all.sh test quick the tests of every minute (tests/conftest.py says which), in two minutes
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; what follows goes to
@@ -14,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 case "${1:-}" in
-  "" | test | grid | full | results) ;;
+  "" | setup | test | grid | full | results) ;;
   -h | --help)
     sed -n '/^# /p;/^set /q' "$0"
     exit
@@ -143,6 +144,7 @@ esac
 
 case "${1:-}" in
   "") RUNS=${RUNS:-runs} && train_all ;;
+  setup) echo "source .venv/bin/activate" ;;
   test)
     shift
     if [ "${1:-}" = quick ]; then

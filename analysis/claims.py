@@ -226,6 +226,9 @@ def at_every_k(paper, place, known, claim, a, names, test=all_more):
         gaps = {k: runs.gap(a, other, f"pass@{k}") for k in KS}
         figure = f"{a} less {other}: " + ", ".join(
             f"pass@{k} {gap.signed()}" for k, gap in gaps.items())
+        rates = [next(iter(runs.of(name).values()))["lr"] for name in (a, other)]
+        if rates[0] != rates[1]:  # a smaller rate alone keeps more of pass@k
+            figure += f"; at the learning rates {rates[0]:g} and {rates[1]:g}"
         return figure, test(list(gaps.values()))
     return Claim(paper, place, known, claim, measure)
 

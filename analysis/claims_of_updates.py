@@ -56,7 +56,7 @@ def tabular(updates):
 def lemma_1():
     yield Claim("ACPO", "Lemma 1, eq. 11-15", PAPER, "the std of the ratio goes as (1 - pi)^2 "
                 "where a token has logits of its own", tabular)
-    for step, walked in (("AdamW's step", "steps"), ("plain gradient step", "sgd")):
+    for step, walked in (("step of AdamW", "steps"), ("plain gradient step", "sgd")):
         for what, key in (("the step's own tokens", "own_slope"), ("the whole rollout", "slope")):
             yield measured("Lemma 1; fig. 4 of arXiv", f"it does so in a network, {what}, after "
                            f"one {step}: slope 2 in logarithms",
