@@ -99,8 +99,9 @@ def power(runs, score=claims.END):
 
 
 def base_score(runs, task):
-    """What the base scores on the validation puzzles, as a text."""
-    found = [run["validation"] for run in runs.finished.values() if run["task"] == task]
+    """What the base scores on the puzzles that validate reported runs, as a text."""
+    found = [run["validation"] for seeds in runs.final.values() for run in seeds.values()
+             if run["task"] == task]
     if not found:
         return "not measured yet"
     return ", ".join(f"{kind}@8 {statistics.fmean(v[kind][0][1] for v in found):.3f}"
@@ -175,13 +176,18 @@ def page(runs, updates, sanity):
     """RESULTS.md: results/RESULTS.in.md with its numbers filled in."""
     table, counts, missing = claims_table(runs, updates)
     middle, least, most = power(runs)
+    of_best = power(runs, claims.BEST)
+    stars = table.count(" * |")
     text = dict(
         runs=len(runs.finished), cost=core_hours(runs), seeds=len(SEEDS),
         student=STUDENT[len(SEEDS)], claims=table,
         counts=", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]),
         missing=", ".join(f"{n} of {paper}" for paper, n in missing.items()) or "none",
         power=f"{middle:.3f}",
-        power_range=f"{least:.3f} to {most:.3f}", sanity=sanity_table(sanity),
+        power_range=f"{least:.3f} to {most:.3f}", power_best=f"{of_best[0]:.3f}",
+        power_best_range=f"{of_best[1]:.3f} to {of_best[2]:.3f}",
+        stars=f"{stars or 'No'} verdict{'s have' if stars > 1 else ' has'} one here.",
+        sanity=sanity_table(sanity),
         **{f"table_{task}": settings_table(runs, task) for task in TASKS},
         noise=f"{tuning_noise(runs):.3f}", few=claims_of_updates.few_tokens(updates),
         **{f"base_{task}": base_score(runs, task) for task in TASKS},

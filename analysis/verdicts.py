@@ -113,7 +113,7 @@ def less(x, than=0.0):
 def holds(x, margin=MARGIN):
     """The paper has no loss: one larger than the margin is excluded, and none is certain."""
     if x.high < 0:
-        return Verdict(CONTRADICTED, f"a loss is certain, one above {-x.low:.3f} is excluded")
+        return Verdict(CONTRADICTED, f"a loss above {-x.low:.3f} is excluded")
     if x.low > -margin:
         return Verdict(REPRODUCED, f"a loss above {max(0.0, -x.low):.3f} is excluded")
     return Verdict(NOT_SEEN, f"a loss of up to {-x.low:.3f} is not excluded")
