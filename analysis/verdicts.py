@@ -111,7 +111,8 @@ def less(x, than=0.0):
 
 
 def holds(x, margin=MARGIN):
-    """The paper has no loss: one larger than the margin is excluded, and none is certain."""
+    """The paper has no loss: one larger than the margin is excluded, and the interval
+    does not lie below 0."""
     if x.high < 0:
         return Verdict(CONTRADICTED, f"a loss above {-x.low:.3f} is excluded")
     if x.low > -margin:
