@@ -25,6 +25,7 @@ TUNING_SEEDS = (100, 101)
 SEEDS = range(8)
 ROLLOUTS = {"countdown": 20, "worked": 30}
 VALIDATE_EVERY = 5  # rollouts
+BESIDE = 10  # seconds, about, that a run loads, evaluates and saves
 
 
 class Setting(NamedTuple):
@@ -180,8 +181,7 @@ def left(settings, finished):
         of_rollout = seconds.get((setting.task, setting.steps),
                                  [1.1 if setting.task == "countdown" else 3.0])
         count += here
-        # beside its rollouts a run loads, evaluates and saves
-        total += here * (ROLLOUTS[setting.task] * statistics.median(of_rollout) + 10)
+        total += here * (ROLLOUTS[setting.task] * statistics.median(of_rollout) + BESIDE)
     return count, total / 3600
 
 

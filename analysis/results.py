@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import ROLLOUTS, SEEDS, TUNING_SEEDS, at_edge, tuned, validation
+from analysis.grid import BESIDE, ROLLOUTS, SEEDS, TUNING_SEEDS, at_edge, tuned, validation
 from analysis.runs import rounded
 from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
 from experiment.tables import markdown_table
@@ -109,9 +109,25 @@ def base_score(runs, task):
 
 
 def core_hours(runs):
-    """What the finished runs took, by the seconds of their rollouts."""
+    """What the finished runs took: by the seconds of their rollouts, and with BESIDE of each."""
     seconds = sum(run["seconds"] * ROLLOUTS[run["task"]] for run in runs.finished.values())
-    return f"{seconds / 3600:.1f} core-hours"
+    whole = seconds + BESIDE * len(runs.finished)
+    return (f"{seconds / 3600:.1f} core-hours of rollouts, {whole / 3600:.1f} with about {BESIDE} "
+            "s for what is beside them in each run")
+
+
+def at_end(runs, task):
+    """How many of the reported runs validate best at their end."""
+    courses = [[x for at, x in run["validation"]["mean"] if at] for seeds in runs.final.values()
+               for run in seeds.values() if run["task"] == task]
+    return f"{sum(course[-1] == max(course) for course in courses)} of {len(courses)}"
+
+
+def at_bound(runs, steps, bound=3.0):
+    """How many of ACPO's runs had a clip range at its bound."""
+    found = runs.final.get(f"countdown/acpo-{steps}", {}).values()
+    reached = sum(bound in run["series"]["clip/range_max"] for run in found)
+    return f"{reached} of {len(found)}"
 
 
 def tuning_noise(runs):
@@ -190,6 +206,8 @@ def page(runs, updates, sanity):
         sanity=sanity_table(sanity),
         **{f"table_{task}": settings_table(runs, task) for task in TASKS},
         noise=f"{tuning_noise(runs):.3f}", few=claims_of_updates.few_tokens(updates),
+        **{f"bound_{steps}": at_bound(runs, steps) for steps in (2, 16)},
+        **{f"at_end_{task}": at_end(runs, task) for task in TASKS},
         **{f"base_{task}": base_score(runs, task) for task in TASKS},
         updates=claims_of_updates.tables(updates))
     return (RESULTS / "RESULTS.in.md").read_text().format(**text)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import train
-from analysis import claims, grid
+from analysis import claims, grid, results
 from analysis import claims_of_updates as updates_claims
 from analysis.verdicts import (
     CONTRADICTED,
@@ -306,6 +306,38 @@ def test_what_two_methods_clip_stands_beside_a_claim_about_clips():
     assert verdict.kind == REPRODUCED and "they clip 1.50% and 1.50%" in figure
 
 
+def test_what_sets_two_settings_apart_beside_the_method_is_said():
+    """Other learning rates, and a controller of FADE that never acts."""
+    settings = grid.read_grid()
+    best = {"fade": 5e-5}
+    finished = all_finished(settings, lambda run: 0.4 - abs(
+        run.lr - best.get(run.setting.split("/")[1].split("-")[0], 1e-4)))
+    runs = claims.Runs(settings, finished)
+    assert runs.other_rates("fade-16", "acpo-16") == "; learning rates 5e-05 and 0.0001"
+    assert runs.other_rates("grpo-16", "acpo-16") == ""
+    claim = claims.compare("FADE", "", "", "", "fade-16", "acpo-16")
+    assert "learning rates 5e-05 and 0.0001" in claim.measure(runs)[0]
+    claim = claims.says_whether_delta_acts(claim, "fade-16")
+    assert "delta" not in claim.measure(runs)[0]
+    for run in runs.of("fade-16").values():
+        run["series"]["adv/fade_delta"] = [1.0, 1.0]
+    assert claim.measure(runs)[0].endswith("; delta is 1 throughout")
+
+
+def test_counts_on_the_page_are_those_of_the_runs():
+    settings = grid.read_grid()
+    runs = claims.Runs(settings, all_finished(settings, lambda run: 0.3))
+    acpo = list(runs.of("acpo-2").values())
+    for run in acpo:
+        run["series"]["clip/range_max"] = [0.5, 1.0]
+    acpo[0]["series"]["clip/range_max"] = [0.5, 3.0]
+    assert results.at_bound(runs, 2) == "1 of 8"
+    total = int(results.at_end(runs, "worked").split(" of ")[1])
+    assert results.at_end(runs, "worked") == f"{total} of {total}"
+    next(iter(runs.of("worked/acpo-16").values()))["validation"]["mean"][1][1] = 0.9
+    assert results.at_end(runs, "worked") == f"{total - 1} of {total}"
+
+
 def test_a_rate_that_is_best_later_replaces_the_runs_of_the_one_before():
     """The runs at 2e-4 were trained before 4e-4 was tried, and stay in the file."""
     settings = grid.read_grid()
@@ -425,6 +457,10 @@ def test_the_side_that_dominates_is_judged_by_means_over_rollouts():
     figure, verdict = claim.measure(updates)
     assert "eq. 54: 0.020" in figure and "eq. 55: 0.05" in figure and "apart -0.0" in figure
     assert verdict.kind == NOT_SEEN
+    # high is the larger on all rollouts, by far on one: that hides the difference, not the ratio
+    updates = dict(seeds=[rollout_with(0.02, -0.05 - 2 * (i == 0)) for i in range(8)])
+    verdict = claim.measure(updates)[1]
+    assert verdict.kind == NOT_SEEN and "by the logarithm of the ratio reproduced" in str(verdict)
     updates = dict(seeds=[rollout_with(0.2 * x, -0.05) for x in noise])
     assert claim.measure(updates)[1].kind == REPRODUCED
     updates = dict(seeds=[rollout_with(0.2 + x, -0.05) for x in noise])
