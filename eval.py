@@ -189,7 +189,7 @@ def load_benchmarks(args):
 def load_model(args, sets):
     """-> the sampler and the tokenizer of --model"""
     if not args.model:
-        args.model = parallel.on_rank0(partial(base_of, args.benchmarks))
+        args.model = base_of(args.benchmarks)
     tokenizer, eos = eval_flags.load_tokenizer(args, sets)
     parallel.say(eval_flags.in_force(args))
     try:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+TIED = 1e-5  # relative difference of entropies that are one number but for float32's rounding
 BINS = 5  # the logged statistics go by five equal bins of the token's probability, as ACPO's
 
 
@@ -211,12 +212,16 @@ def every_token(tokens):
 
 
 def entropy_rank(tokens, share, largest):
-    """1 for the `share` of the tokens with the largest (smallest) entropy, ties included."""
+    """1 for the `share` of the tokens with the largest (smallest) entropy, ties included.
+
+    Tokens of one context, such as the first ones of a group, have one entropy, but for rounding,
+    which is another in every micro-batch: ties go by a tolerance."""
     if not 0 < share <= 1:
         raise ValueError(f"--entropy_share must be above 0 and at most 1, not {share}")
     ranked = tokens.entropy[tokens.mask].sort(descending=largest).values
     last = ranked[math.ceil(share * len(ranked)) - 1]
-    return (tokens.entropy >= last if largest else tokens.entropy <= last).to(tokens.entropy)
+    chosen = tokens.entropy >= last * (1 - TIED) if largest else tokens.entropy <= last * (1 + TIED)
+    return chosen.to(tokens.entropy)
 
 
 @whole_step
@@ -354,6 +359,11 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
     return clipped(tokens.ratio, tokens.advantages, eps_low, eps_high, dual_clip)
 
 
+def capped(tokens, bound):
+    """The share of the tokens that have an advantage and a ratio above the bound."""
+    return tokens.mean(((tokens.ratio > bound) & (tokens.advantages != 0)).float())
+
+
 def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
     """L = -sg(min(rho, ratio_max)) A log pi
     with drop_low, drop_high (both or neither): 0 for a token that PPO would clip, where A > 0 and
@@ -370,7 +380,7 @@ def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
     if drop_low is not None:
         up, down = tokens.ratio > 1 + drop_high, tokens.ratio < 1 - drop_low
         loss = loss * ~torch.where(tokens.advantages > 0, up, down)
-    return loss, dict(capped_frac=tokens.mean((tokens.ratio > ratio_max).float()))
+    return loss, dict(capped_frac=capped(tokens, ratio_max))
 
 
 def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
@@ -425,12 +435,15 @@ def spread_by_bin(tokens, bins):
 
     -> the bin of each token [B, T], tokens per bin [bins] and std of rho per bin [bins]."""
     index = (tokens.probs * bins).nan_to_num().long().clamp(max=bins - 1)  # pi = 1: the last bin
-    bin_of, ratio = index[tokens.mask], tokens.ratio.detach()[tokens.mask]
-    zeros = ratio.new_zeros(bins)
-    count = zeros.index_add(0, bin_of, torch.ones_like(ratio))
-    mean = zeros.index_add(0, bin_of, ratio) / count.clamp(min=1)
+
+    def sums(x):
+        x = torch.where(tokens.mask, x, 0)
+        return x.new_zeros(bins).index_add(0, index.flatten(), x.flatten())
+    ratio = tokens.ratio.detach()
+    count = sums(torch.ones_like(ratio))
+    mean = sums(ratio) / count.clamp(min=1)
     # around the mean: sum(rho^2) / n - mean^2 is all rounding in float32 while rho is near 1
-    variance = zeros.index_add(0, bin_of, (ratio - mean[bin_of]) ** 2) / count.clamp(min=1)
+    variance = sums((ratio - mean[index]) ** 2) / count.clamp(min=1)
     return index, count, variance.sqrt()
 
 
@@ -464,7 +477,7 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
     kl = x + (-x).exp() - 1
     weight = tokens.ratio.detach().clamp(max=ess if ess_cap else math.inf)
     loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * kl * ess_kl
-    return loss, dict(capped_frac=tokens.mean((tokens.ratio > ess).float()) * ess_cap)
+    return loss, dict(capped_frac=capped(tokens, ess) * ess_cap, p3o_ess=ess)
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
@@ -528,6 +541,16 @@ class Method:
     def whole_step(self):
         """Does a token's loss depend on the other tokens of the optimizer step?"""
         return any(getattr(f, "whole_step", False) for f in self.functions)
+
+    @functools.cached_property
+    def needs_advantage(self):
+        """Has a completion no gradient where its advantage is 0? Tried at ratios e^-20 to e^20."""
+        zeros, log_ratio = torch.zeros(8, 41), torch.arange(-20.0, 21)
+        logprobs = -torch.linspace(0.01, 9, 8)[:, None].expand_as(zeros)
+        leaf = logprobs.clone().requires_grad_()
+        tokens = Tokens(leaf, logprobs - log_ratio, zeros, zeros == 0, zeros + 1, logprobs)
+        loss, _ = policy_loss(self, tokens, 41, size=step_size(tokens.mask, 41))
+        return not self.whole_step and not torch.autograd.grad(loss, leaf)[0].any()
 
     def bind(self, **hyperparameters):
         """The same row with other values. Raises TypeError for a name that no function takes."""
@@ -658,23 +681,29 @@ def objective_of(method, tokens):
 
 def measure(method, tokens):
     """The step's ratios and clipping. A token is clipped when it has an advantage and the
-    objective gives it no gradient, however it does that; shares are of all completion tokens."""
+    objective gives it no gradient, however it does that; shares are of all completion tokens.
+    The other numbers are of the completions with an advantage, whatever the method, since backward
+    may leave out the rest; nan where there is none."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     with torch.enable_grad():
         gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    tokens = replace(tokens, logprobs=tokens.logprobs.detach())
-    ratio, log_ratio, inside = tokens.ratio, tokens.log_ratio, tokens.ratio[tokens.mask]
     clipped_up = (gradient == 0) & (tokens.advantages > 0)
     clipped_down = (gradient == 0) & (tokens.advantages < 0)
+    shares = dict(clip_frac=tokens.mean((clipped_up | clipped_down).float()),
+                  clip_high_frac=tokens.mean(clipped_up.float()),
+                  clip_low_frac=tokens.mean(clipped_down.float()))
+    learnt = tokens.mask & (tokens.advantages != 0).any(1, keepdim=True)
+    tokens = replace(tokens, logprobs=tokens.logprobs.detach(), mask=learnt)
+    log_ratio, ratio = tokens.log_ratio, tokens.ratio
+    least, most = ratio.where(learnt, math.inf).min(), ratio.where(learnt, -math.inf).max()
+    none = torch.where(learnt.any(), 0.0, math.nan)
     _, count, std = spread_by_bin(tokens, BINS)
     return dict(
-        clip_frac=tokens.mean((clipped_up | clipped_down).float()),
-        clip_high_frac=tokens.mean(clipped_up.float()),
-        clip_low_frac=tokens.mean(clipped_down.float()),
-        approx_kl=tokens.mean(ratio - 1 - log_ratio), approx_kl_k1=tokens.mean(-log_ratio),
-        ratio_mean=inside.mean(), ratio_min=inside.min(), ratio_max=inside.max(),
+        shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),
+        approx_kl_k1=tokens.mean(-log_ratio),
+        ratio_mean=tokens.mean(ratio), ratio_min=least + none, ratio_max=most + none,
         ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy),
-        **{f"ratio_std/bin{i}": std[i] for i in range(BINS)},
+        **{f"ratio_std/bin{i}": std[i] + none for i in range(BINS)},
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 
 

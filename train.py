@@ -16,6 +16,7 @@ import torch
 
 import data
 import losses
+from data.recipe import base_of
 from engine import parallel
 from engine.policy import backward, compute_logprobs, make_batch, shuffled_shares
 from engine.sampler import Completion, default_kind, make_sampler, seed_of
@@ -324,12 +325,11 @@ def main(argv=None):
     # import is imported here: flags and data are right
     from transformers.utils.logging import disable_progress_bar
 
-    from data.recipe import base_of
     from experiment import check
     from experiment.run import Run, banner, newest_checkpoint
     disable_progress_bar()  # of loading and saving: the run's own bar is enough
     if args.model is None:
-        args.model = parallel.on_rank0(lambda: base_of(args.data))
+        args.model = base_of(args.data)
     tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
     resumed_from = newest_checkpoint(args)
     policy, reference, optimizer, schedule, scaler = load_policy(

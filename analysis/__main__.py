@@ -245,7 +245,10 @@ def main(argv=None):
         analyze_theory(args.out)
     else:
         from analysis.results import write_results
-        wrote(*write_results(args.measure))
+        try:
+            wrote(*write_results(args.measure))
+        except ValueError as e:
+            refuse(str(e))
 
 
 if __name__ == "__main__":

@@ -185,6 +185,16 @@ def left(settings, finished):
     return count, total / 3600
 
 
+def of_other_bases(finished, bases):
+    """A sentence where finished runs do not begin from these bases, {task: checksum of weights}:
+    runs of two bases do not compare. None where all do."""
+    others = [run for run in finished.values()
+              if run["base"] != bases.get(run["task"], run["base"])]
+    if others:
+        return (f"{len(others)} finished runs are of another base than the one in data/, as "
+                f"{others[0]['id']}")
+
+
 def read_finished(path=FINISHED):
     """{id: run} of the finished runs; a last line that was cut off is left out."""
     if not Path(path).exists():

@@ -15,9 +15,21 @@ from collections import Counter
 from pathlib import Path
 
 from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import BESIDE, ROLLOUTS, SEEDS, TUNING_SEEDS, at_edge, tuned, validation
+from analysis.grid import (
+    BESIDE,
+    ROLLOUTS,
+    SEEDS,
+    TUNING_SEEDS,
+    at_edge,
+    of_other_bases,
+    read_finished,
+    tuned,
+    validation,
+)
 from analysis.runs import rounded
 from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
+from data.recipe import base_of
+from experiment.checkpoint import checksum
 from experiment.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +46,11 @@ TASKS = ("countdown", "worked")
 
 def measure():
     """Writes results/updates.json: what the optimizer steps on the first rollout of each seed
-    do, and what the theory has for it."""
+    do, and what the theory has for it. Raises ValueError where the finished runs of results/ are of
+    another base."""
+    bases = {task: checksum(Path(base_of(task), "model.safetensors")) for task in TASKS}
+    if sentence := of_other_bases(read_finished(), bases):
+        raise ValueError(f"{sentence}: updates of the present ones do not go with them")
     seeds = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in ROLLOUT_SEEDS:

@@ -131,7 +131,8 @@ def clip_ranges(record):
                   if name.startswith("policy/bin_frac/")}
         if ranges.keys() != shares.keys():  # --bins other than those that are logged
             return {}
-        found += [(ranges[name], share) for name, share in shares.items()]
+        # a step without an advantage has no shares
+        found += [(ranges[name], share) for name, share in shares.items() if share is not None]
     if not found:
         return {}
     total = sum(share for _, share in found)

@@ -951,9 +951,9 @@ PARTS = {  # the most important ones first
     "repeat": Part(repeat, 90, 0, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
     "compile": Part(compiled, 120, 1, {}, compiler),
 }
-# A script of parts. trained: those that need the embedded base; minutes: in all, at most
-Suite = namedtuple("Suite", "script doc parts trained minutes out")
-SUITE = Suite(__file__, __doc__, PARTS, ("run", "check", "run_float32"), 9.5, "gpu.json")
+# A script of parts. minutes: in all, at most
+Suite = namedtuple("Suite", "script doc parts minutes out")
+SUITE = Suite(__file__, __doc__, PARTS, 9.5, "gpu.json")
 RUNNING = {}  # processes of parts, by name
 
 
@@ -1097,28 +1097,10 @@ def write(path, result):
     aside.replace(path)
 
 
-def start_base(suite, names, small):
-    """The embedded base is built on the CPU while the first parts have the GPU."""
-    if small or not set(names) & set(suite.trained):
-        return None
-    env = dict(environment(Part(None, 0), tempfile.gettempdir()), CUDA_VISIBLE_DEVICES="")
-    return subprocess.Popen([sys.executable, "-m", "data.tiny"], cwd=ROOT, process_group=0,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-
-
-def wait_for(base, limit):
-    try:
-        base.wait(timeout=max(1, limit))
-    except subprocess.TimeoutExpired:
-        pass  # train.py builds it itself, then
-
-
-def timed_part(suite, name, small, base, left):
+def timed_part(suite, name, small, left):
     """-> a part's records, and its seconds. left(): seconds that there still are."""
     began = time.perf_counter()
     lacks = suite.parts[name].lacks(small)
-    if base and name in suite.trained and not lacks:
-        wait_for(base, min(180, left()))
     limit = min(suite.parts[name].seconds, left())
     if limit < 20:
         lacks = lacks or "no time was left; --minutes gives more"
@@ -1135,9 +1117,8 @@ def run_all(suite, names, args):
     began, result = time.perf_counter(), dict(started=time.strftime("%Y-%m-%d %H:%M:%S"),
                                               small=args.small, parts={}, cases=[])
     print("| part | case | result | s | figures |\n| --- | --- | --- | --- | --- |", flush=True)
-    base = start_base(suite, names, args.small)
     pool = ThreadPoolExecutor(2 if args.small and not on_gpu() else 1)
-    one = partial(timed_part, suite, small=args.small, base=base,
+    one = partial(timed_part, suite, small=args.small,
                   left=lambda: 60 * args.minutes - (time.perf_counter() - began))
     try:
         for name, (records, seconds) in zip(names, pool.map(one, names), strict=True):
@@ -1149,7 +1130,7 @@ def run_all(suite, names, args):
                 show(record)
     finally:  # of all this nothing is left where we are interrupted
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in [*(p for part in RUNNING.values() for p in part), *filter(None, [base])]:
+        for process in [p for part in RUNNING.values() for p in part]:
             stop(process)
     return result
 

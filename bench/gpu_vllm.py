@@ -470,7 +470,7 @@ PARTS = {  # the most important ones first
     "first_runner": part(gaps, 240, env=dict(HERE, VLLM_USE_V2_MODEL_RUNNER="0"), lacks=a_gpu,
                          dtype="bfloat16"),
 }
-SUITE = gpu.Suite(__file__, __doc__, PARTS, ("run", "check"), 25, "gpu_vllm.json")
+SUITE = gpu.Suite(__file__, __doc__, PARTS, 25, "gpu_vllm.json")
 
 
 def main():

@@ -32,6 +32,7 @@ from analysis.grid import (  # noqa: E402
     GRID,
     left,
     missing,
+    of_other_bases,
     read_finished,
     read_grid,
 )
@@ -94,7 +95,8 @@ def rounded(x, digits=4):
 def ranges(record):
     """-> the mean clip range over the tokens of a rollout's steps, and the largest of its bins;
     None where the method has none."""
-    steps = [s for s in record.get("steps", []) if "clip/range/bin0" in s]
+    steps = [s for s in record.get("steps", [])
+             if "clip/range/bin0" in s and s["policy/bin_frac/bin0"] is not None]
     if not steps:
         return None, None
     bins = range(sum(name.startswith("clip/range/bin") for name in steps[0]))
@@ -189,8 +191,7 @@ def wanted(args, settings, finished):
 
 
 def warm_up(tasks):
-    """Imports what every run needs, for one core, and builds the bases of the tasks, once.
-    -> {task: checksum of its base's weights}"""
+    """Imports what every run needs, for one core. -> {task: checksum of its base's weights}"""
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
     import matplotlib.pyplot  # noqa: F401
     import torch
@@ -202,16 +203,6 @@ def warm_up(tasks):
     from experiment.checkpoint import checksum
     torch.set_num_threads(1)
     return {task: checksum(Path(base_of(task), "model.safetensors")) for task in tasks}
-
-
-def refuse_other_bases(finished, bases):
-    """Bases of two machines differ by rounding, and runs of two bases do not compare."""
-    others = [run for run in finished.values()
-              if run["base"] != bases.get(run["task"], run["base"])]
-    if others:
-        sys.exit(f"grid.py: {len(others)} finished runs are of another base than this machine's, "
-                 f"as {others[0]['id']}; copy that machine's ~/.cache/nanorlvr, or begin anew with "
-                 "--results another.jsonl")
 
 
 def fork_all(next_runs, work, jobs, minutes=0):
@@ -266,7 +257,8 @@ def main():
     folder = claimed(args.folder)
     say(settings, finished)
     bases = warm_up({setting.task for setting in settings.values()})
-    refuse_other_bases(finished, bases)
+    if sentence := of_other_bases(finished, bases):
+        sys.exit(f"grid.py: {sentence}; begin anew with --results another.jsonl")
 
     def next_runs():
         if collect(folder, finished, Path(args.results)):

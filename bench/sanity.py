@@ -31,11 +31,11 @@ OWN = {"fade": "--fade_ema 0.2"}
 def choose_problems(path):
     """Writes the problems: the first training puzzles of which the base solves 20 to 80%."""
     import data
-    from data import tiny
+    from data.recipe import base_of
     from engine.sampler import make_sampler
     from eval import sample_rows
     from experiment.model import read_tokenizer
-    folder = tiny.base_model()
+    folder = base_of("countdown")
     candidates = [data.load("countdown", "train")[i] for i in range(8 * PROBLEMS)]
     tokenizer, eos, *_ = read_tokenizer(folder, candidates, None)
     sampler = make_sampler("transformers", folder, dtype="float32", max_length=64, eos=eos)

@@ -100,11 +100,16 @@ class Generated(Sequence):
 
 
 def held_out(form, n):
-    """The first n held-out problems with different prompts: the same whatever the run's seed."""
-    problems = {}
-    for index in range(100 * n):
-        item = problem(form, 0, index, "test")
-        problems.setdefault(item["prompt"], item)
-        if len(problems) == n:
-            return list(problems.values())
-    raise ValueError(f"{form} has fewer than {n} different held-out puzzles")
+    """n held-out problems with different prompts: the same whatever the run's seed."""
+    return distinct((problem(form, 0, index, "test") for index in range(100 * n)), n)
+
+
+def distinct(problems, n):
+    """The first n problems with different prompts, shuffled: those that are found late are puzzles
+    that few expressions make, and harder. Raises ValueError where there are fewer."""
+    found = {}
+    for item in problems:
+        found.setdefault(item["prompt"], item)
+        if len(found) == n:
+            return random.Random(0).sample(list(found.values()), n)
+    raise ValueError(f"there are fewer than {n} different held-out puzzles")

@@ -1,11 +1,11 @@
 """The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
 
-It stands in for a real base model where there is no network and no GPU. Training it takes about two
-minutes on two cores. Half of the later Countdown demonstrations that it learns from are wrong, so
-that it solves some puzzles and has something left to learn. It is saved as an ordinary Hugging Face
-folder: sampler, trainer and evaluation treat it as any other model.
+It stands in for a real base model where there is no network and no GPU. Half of the later Countdown
+demonstrations that it learns from are wrong, so that it solves some puzzles and has something left
+to learn. It is an ordinary Hugging Face folder, data/base, which comes with the project: sampler,
+trainer and evaluation treat it as any other model.
 
-    python -m data.tiny            builds it where the cache lacks it, and prints its folder
+    python -m data.tiny            trains it again, in about two minutes, and writes data/base
 """
 
 import random
@@ -16,10 +16,11 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
-from data.recipe import EMBEDDED, cached_base
+from data.recipe import base_of, save_base
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
+MINIATURE = dict(steps=90, batch=32, demonstrations=1024, hidden=32, mlp=32, layers=2, heads=2)
 
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should not cost 17 characters
@@ -64,8 +65,8 @@ def demonstration(recipe, index):
 
 
 def train(recipe):
-    """-> model, tokenizer. Minimises the cross-entropy of the completions' tokens, with AdamW,
-    warm-up and linear decay."""
+    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
+    tokens, with AdamW, warm-up and linear decay."""
     tok = tokenizer()
     model = empty_model(recipe, len(tok))
     texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
@@ -99,15 +100,8 @@ def train(recipe):
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval(), tok
-
-
-def base_model(**changes):
-    """The folder of the embedded base, which is trained first where the cache lacks it. `changes`
-    to the recipe make another base."""
-    recipe, code = {**RECIPE, **changes}, (__file__, countdown.__file__)
-    return cached_base("tiny", recipe, EMBEDDED, code, train)
+    return model.eval(), tok, loss.item()
 
 
 if __name__ == "__main__":
-    print(base_model())
+    save_base(base_of("countdown"), RECIPE, train, MINIATURE)

@@ -1,7 +1,7 @@
 """Countdown with worked steps: four numbers, and a completion that reasons before it answers.
 
-    python train.py --data worked        trains the base below where no --model is given
-    python -m data.worked                builds that base where it is not cached, prints its folder
+    python train.py --data worked        trains the base in data/worked_base, without a --model
+    python -m data.worked                makes that base again, in some minutes
 
 A prompt is `5 6 4 6 = 28 :`. A completion works backwards: it takes one number off the target,
 writes what is left to be made of which numbers, and so on, until two are left; then it answers:
@@ -14,11 +14,12 @@ LARGEST, every sign and every tag is one token. The verifier `countdown` grades 
 steps earn nothing themselves.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 
 from data import countdown
-from data.recipe import WORKED, cached_base
+from data.recipe import base_of, save_base
 
 NAME = "worked"
 LARGEST = 120  # no number or intermediate result is larger
@@ -30,6 +31,7 @@ WORDS = ["<pad>", "<eos>", "<answer>", "</answer>", "+", "-", "*", "(", ")", "="
 
 RECIPE = dict(seed=0, steps=1200, batch=64, lr=3e-3, weight_decay=0.1, demonstrations=100_000,
               wrong=0.2, again=0.2, hidden=128, mlp=256, layers=3, heads=4, kv_heads=1)
+MINIATURE = dict(steps=90, batch=8, demonstrations=512, hidden=32, mlp=32, layers=1, heads=2)
 
 
 # ------------------------------------------------------------------ puzzles
@@ -97,12 +99,7 @@ def load(split):
     """The training problems, or 1,024 held-out ones with different prompts."""
     if split == "train":
         return Generated()
-    problems, index = {}, 0
-    while len(problems) < 1024:
-        item = problem(0, index, "test")
-        problems.setdefault(item["prompt"], item)
-        index += 1
-    return list(problems.values())
+    return countdown.distinct((problem(0, index, "test") for index in itertools.count()), 1024)
 
 
 # ------------------------------------------------------------------ the base
@@ -208,8 +205,8 @@ def tensors(recipe, tok):
 
 
 def train(recipe):
-    """-> model, tokenizer. Minimises the cross-entropy of the completions' tokens, with AdamW,
-    warm-up and linear decay."""
+    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
+    tokens, with AdamW, warm-up and linear decay."""
     import torch
     from tqdm import tqdm
     tok, model, steps = tokenizer(), empty_model(recipe), recipe["steps"]
@@ -239,15 +236,8 @@ def train(recipe):
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval(), tok
-
-
-def base_model(**changes):
-    """The folder of the base, which is trained first where the cache lacks it. `changes` to the
-    recipe make another base."""
-    recipe, code = {**RECIPE, **changes}, (__file__, countdown.__file__)
-    return cached_base("worked", recipe, WORKED, code, train)
+    return model.eval(), tok, loss.item()
 
 
 if __name__ == "__main__":
-    print(base_model())
+    save_base(base_of(NAME), RECIPE, train, MINIATURE)

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import resource
+import time
 from datetime import timedelta
 
 import torch
@@ -35,9 +36,12 @@ def start(deterministic=False):
 
 
 def stop():
-    """Leaves the process group. All ranks do it together, for the barrier: gloo's threads let go of
-    the last collective's tensors meanwhile, and one that does so while Python ends aborts."""
+    """Leaves the process group. All ranks do it together, for the barriers: a thread of gloo takes
+    Python's lock to let go of the last collective's tensors, and aborts where Python is ending. The
+    pause gives it time; the second barrier has no tensors, and waits for a thread that is busy."""
     if dist.is_initialized():
+        dist.barrier()
+        time.sleep(0.1)
         dist.barrier()
         dist.destroy_process_group()
 

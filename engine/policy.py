@@ -105,28 +105,42 @@ def shuffled_shares(completions, steps, seed, rollout, together=1):
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 
 
-def rank_micro_batches(policy, batch):
-    """This rank's micro-batches: (rows of the batch, Batch of them). An empty list of rows comes
-    with the first row as a stand-in, whose results are not used."""
-    parts = micro_batches(batch, policy.budget, policy.layout, parallel.world())
-    return [(rows, batch.rows(rows or [0])) for rows in parts[parallel.rank()::parallel.world()]]
+def rank_micro_batches(policy, batch, among=None):
+    """This rank's micro-batches, of all rows or of those `among` them: (rows of the batch, Batch of
+    them). An empty list of rows comes with the first row as a stand-in, whose results are not
+    used."""
+    among = range(len(batch.ids)) if among is None else among
+    parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
+    parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
+    return [(rows, batch.rows(rows or [0])) for rows in parts]
 
 
 def gather_rows(batch, parts, outputs):
-    """What the policy gave for each micro-batch of every rank -> logprobs, entropy [N, T]."""
+    """What the policy gave for each micro-batch of every rank -> logprobs, entropy [2, N, T]."""
     whole = outputs[0][0].new_zeros(2, *batch.mask.shape)
     for (rows, _), output in zip(parts, outputs, strict=True):
         whole[:, rows] = torch.stack(output)[:, :len(rows)]
-    return parallel.all_reduce(whole).unbind()  # each row is one rank's, and 0 elsewhere
+    return parallel.all_reduce(whole)  # each row is one rank's, and 0 elsewhere
 
 
 # ---------------------------------------------------------------------------- the whole batch
+
+def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
+    """The rows of an optimizer step that have a gradient: those with an advantage, where nothing
+    else gives one. The first row stands in for none: gradients are then 0, not None, on which AdamW
+    goes on by its moments."""
+    learnt = (batch.mask & (batch.advantages != 0)).any(1)
+    if entropy_coef or kl_coef or not method.needs_advantage:
+        learnt[:] = True
+    learnt[0] |= ~learnt.any()
+    return learnt.nonzero()[:, 0].tolist()
+
 
 @torch.no_grad()
 def compute_logprobs(policy, batch):
     """The policy's logprobs and entropy [N, T], without gradient, micro-batch by micro-batch."""
     parts = rank_micro_batches(policy, batch)
-    return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts])
+    return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
 def backward(policy, batch, method, max_tokens, token_filter=every_token, entropy_coef=0.0,
@@ -139,7 +153,8 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
     The gradient is that of the whole step's loss, however the step is cut into micro-batches and
     over ranks, since every denominator is the step's. A @whole_step method that is cut takes the
     chain rule in two stages: d loss / d outputs of all tokens at once, from a pass without
-    gradient, then d outputs / d weights of each micro-batch."""
+    gradient, then d outputs / d weights of each micro-batch. Rows without a gradient do not go
+    through the model; what is logged takes their ratio for 1."""
     size = step_size(batch.mask, max_tokens)
 
     def step_loss(rows, logprobs, entropy, whole=size):
@@ -153,7 +168,8 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
             loss = metrics["loss"] = loss - entropy_coef * bonus
         return loss, metrics
 
-    parts, d_outputs = rank_micro_batches(policy, batch), None
+    learnt = rows_to_learn(batch, method, entropy_coef, **coefficients)
+    parts, d_outputs = rank_micro_batches(policy, batch, learnt), None
     if method.whole_step and len(parts) * parallel.world() > 1:
         leaves = [x.requires_grad_() for x in compute_logprobs(policy, batch)]
         d_outputs = torch.autograd.grad(step_loss(batch, *leaves)[0], leaves, allow_unused=True)
@@ -169,5 +185,9 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
         else:
             scale(step_loss(micro_batch, *output)[0]).backward()
         outputs.append(tuple(x.detach() for x in output))
-    _, metrics = step_loss(batch, *gather_rows(batch, parts, outputs), whole=None)
-    return metrics  # of the whole step: no average of averages
+    outputs = gather_rows(batch, parts, outputs)
+    if rest := sorted({*range(len(batch.ids))} - {*learnt}):
+        outputs[:, rest] = torch.stack([batch.old_logprobs, batch.entropy])[:, rest].to(outputs)
+    _, metrics = step_loss(batch, *outputs, whole=None)  # no average of averages
+    tokens = (batch.prompt_len + batch.completion_len)[learnt]
+    return {**metrics, "learnt_tokens": tokens.sum()}

@@ -1,8 +1,8 @@
 """The samplers: the only file that imports vLLM, and the only one to change when vLLM does.
 
-vLLM runs in the trainer's process and gets the weights after each rollout. Where it cannot be
-imported, transformers answers the same calls (engine/hf_sampler.py). Sampling keeps no state:
-what comes out is a function of weights, prompts, settings and `seed`.
+vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
+answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function
+of weights, prompts, settings and `seed`.
 """
 
 import hashlib
@@ -34,8 +34,13 @@ def seed_of(*parts):
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
 
 
+def has_vllm():
+    return importlib.util.find_spec("vllm") is not None
+
+
 def default_kind():
-    return "vllm" if importlib.util.find_spec("vllm") else "transformers"
+    """vLLM on a GPU. On a CPU transformers samples a small model faster, and starts at once."""
+    return "vllm" if torch.cuda.is_available() and has_vllm() else "transformers"
 
 
 def make_sampler(kind, model, **settings):

@@ -21,7 +21,7 @@ import losses
 from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
-from engine.sampler import default_kind
+from engine.sampler import has_vllm
 from experiment import failures, room, trackers, trial
 from experiment.files import checkpoint_folders, flags_of_today
 from experiment.model import folder_fault, read_tokenizer
@@ -250,7 +250,7 @@ def saved_flags(args):
 
 def flags_of(args):
     """The flags as config.json keeps them: as given, but for what was found at the start."""
-    flags = dict(args.given, model=args.model, tokens_per_micro_batch=args.tokens_per_micro_batch)
+    flags = dict(args.given, tokens_per_micro_batch=args.tokens_per_micro_batch)
     return {name: value for name, value in flags.items() if name not in OF_THIS_START}
 
 
@@ -369,7 +369,7 @@ def check_combinations(args):
             and torch.cuda.get_device_capability() < (8, 0):
         refuse("--deterministic needs a GPU of compute capability 8.0 or more: vLLM's kernels that "
                "do not depend on the batch do")
-    if args.sampler == "vllm" and default_kind() != "vllm":
+    if args.sampler == "vllm" and not has_vllm():
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
     for package in ("wandb", "trackio", "tensorboard"):

@@ -12,7 +12,7 @@ from functools import partial
 import data
 from data.recipe import settings_of
 from engine.parallel import default_dtype, unusable_gpu
-from engine.sampler import default_kind
+from engine.sampler import default_kind, has_vllm
 from experiment import failures
 from experiment.model import folder_fault, read_tokenizer
 
@@ -165,7 +165,7 @@ def check_flags(args):
 
 def check_model(args):
     """Refuses a sampler that is not there, and a folder that is no model, above all a run's."""
-    if args.sampler == "vllm" and default_kind() != "vllm":
+    if args.sampler == "vllm" and not has_vllm():
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
     if sentence := unusable_gpu():

@@ -50,7 +50,7 @@ def parse_run(of_train):
     import train
     with mock.patch.object(parallel, "default_dtype", lambda: "bfloat16"), \
             mock.patch.object(train, "default_kind", lambda: "vllm"), \
-            mock.patch.object(cli, "default_kind", lambda: "vllm"):
+            mock.patch.object(cli, "has_vllm", lambda: True):
         args, method = train.parse_args(of_train)
     if args.model is None:
         refuse("--model NAME is missing; the embedded base, of a million parameters, fits anywhere")

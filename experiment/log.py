@@ -30,7 +30,8 @@ from rewards import grade
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
-             capped_frac="clip/capped_frac", correction_mean="sampler/correction_mean",
+             capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens",
+             correction_mean="sampler/correction_mean",
              correction_dropped="sampler/correction_dropped",
              correction_truncated="sampler/correction_truncated")
 

@@ -160,7 +160,8 @@ def stage(build, memory, ledger, gpu_dtype):
         replace(loading, build=lambda *_: build(), check_head=lambda *_: None,
                 layout_agrees=layout_agrees, token_budget=token_budget)
         # all that goes in is this rank's only micro-batch
-        replace(policy, rank_micro_batches=lambda _, batch: [([*range(len(batch.ids))], batch)])
+        replace(policy, rank_micro_batches=lambda _, batch, *__: [
+            ([*range(len(batch.ids))], batch)])
         replace(data, encode=lambda *_: [1] * 64)
         if gpu_dtype:
             replace(kernels, CHUNK=int(memory / 300))
@@ -321,7 +322,7 @@ class Run:
             figures.parts = len(parts) // parallel.world()
             batch = batch_of(groups)
             batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
-            batch.advantages = torch.zeros_like(batch.sampler_logprobs)
+            batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
             if figures.parts > 1 or args.offload:
                 self.give_gradients()
             _, peak = self.ledger.peak_of(lambda: train.update(

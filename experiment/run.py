@@ -197,8 +197,8 @@ class Run:
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
             checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
-                                    state=dict(self.state), flags=flags_of(self.args),
-                                    hp=self.method.flags)
+                                    state=dict(self.state), hp=self.method.flags,
+                                    flags=dict(flags_of(self.args), model=self.args.model))
 
     def log_evaluation(self, scores):
         """The record of the model before training."""
@@ -222,9 +222,9 @@ class Run:
         seconds, tokens = time.perf_counter() - self.began, metrics["len/sum"]
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
         # counts with each of its completions, so that runs that share it are on the same axis
-        forward = 2 * sum(p.numel() for p in self.policy.parameters())
-        forward *= int((batch.prompt_len + batch.completion_len).sum())
-        flops = forward * (1 + 3 * passes + bool(args.kl_coef))
+        scored = int((batch.prompt_len + batch.completion_len).sum()) * (1 + bool(args.kl_coef))
+        learnt = int(sum(step["optim/learnt_tokens"] for step in record["steps"]))
+        flops = 2 * sum(p.numel() for p in self.policy.parameters()) * (scored + 3 * learnt)
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         perf = {"perf/tokens_per_s": tokens / seconds,
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
@@ -272,6 +272,7 @@ def banner(args, method, policy, out, rollout):
     return (
         f"model    {args.model}\n"
         f"settings {settings_line(args)}\n"
+        f"sampler  {sampler_line(args)}\n"
         f"method   {losses.describe(args.loss, method)}\n"
         f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = "
         f"{sequences} sequences -> {args.steps_per_rollout * passes} optimizer steps of "
@@ -288,6 +289,11 @@ def settings_line(args):
     """The settings that differ between models, and where their values come from."""
     return ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
                      for name in ("lr", "max_tokens", "rollouts", "dtype"))
+
+
+def sampler_line(args):
+    by_default = "sampler" not in args.origin and not torch.cuda.is_available()
+    return args.sampler + ", the default on a CPU; --sampler vllm is a GPU's" * by_default
 
 
 def busy_machine():

@@ -110,7 +110,7 @@ def check_numbers(name, f, numbers, measured):
             refuse(f"{name}: {f.__name__} of losses.py logs {key!r}, which is "
                    f"{list(torch.as_tensor(value).shape)} numbers; tokens.mean(x) makes one of "
                    "them")
-        if key in {*measured, "pg_loss", "loss", "weight_mean", "grad_norm", "lr"}:
+        if key in {*measured, "pg_loss", "loss", "weight_mean", "grad_norm", "lr", "learnt_tokens"}:
             refuse(f"{name}: {f.__name__} of losses.py logs {key!r}, which is logged already; give "
                    "it another name")
 

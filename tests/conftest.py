@@ -1,17 +1,25 @@
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# one thread, before torch is imported: threads that fight for cores are several times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a shell's background job ignores Ctrl-C, and would hand that on to the processes of tests
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The tests of --quick, for the work of every minute: none builds the embedded base, needs vLLM or
-# the network, or takes more than a few seconds. Whole files but for TOO_SLOW, or the tests that are
+import torch  # noqa: E402
+
+from data.recipe import base_of  # noqa: E402
+
+# The tests of --quick, for the work of every minute: none needs vLLM or the network, or takes more
+# than a few seconds. Whole files but for TOO_SLOW, or the tests that are
 # named: with all their cases, or with the one in brackets
 ALL = ("",)
 TOO_SLOW = {
@@ -105,6 +113,14 @@ QUICK = {
 }
 
 
+# files of minutes, which begin first where several processes run the tests
+SLOW = {"test_notebook.py", "test_resume.py", "test_parallel.py", "test_gpu_bench.py",
+        "test_train.py", "test_readme.py"}
+# these run programs in the sandbox, whose limit on processes is one for all: a fork bomb of one
+# would fail programs of the other
+PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
+
+
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only the tests of every minute")
 
@@ -126,17 +142,16 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = [item for item in items if is_quick(item)]
+    items.sort(key=lambda item: item.path.name not in SLOW)
+    for item in items:  # a file's tests run in one process
+        group = "programs" if item.path.name in PROGRAMS else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
-def base(request, small):
-    """The folder of the embedded base: from the cache, or built (about two and a half minutes).
-    With --quick it is an untrained model, which takes no time."""
-    if request.config.getoption("--quick"):
-        return small()
-    from data import tiny
-
-    return tiny.base_model()
+def base():
+    """The folder of the embedded base."""
+    return base_of("countdown")
 
 
 @pytest.fixture(scope="session")
@@ -164,6 +179,24 @@ def small(tmp_path_factory):
         return str(folder)
 
     return make
+
+
+@pytest.fixture
+def graded(monkeypatch):
+    """Training's rewards go by a completion's place, whatever the model samples: in each group of
+    a rollout a third of them are right. graded(groups) leaves these numbers of groups alone so, and
+    makes the others all wrong."""
+    import train
+
+    def mixed(groups=None):
+        def grade(problems, texts, **options):
+            rewards, counts = rewards_grade(problems, texts, **options)
+            return [[float((i + j) % 3 == 0 and (groups is None or i in groups))
+                     for j in range(len(group))] for i, group in enumerate(rewards)], counts
+        monkeypatch.setattr(train, "grade", grade)
+    rewards_grade = train.grade
+    mixed()
+    return mixed
 
 
 @pytest.fixture

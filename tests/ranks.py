@@ -2,9 +2,11 @@
 of a method each.
 
     torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
-    [packed | shared] [checkpointing] [lora] [overflow]
+    [packed | shared] [checkpointing] [lora] [overflow] [uniform]
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
+uniform: no entropy bonus, and two problems whose completions are all right: where an advantage
+compares within a group, two of the four steps have no row with an advantage.
 In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
 is all rounding (that of the keys' biases is), so that in float32 no two orders of summation stay
 together.
@@ -16,6 +18,7 @@ counts, which leaves a rank without any work.
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from transformers.models.qwen2 import modeling_qwen2
@@ -31,7 +34,7 @@ from engine.sampler import Completion, make_sampler, seed_of
 from losses import METHODS, group_advantages
 
 # transformers' own computes in float32, also in a model in float64
-modeling_qwen2.Qwen2RMSNorm = torch.nn.RMSNorm
+EXACT_NORMS = mock.patch.object(modeling_qwen2, "Qwen2RMSNorm", torch.nn.RMSNorm)
 
 
 def rollout(vocabulary):
@@ -49,17 +52,18 @@ def rollout(vocabulary):
 def load(model, options=()):
     probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
     torch.manual_seed(0)
-    return loading.load(
-        model,
-        [1],
-        probe,
-        budget=60,
-        temperature=1.0,
-        dtype="float16" if "overflow" in options else "float32",
-        layout=next((x for x in ("packed", "shared") if x in options), "padded"),
-        activation_checkpointing="checkpointing" in options,
-        lora_rank=4 * ("lora" in options),
-    )
+    with EXACT_NORMS:
+        return loading.load(
+            model,
+            [1],
+            probe,
+            budget=60,
+            temperature=1.0,
+            dtype="float16" if "overflow" in options else "float32",
+            layout=next((x for x in ("packed", "shared") if x in options), "padded"),
+            activation_checkpointing="checkpointing" in options,
+            lora_rank=4 * ("lora" in options),
+        )
 
 
 def run(model, name, options):
@@ -82,7 +86,7 @@ def run(model, name, options):
             "--steps_per_rollout",
             "4",
             "--entropy_coef",
-            "0.01",
+            "0" if "uniform" in options else "0.01",
         ]
     )
     p = load(model, options)
@@ -94,6 +98,8 @@ def run(model, name, options):
     batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
     batch.sampler_logprobs = batch.old_logprobs
     rewards = (torch.rand(4, 6, generator=g) < 0.5).float()
+    if "uniform" in options:
+        rewards[1:3] = 1
     batch.advantages = (
         group_advantages(method, rewards, dict(entropy=1.0)).view(-1, 1).expand(batch.mask.shape)
     )

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 import train
 from conftest import ROOT
 from data.sets import SETS
-from engine.sampler import default_kind
+from engine.sampler import has_vllm
 from experiment import card, checkpoint, report
 
 FLAGS = (
@@ -121,7 +121,7 @@ def test_the_code_of_the_card_samples(run):
     assert said.getvalue().startswith(prompt) and len(said.getvalue()) > len(prompt) + 1
 
 
-@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_the_code_of_the_card_samples_with_vllm(run):
     code = blocks(card_in(run).read_text(), "python")[1]
     folder = str(card_in(run).parent)

@@ -11,7 +11,7 @@ import losses
 import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
-from engine.sampler import default_kind
+from engine.sampler import has_vllm
 from experiment import check
 from test_parallel import torchrun
 
@@ -187,9 +187,8 @@ def test_too_little_memory(base, capsys, monkeypatch):
     assert failing(capsys) == ["memory of an update of 85 x 48 tokens"]
 
 
-@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_under_torchrun_with_vllm(base):
-    done = torchrun(
-        2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems", "16"
-    )
+    done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems",
+                    "16", "--sampler", "vllm")
     assert done.stdout.count(" ok   ") == 9 and "all of it is as it should be" in done.stdout

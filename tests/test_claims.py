@@ -352,10 +352,12 @@ def test_a_rate_that_is_best_later_replaces_the_runs_of_the_one_before():
 def test_runs_of_two_bases_are_not_mixed(settings):
     run = grid.missing(settings, {})[0]
     finished = {run.id: finished_run(run, 0.3)}
-    trained.refuse_other_bases(finished, dict(countdown=7))
-    trained.refuse_other_bases(finished, dict(worked=8))  # of another task
-    with pytest.raises(SystemExit, match="1 finished runs are of another base"):
-        trained.refuse_other_bases(finished, dict(countdown=8))
+    assert grid.of_other_bases(finished, dict(countdown=7)) is None
+    assert grid.of_other_bases(finished, dict(worked=8)) is None  # of another task
+    assert grid.of_other_bases(finished, dict(countdown=8)).startswith(
+        "1 finished runs are of another base")
+    with pytest.raises(ValueError, match="finished runs are of another base"):
+        results.measure()  # those of the page, from before the bases were files
 
 
 def test_the_grids_puzzles_are_distinct_and_its_sets_disjoint(tmp_path):

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import data
 import eval
 from conftest import ROOT
-from data.countdown import held_out
 from data.hub import reason
 from engine.sampler import Completion, seed_of
 from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
@@ -181,7 +181,7 @@ def test_a_model_brings_its_settings(tmp_path, capsys):
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    ids = [problem["id"] for problem in held_out("countdown", 3)]
+    ids = [problem["id"] for problem in data.load("countdown", "test")[:3]]
     first, _, third = (json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n"
                        for i in ids)
     program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), reward="code")
@@ -225,7 +225,7 @@ SMALL = ["--limit", "24", "--samples", "4", "--sampler", "transformers",
 
 
 def test_existing_completions_are_graded_again(tmp_path, capsys):
-    problems = held_out("countdown", 1024)[:20]
+    problems = data.load("countdown", "test")[:20]
     rows = []
     for i, problem in enumerate(problems):
         right = f"<answer>{solution(problem)}</answer>"
@@ -279,7 +279,7 @@ def test_benchmarks_may_have_different_numbers_of_completions(tmp_path):
 
 def test_a_folder_belongs_to_one_setting(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    ids = [problem["id"] for problem in held_out("countdown", 2)]
+    ids = [problem["id"] for problem in data.load("countdown", "test")[:2]]
     (tmp_path / "given.jsonl").write_text("".join(
         json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n" for i in ids))
     flags = ["--completions", "given.jsonl"]

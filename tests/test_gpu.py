@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import eval as evaluation
 import train
-from engine import kernels, loading, parallel, policy
-from engine.sampler import Completion, VLLMSampler, default_kind
+from engine import kernels, loading, parallel, policy, sampler
+from engine.sampler import Completion, VLLMSampler, has_vllm
 from experiment import room
+from experiment.run import sampler_line
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import SMALL, run
@@ -274,6 +276,17 @@ def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, cap
     assert train.parse_args([])[0].dtype == "float32"
 
 
+def test_the_sampler_is_vllm_on_a_gpu_alone(monkeypatch):
+    args, _ = train.parse_args([])
+    assert args.sampler == evaluation.parse_args([]).sampler == "transformers"
+    assert sampler_line(args).endswith("--sampler vllm is a GPU's")
+    assert sampler_line(train.parse_args(["--sampler", "transformers"])[0]) == "transformers"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for installed in (True, False):
+        monkeypatch.setattr(sampler, "has_vllm", lambda installed=installed: installed)
+        assert sampler.default_kind() == ("vllm" if installed else "transformers")
+
+
 @pytest.mark.parametrize("capability, dtype", [((7, 5), "float16"), ((8, 0), "bfloat16")])
 def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -335,9 +348,9 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
     assert result["problems"] == 12 and result["samples"] == 2
 
 
-@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
-    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--out",
-             tmp_path / "out")
+    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler",
+             "vllm", "--out", tmp_path / "out")
     lines = (tmp_path / "out" / "completions.jsonl").read_text().splitlines()
     assert [bool(line) for line in lines] == [True, True, False]

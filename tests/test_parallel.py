@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import ranks
 from conftest import ROOT
-from engine.sampler import default_kind
+from engine import policy
+from engine.sampler import has_vllm
 from losses import METHODS
 
 
@@ -66,7 +68,8 @@ def alone(small, tmp_path_factory):
 
 def test_two_ranks_make_the_same_updates_with_every_method(alone):
     model, out, one = alone
-    torchrun(2, "tests/ranks.py", model, out / "two", "all", default_kind())
+    sampler = "vllm" if has_vllm() else "transformers"
+    torchrun(2, "tests/ranks.py", model, out / "two", "all", sampler)
     two = torch.load(out / "two")
     before = torch.load(out / "one")["grpo"]["weights"]
     for name in METHODS:
@@ -76,6 +79,26 @@ def test_two_ranks_make_the_same_updates_with_every_method(alone):
         (before[k] - one["acpo"]["weights"][k]).abs().max() > 1e-4 for k in before
     )  # methods differ: this test can fail
     assert two["gap"] < 1e-4
+
+
+def test_and_where_steps_have_no_row_with_an_advantage(small, tmp_path, monkeypatch):
+    """Left out of the model or not, on one rank and on two: the same updates, with every method."""
+    model = small()
+    torchrun(2, "tests/ranks.py", model, tmp_path / "two", "all", "-", "uniform")
+    two = torch.load(tmp_path / "two")
+    for name in METHODS:
+        left_out = ranks.run(model, name, ["uniform"])
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, "rows_to_learn", lambda batch, *_, **__: [*range(len(batch.ids))])
+            whole = ranks.run(model, name, ["uniform"])
+        same(whole, left_out, 1e-9)
+        same(whole, two[name], 1e-9)
+        tokens, all_tokens = ([step["learnt_tokens"] for step in result["told"]]
+                              for result in (left_out, whole))
+        assert (tokens == all_tokens) == METHODS[name].whole_step
+        if name == "grpo":
+            assert [step["grad_norm"] > 0 for step in whole["told"]] == [True, False, False, True]
+            assert tokens[1] < all_tokens[1] / 3  # a row stands in for none
 
 
 @pytest.mark.parametrize("options", ["packed", "shared", "checkpointing", "lora", "float32"])
@@ -100,7 +123,7 @@ SMALL = (
 ).split()
 
 
-@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
     done = torchrun(
         2,
@@ -110,6 +133,8 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
         "--out",
         tmp_path / "run",
         *SMALL,
+        "--sampler",
+        "vllm",
         "--drop_uniform_groups",
         "--kl_coef",
         "0.1",
@@ -125,7 +150,7 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
     assert (tmp_path / "run" / "curves.png").exists() and "2 ranks" in done.stdout
 
 
-@pytest.mark.skipif(default_kind() != "vllm", reason="vllm is not installed")
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_one_engine_over_two_ranks(base, tmp_path):
     torchrun(
         2,
@@ -135,11 +160,15 @@ def test_one_engine_over_two_ranks(base, tmp_path):
         "--out",
         tmp_path / "run",
         *SMALL,
+        "--sampler",
+        "vllm",
         "--tp",
         "2",
         "--activation_checkpointing",
         "--lora_rank",
         "4",
+        "--entropy_coef",
+        "0.01",
     )
     records = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -175,6 +204,8 @@ def test_one_rank_by_hand_with_offload_and_compile(base, tmp_path):
             *SMALL,
             "--offload",
             "--compile",
+            "--entropy_coef",
+            "0.01",
         ],
         cwd=ROOT,
         env=env,
@@ -206,6 +237,8 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path):
         *SMALL,
         "--loss",
         "fade",
+        "--entropy_coef",
+        "0.01",
         "--save_rollouts",
     ]
     torchrun(2, "train.py", "--out", tmp_path / "two", *flags)

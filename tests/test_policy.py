@@ -23,6 +23,7 @@ from data import tiny
 from engine import kernels, loading, policy
 from engine.sampler import Completion
 from losses import METHODS
+from ranks import EXACT_NORMS
 
 BIG = 10**9
 ROWS = 11
@@ -31,7 +32,8 @@ ROWS = 11
 @pytest.fixture(scope="module")
 def model():
     recipe = dict(tiny.RECIPE, hidden=32, mlp=48, layers=2, heads=2, seed=3)
-    model = tiny.empty_model(recipe, 101).double()
+    with EXACT_NORMS:
+        model = tiny.empty_model(recipe, 101).double()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(4)
@@ -104,6 +106,76 @@ def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch
             assert (cut - whole).norm() <= 1e-9 * whole.norm()
             for key, value in told.items():
                 assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
+
+
+def only(batch, rows):
+    """The batch with an advantage in these rows alone."""
+    learnt = torch.tensor([[row in rows] for row in range(ROWS)])
+    return replace(batch, advantages=batch.advantages * learnt)
+
+
+@pytest.mark.parametrize("some", [(0, 3, 7), (10,), ()], ids=["three rows", "one row", "none"])
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_without_an_advantage_are_left_out(model, batch, name, some, monkeypatch):
+    """Gradients and what is logged are those of all rows, however the step is cut."""
+    batch, method = only(batch, some), METHODS[name]
+    for token_filter in method.passes:
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(ROWS)])
+            whole, told = gradient(model, batch, method, ROWS, patch, token_filter=token_filter)
+        assert (whole.norm() > 1e-6) == bool(some) or name in ("p3o", "gspo", "luspo")
+        for size in (1, 3, ROWS):
+            found, metrics = gradient(model, batch, method, size, monkeypatch,
+                                      token_filter=token_filter)
+            assert (found - whole).norm() <= 1e-9 * whole.norm()
+            lengths = batch.prompt_len + batch.completion_len
+            left = lengths if method.whole_step else lengths[[*some] or [0]]
+            assert metrics.pop("learnt_tokens") == left.sum()
+            for key, value in metrics.items():
+                assert value.item() == pytest.approx(told[key].item(), rel=1e-9, abs=1e-12,
+                                                     nan_ok=True), key
+
+
+@pytest.mark.parametrize("coefficients", [dict(kl_coef=0.1), dict(entropy_coef=0.1)])
+def test_with_a_kl_or_an_entropy_bonus_all_rows_learn(model, batch, coefficients, monkeypatch):
+    found, metrics = gradient(model, only(batch, ()), METHODS["grpo"], 3, monkeypatch,
+                              **coefficients)
+    assert found.norm() > 1e-6
+    assert metrics["learnt_tokens"] == (batch.prompt_len + batch.completion_len).sum()
+
+
+def pulled_back(tokens):
+    """L = -A rho + (rho - 1)^2, where rho > 3"""
+    return -tokens.advantages * tokens.ratio + torch.relu(tokens.ratio - 3) ** 2
+
+
+def test_an_objective_with_a_gradient_without_an_advantage_sees_all_rows(model, batch, monkeypatch):
+    method = replace(METHODS["grpo"], objective=pulled_back)
+    assert not method.needs_advantage and not method.whole_step
+    assert {name for name, row in METHODS.items() if not row.needs_advantage} == {
+        name for name, row in METHODS.items() if row.whole_step}
+    _, metrics = gradient(model, only(batch, (2,)), method, 3, monkeypatch)
+    assert metrics["learnt_tokens"] == (batch.prompt_len + batch.completion_len).sum()
+
+
+def test_what_is_logged_is_of_rows_with_an_advantage(model, batch, monkeypatch):
+    """With every method, also with those that see all rows; shares are of all tokens."""
+    some = only(batch, (0, 3, 7))
+    for name in ("grpo", "acpo", "p3o"):
+        _, told = gradient(model, some, METHODS[name], ROWS, monkeypatch)
+        tokens = batch.tokens(*policy.compute_logprobs(model, batch))
+        rows = torch.tensor([0, 3, 7])
+        ratio = tokens.ratio[rows][batch.mask[rows]]
+        assert told["ess"].item() == pytest.approx(
+            (ratio.mean() ** 2 / (ratio**2).mean()).item(), rel=1e-9)
+        assert told["ratio_max"] == ratio.max() and told["ratio_mean"].item() == pytest.approx(
+            ratio.mean().item(), rel=1e-9)
+        assert told["entropy"].item() == pytest.approx(
+            batch.entropy[rows][batch.mask[rows]].mean().item(), rel=1e-9)
+        if name == "grpo":
+            clipped = torch.where(some.advantages > 0, tokens.ratio > 1.2, tokens.ratio < 0.8)
+            clipped = clipped & batch.mask & (some.advantages != 0)
+            assert told["clip_frac"] == clipped.sum() / batch.mask.sum() > 0
 
 
 @pytest.mark.parametrize("correction", ["sequence_mask", "geometric_mask"])

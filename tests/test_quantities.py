@@ -232,7 +232,7 @@ class Line(torch.nn.Module):
         self.features, self.budget, self.layout = features, 10**6, "padded"
 
     def forward(self, batch):
-        logprobs = (self.features @ self.weight[0]) + batch.old_logprobs
+        logprobs = (self.features[batch.ids[:, 0]] @ self.weight[0]) + batch.old_logprobs
         return logprobs * batch.mask, batch.entropy
 
 
@@ -248,7 +248,7 @@ def three_completions():
     mask = torch.arange(3) < lengths[:, None]
     probs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
                          dtype=torch.float64)
-    batch = Batch(ids=torch.zeros(3, 5, dtype=torch.long), prompt_len=torch.full((3,), 2),
+    batch = Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
                   completion_len=lengths, mask=mask, sampler_logprobs=probs.log() * mask,
                   old_logprobs=probs.log() * mask, entropy=torch.zeros(3, 3, dtype=torch.float64),
                   advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))

@@ -227,9 +227,9 @@ def test_run_all_full(base, tmp_path):
         f"| {name} | {loss} | {steps} | 1 | 1 |" in table
         for name, loss, steps in (("a-2", "grpo", 2), ("a-4", "grpo", 4))
     )
-    assert all(
-        (out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png", "runs.jsonl")
-    )
+    assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png"))
+    kept = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert [[record["rollout"] for record in run["records"]] for run in kept] == [[0, 1]] * 2
     flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
     assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
     done = run_all("full", EXTRA=env["EXTRA"] + " --lr 1")

@@ -53,7 +53,8 @@ def command(*flags, **kw):
 def whole(base, tmp_path_factory):
     """A run that nothing interrupted, with all the state that a run can have."""
     out = tmp_path_factory.mktemp("resume") / "whole"
-    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "1", "--kl_coef", "0.01"]
+    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "1", "--kl_coef", "0.01",
+             "--entropy_coef", "0.01"]  # a gradient, whatever is sampled
     train.main([*flags, "--keep", "9", "--out", str(out)])
     return out, flags
 
@@ -88,12 +89,16 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     assert same(out, whole[0])
 
 
-def test_shuffled_groups_resume_bit_for_bit(base, tmp_path):
+def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
+    """Also where rows, and whole steps, are without an advantage."""
+    graded(groups=(0, 2))
     flags = ["--model", base, *SMALL, "--loss", "grpo", "--shuffle", "groups", "--keep", "9"]
     train.main([*flags, "--out", str(tmp_path / "whole")])
     out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
     train.main(["--out", str(out), "--resume"])
     assert same(out, tmp_path / "whole")
+    steps = [step for record in records(out)[1:] for step in record["steps"]]
+    assert len({step["optim/learnt_tokens"] for step in steps}) > 1
     train.main([*flags[:-4], "--keep", "9", "--out", str(tmp_path / "rows")])
     assert weights(tmp_path / "rows", 1) != weights(out, 1)  # completions, shuffled one by one
 
@@ -448,7 +453,7 @@ def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
     train.main(["--out", str(tmp_path / "run"), "--resume"])
 
 
-def test_lora_resumes(base, tmp_path):
+def test_lora_resumes(base, tmp_path, graded):
     flags = ["--model", base, *SMALL, "--lora_rank", "4", "--keep", "9"]
     train.main([*flags, "--out", str(tmp_path / "whole")])
     out = without(tmp_path / "whole", tmp_path / "run", 3, 4)

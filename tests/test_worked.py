@@ -1,7 +1,6 @@
 """data/worked.py: puzzles are functions of their index, steps are right where they claim it, the
-verifier grades the answer alone, and the base is built as it says."""
+verifier grades the answer alone. tests/test_base.py has the base."""
 
-import hashlib
 import itertools
 import json
 import random
@@ -15,8 +14,8 @@ import data
 import eval as evaluation
 import train
 from conftest import ROOT
-from data import tiny, worked
-from data.recipe import EMBEDDED, WORKED, base_of, settings_of
+from data import worked
+from data.recipe import base_of, settings_of
 from engine.sampler import Completion
 from experiment.model import read_tokenizer
 from rewards import REWARDS, arithmetic
@@ -24,12 +23,6 @@ from rewards import REWARDS, arithmetic
 SMALL = dict(steps=9, batch=8, demonstrations=64, hidden=32, mlp=32, heads=2, layers=1)
 HALF = worked.RECIPE["demonstrations"] // 2
 OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-
-
-@pytest.fixture(scope="module")
-def base():
-    """The folder of the base: from the cache, or built (some minutes)."""
-    return worked.base_model()
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +149,7 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert rewards[-1] == last[-1]
         again.append(len(missed))
         lengths.append(len(completion.split()))
-    assert set(again) == {0, 1} and max(lengths) <= WORKED["max_tokens"]
+    assert set(again) == {0, 1} and max(lengths) <= settings_of(None, "worked")["max_tokens"]
     # 1,000 draws: four standard deviations are 0.05
     assert sum(again) / 1000 == pytest.approx(worked.RECIPE["again"], abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
@@ -251,9 +244,9 @@ def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path
     out = ["--model", untrained, "--out", str(tmp_path / "out")]
     for command, flags, named in (
             (train.main, ["--data", "countdown"], "countdown/"),
-            (train.main, ["--data", "worked", "--eval_data", "countdown"], "countdown/test/0/0"),
+            (train.main, ["--data", "worked", "--eval_data", "countdown"], "countdown/test/0/"),
             (train.main, ["--data", "worked", "--template", "chat"], "worked/"),
-            (evaluation.main, ["--benchmarks", "worked,countdown"], "countdown/test/0/0")):
+            (evaluation.main, ["--benchmarks", "worked,countdown"], "countdown/test/0/")):
         with pytest.raises(SystemExit) as stopped:
             command([*flags, *out])
         error = capsys.readouterr().err
@@ -270,12 +263,13 @@ def test_a_tokenizer_that_can_read_the_problems_is_taken(small):
 
 
 def test_settings_are_those_of_the_data_where_no_model_is_given(tmp_path, capsys):
-    assert settings_of(None) == settings_of(None, "countdown") == EMBEDDED
-    assert settings_of(None, "worked") == WORKED
+    settings = settings_of(None, "worked")
+    assert settings_of(None) == settings_of(None, "countdown") == settings_of(base_of("gsm8k"))
+    assert settings_of(None) != settings == settings_of(base_of("worked"))
     args, _ = train.parse_args(["--data", "worked", "--out", str(tmp_path / "a")])
-    assert {name: getattr(args, name) for name in WORKED} == WORKED and args.model is None
+    assert {name: getattr(args, name) for name in settings} == settings and args.model is None
     args, _ = train.parse_args(["--data", "worked", "--lr", "3e-5", "--out", str(tmp_path / "b")])
-    assert args.lr == 3e-5 and args.rollouts == WORKED["rollouts"]
+    assert args.lr == 3e-5 and args.rollouts == settings["rollouts"]
     args = evaluation.parse_args(["--benchmarks", " worked"])
     assert (args.max_tokens, args.max_prompt_tokens) == (72, 16) and args.benchmarks == "worked"
     for parse, flags, shown in (
@@ -301,37 +295,12 @@ def test_without_a_model_worked_is_evaluated_alone(capsys):
 
 # ---------------------------------------------------------------- the base
 
-def test_building_is_deterministic_and_cached(tmp_path, monkeypatch):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    def weights(folder):
-        return hashlib.sha256(Path(folder, "model.safetensors").read_bytes()).hexdigest()
-    folders = []
-    for cache in ("a", "b"):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-        folders.append(worked.base_model(**SMALL))
-    assert weights(folders[0]) == weights(folders[1]) != weights(worked.base_model(**SMALL, seed=1))
-    file = Path(folders[1], "model.safetensors")
-    written = file.stat().st_mtime_ns
-    assert worked.base_model(**SMALL) == folders[1] and file.stat().st_mtime_ns == written
-    assert not [p for p in (tmp_path / "b" / "nanorlvr").iterdir() if p.name.startswith("tmp")]
-    content = json.loads(Path(folders[1], "recipe.json").read_text())
-    assert content == dict(settings=WORKED, trained={**worked.RECIPE, **SMALL})
-    assert settings_of(folders[1]) == WORKED
-    model = AutoModelForCausalLM.from_pretrained(folders[1])
-    ids = AutoTokenizer.from_pretrained(folders[1])("5 6 4 6 = 28 :", return_tensors="pt").input_ids
-    assert model(ids).logits.shape == (1, 7, 134)
-    assert model.generation_config.eos_token_id == worked.WORDS.index("<eos>")
+def test_the_base_follows_from_the_data():
+    assert Path(base_of("worked")) == ROOT / "data" / "worked_base"
+    assert Path(base_of("countdown")) == Path(base_of("mine.jsonl")) == ROOT / "data" / "base"
 
 
-def test_the_base_follows_from_the_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(worked, "base_model", lambda: "worked's")
-    monkeypatch.setattr(tiny, "base_model", lambda: "countdown's")
-    assert base_of("worked") == "worked's"
-    assert base_of("countdown") == base_of("mine.jsonl") == "countdown's"
-
-
-@pytest.mark.parametrize("benchmark, folder", [("worked", "worked's"), ("countdown", "tiny's")])
+@pytest.mark.parametrize("benchmark, folder", [("worked", "worked_base"), ("countdown", "base")])
 def test_evaluation_takes_the_base_of_its_benchmark(benchmark, folder, tmp_path, monkeypatch):
     taken = []
 
@@ -341,27 +310,10 @@ def test_evaluation_takes_the_base_of_its_benchmark(benchmark, folder, tmp_path,
     def sampler_of(kind, model, **settings):
         taken.append((model, settings["max_length"]))
         raise Stop
-    monkeypatch.setattr(worked, "base_model", lambda: "worked's")
-    monkeypatch.setattr(tiny, "base_model", lambda: "tiny's")
     monkeypatch.setattr(evaluation.eval_flags, "load_tokenizer", lambda args, sets: (None, [1]))
     monkeypatch.setattr(evaluation, "make_sampler", sampler_of)
     with pytest.raises(SystemExit):  # the sampler could not be loaded
         evaluation.main(["--benchmarks", benchmark, "--limit", "2", "--out", str(tmp_path / "o")])
     settings = settings_of(None, benchmark)
-    assert taken == [(folder, settings["max_tokens"] + settings["max_prompt_tokens"])]
-
-
-def test_the_base_solves_some_and_has_something_to_learn(base):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from engine.loading import eos_ids
-    from engine.sampler import make_sampler
-    assert AutoModelForCausalLM.from_pretrained(base).num_parameters() == 452_992
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    sampler = make_sampler("transformers", base, dtype="float32", max_length=88, memory=0.5,
-                           eos=eos_ids(base, tokenizer))
-    rows, _ = evaluation.sample_rows(sampler, tokenizer, data.load("worked", "test")[:256], 16,
-                                     seed=0, temperature=1.0, max_tokens=WORKED["max_tokens"])
-    scores = evaluation.summarise(rows, [16])
-    assert 0.12 <= scores["mean@16"] <= 0.30 and scores["pass@16"] > 0.6
-    assert scores["truncated_frac"] < 0.1 and 38 <= scores["mean_length"] <= 60
+    assert taken == [(str(ROOT / "data" / folder),
+                      settings["max_tokens"] + settings["max_prompt_tokens"])]

@@ -1,0 +1,108 @@
+"""The embedded bases: folders that come with the project, made by data/tiny.py and data/worked.py,
+which solve some of their puzzles and have something left to learn."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import data
+from conftest import ROOT
+from data import tiny, worked
+from data.recipe import base_of, save_base, settings_of
+from engine.loading import eos_ids
+from engine.sampler import make_sampler
+from eval import sample_rows, summarise
+
+MADE = {"countdown": tiny, "worked": worked}
+
+
+@pytest.mark.parametrize("task", MADE)
+def test_the_code_makes_the_folder(task):
+    """A change to what a base is, in its code or its recipe, is found by training a miniature: its
+    loss is the one that was written with the folder. Its bits are the machine's."""
+    module, content = MADE[task], json.loads(Path(base_of(task), "recipe.json").read_text())
+    again = f"python -m {module.__name__} makes {base_of(task)} again, with all that was measured"
+    assert content["trained"] == module.RECIPE, again
+    _, _, loss = module.train({**module.RECIPE, **module.MINIATURE})
+    assert loss == pytest.approx(content["miniature"]["loss"], rel=1e-4), again
+
+
+CHANGES = dict(demonstration=lambda own: lambda recipe, i: own(recipe, i + 1),
+               empty_model=lambda own: lambda recipe, n: own(dict(recipe, mlp=33), n),
+               tokenizer=lambda own: own)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_to_the_code_is_noticed(name, monkeypatch):
+    """The test above can fail; what changes nothing is no change."""
+    content = json.loads(Path(base_of("countdown"), "recipe.json").read_text())
+    monkeypatch.setattr(tiny, name, CHANGES[name](getattr(tiny, name)))
+    _, _, loss = tiny.train({**tiny.RECIPE, **tiny.MINIATURE})
+    same = loss == pytest.approx(content["miniature"]["loss"], rel=1e-4)
+    assert same == (name == "tokenizer")
+
+
+@pytest.mark.parametrize("task, most", [("countdown", 1.8e6), ("worked", 1e6)])
+def test_a_base_is_an_ordinary_folder_in_bfloat16(task, most):
+    folder, module = Path(base_of(task)), MADE[task]
+    assert folder.parent == ROOT / "data"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < most
+    weights = load_file(folder / "model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == module.tokenizer().get_vocab()
+    model = (tiny.empty_model(tiny.RECIPE, len(tokenizer)) if task == "countdown"
+             else worked.empty_model(worked.RECIPE))
+    assert model.num_parameters() == sum(w.numel() for w in weights.values())
+    made, kept = model.config.to_dict(), AutoConfig.from_pretrained(folder).to_dict()
+    machines = {"dtype", "_name_or_path", "architectures", "transformers_version"}
+    assert {k: v for k, v in made.items() if k not in machines} == {
+        k: kept.get(k) for k in made if k not in machines}
+    assert eos_ids(str(folder), tokenizer) == [tokenizer.eos_token_id]
+    assert set(settings_of(str(folder))) >= {"lr", "max_tokens"}
+
+
+@pytest.mark.parametrize("task", MADE)
+def test_making_is_deterministic_and_keeps_the_settings(task, tmp_path):
+    module, weights = MADE[task], []
+    recipe = {**module.RECIPE, **module.MINIATURE, "steps": 9}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.json").write_text(json.dumps(dict(settings=dict(lr=0.5))))
+        save_base(str(folder), dict(recipe, seed=seed), module.train, dict(steps=2))
+        weights.append((folder / "model.safetensors").read_bytes())
+        content = json.loads((folder / "recipe.json").read_text())
+        assert content["settings"] == dict(lr=0.5) and content["trained"] == dict(recipe, seed=seed)
+        assert AutoModelForCausalLM.from_pretrained(folder) and content["miniature"]["loss"] > 0
+    assert weights[0] == weights[1] != weights[2] and len(list(tmp_path.iterdir())) == 3
+
+
+# mean@16 of all held-out puzzles, as python eval.py gives it
+SCORES = {"countdown": 0.165, "worked": 0.170}
+
+
+@pytest.mark.parametrize("task", MADE)
+def test_the_base_solves_some_and_has_something_to_learn(task):
+    """The score is that of the documents within its error over the problems, and does not go down
+    along the problems, so that some of them stand for all."""
+    folder, settings = base_of(task), settings_of(None, task)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    length = settings["max_tokens"] + settings["max_prompt_tokens"]
+    sampler = make_sampler("transformers", folder, dtype="float32", max_length=length,
+                           eos=eos_ids(folder, tokenizer))
+    problems = data.load(task, "test")[:1024 if task == "countdown" else 256]
+    rows, _ = sample_rows(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
+                          max_tokens=settings["max_tokens"])
+    scores = summarise(rows, [16])
+    error = scores["mean@16_stderr"]
+    assert scores["mean@16"] == pytest.approx(SCORES[task], abs=2 * error) and error < 0.01
+    assert scores["pass@16"] > 0.6 and scores["truncated_frac"] < 0.05
+    quarter = len(rows) // 4
+    for i in range(4):
+        part = summarise(rows[i * quarter:(i + 1) * quarter], [16])
+        assert part["mean@16"] == pytest.approx(scores["mean@16"], abs=4 * part["mean@16_stderr"])
