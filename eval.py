@@ -9,12 +9,9 @@ experiment/completions.py. train.py's --eval_every uses `sample_rows` and `summa
 """
 
 import itertools
-import math
-import random
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from statistics import stdev
 
 import torch
 
@@ -24,36 +21,14 @@ from engine import parallel
 from engine.sampler import make_sampler, seed_of
 from experiment import completions, eval_flags
 from experiment.eval_flags import refuse
+from experiment.stats import interval, mean, pass_at_k, powers_of_two, standard_error
 from graders import sandbox
 from rewards import Unparsed, final_answer, grade
 
 # completions of an engine that are sampled, graded and written at once. A GPU gets many: it waits
 # for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
-
-
-def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one.
-
-    This is the unbiased estimate of arXiv 2107.03374, eq. 1."""
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} samples of each problem, there are {n}")
-    return 1 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def powers_of_two(n):
-    """1, 2, 4, ... up to n: the k of pass@k that are worth showing for n samples."""
-    return [2**i for i in range(n.bit_length())]
-
-
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def standard_error(values):
-    """Of the mean of the values of independent problems; None where there is one problem."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+parse_args = partial(eval_flags.parse, description=__doc__)
 
 
 def majority(answers, rewards):
@@ -77,21 +52,6 @@ def vote(completion):
     except Unparsed:
         return None
     return tight(text) if number(text) is None else number(text)
-
-
-def interval(values, draws=2000):
-    """The 95% percentile interval of the mean, by bootstrap.
-
-    values: one per problem, because samples of one problem are not independent, or one per seed.
-    Where there are at most 10,000 resamples (5 values have 3,125) all are used, else `draws` random
-    ones. One value alone stands for both ends."""
-    n, rng = len(values), random.Random(0)
-    if n**n <= 10_000:
-        resamples = itertools.product(values, repeat=n)
-    else:
-        resamples = (rng.choices(values, k=n) for _ in range(draws))
-    means = sorted(map(mean, resamples))
-    return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 
 
 def sample_rows(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
@@ -142,28 +102,6 @@ def benchmark_results(problems, groups, ks):
 
 
 # ---------------------------------------------------------------------------- the command
-
-def parse_ks(args):
-    """The k of pass@k; None where they depend on the number of completions in a file."""
-    if not args.k:
-        return None if args.completions else powers_of_two(args.samples)
-    try:
-        ks = sorted({int(k) for k in args.k.split(",")})
-    except ValueError:
-        refuse(f"--k {args.k}: whole numbers with commas between")
-    if min(ks) < 1:
-        refuse(f"--k {args.k}: every k is 1 or more")
-    if not args.completions and max(ks) > args.samples:
-        refuse(f"--k {args.k}: pass@k needs k samples of each problem, and --samples is "
-               f"{args.samples}")
-    return ks
-
-
-def parse_args(argv=None):
-    args = eval_flags.parse(argv, description=__doc__)
-    args.k = parse_ks(args)
-    return args
-
 
 def load_benchmarks(args):
     """-> {benchmark: problems}"""

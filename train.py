@@ -20,9 +20,10 @@ from data.recipe import base_of
 from engine import parallel
 from engine.policy import backward, compute_logprobs, make_batch, shuffled_shares
 from engine.sampler import Completion, default_kind, make_sampler, seed_of
-from eval import powers_of_two, sample_rows, summarise
+from eval import sample_rows, summarise
 from experiment import cli, log
 from experiment.failures import NotFinite, RunFailed
+from experiment.stats import powers_of_two
 from losses import METHODS, group_advantages
 from rewards import grade
 

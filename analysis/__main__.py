@@ -1,7 +1,6 @@
 """Tables, figures and the anatomy of updates, from the folders of runs and from kept rollouts.
 
     python -m analysis curves runs/*     a few numbers over the rollouts
-    python -m analysis watch runs/*      the same again and again, while runs go on
     python -m analysis table runs/*      a line for each method, with intervals over seeds
     python -m analysis passk runs/*      pass@k before and after
     python -m analysis fade runs/*       gradient masses, controllers, entropy, rank of the head's
@@ -228,10 +227,7 @@ def analyze_theory(out=None):
 
 def main(argv=None):
     args = parse(argv, __doc__)
-    if args.command == "watch":
-        from analysis.watch import watch
-        watch(args.paths, args.every, args.only, args.out)
-    elif args.command in OF_RUNS:
+    if args.command in OF_RUNS:
         analyze_runs(args.command, args.paths, args.only, args.out)
     elif args.command in OF_ROLLOUT:
         path, = args.paths

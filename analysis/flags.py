@@ -21,9 +21,7 @@ OF_RUNS = dict(
     p3o="It draws effective sample size, capped tokens and KL over the optimizer steps of a "
         "rollout.",
     keep="It writes the numbers of the runs into one small file, which the other commands read in "
-         "place of the folders.",
-    watch="It draws curves.png anew every few seconds, while runs go on and others appear, until "
-          "Ctrl-C ends it.")
+         "place of the folders.")
 OF_ROLLOUT = dict(
     steps="It takes the optimizer steps of a kept rollout again, and measures ratios, gradient "
           "sizes and clipping after each.",
@@ -40,7 +38,7 @@ OTHERS = dict(
 COMMANDS = {**OF_RUNS, **OF_ROLLOUT, **OTHERS}
 # the file that a command writes where --out names none
 FILES = {**{name: f"{name}.png" for name in COMMANDS}, "table": "table.md", "keep": "runs.jsonl",
-         "watch": "curves.png", "tokens": "tokens.html"}
+         "tokens": "tokens.html"}
 
 
 def positive(kind, text):
@@ -73,9 +71,6 @@ def add_run_flags(parser, command):
     parser.add_argument("--only", metavar="NAMES",
                         help="It chooses runs by their names, with commas between and * for "
                              "anything (default: all).")
-    if command == "watch":
-        parser.add_argument("--every", type=NUMBER, default=5.0, metavar="SECONDS",
-                            help="It says how many seconds lie between two looks (default: 5).")
     add_out(parser, command, "in the folder that the runs lie in; of one run or file, its name "
                              "stands in front")
 

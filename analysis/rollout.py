@@ -8,7 +8,6 @@ import torch
 from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_shares
-from experiment.files import flags_of_today
 from losses import AXES, METHODS, Method, every_token, group_advantages, row
 
 # what torch.load and the look into what it gives raise for a file that is no rollout
@@ -75,13 +74,12 @@ def open_rollout(path, model=None):
     try:
         policy = load(model or flags["model"], None, probe, temperature=flags["temperature"],
                       budget=flags["tokens_per_micro_batch"], dtype=flags["dtype"],
-                      share_prompts=flags.get("share_prompts", False))
+                      share_prompts=flags["share_prompts"])
     except (OSError, LookupError, RuntimeError, ValueError) as e:
         raise ValueError(f"the model {model or flags['model']} cannot be used with it: "
                          f"{first_line(e)}") from None
     method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
     method = method.bind(**{name: x for name, x in hp.items() if name in method.flags})
-    flags = flags_of_today(flags)
     coefficients = {name: flags.get(name) for name in (
         "entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")}
     kept = Kept(batch, rewards, state, flags, method, policy, number, coefficients)

@@ -6,7 +6,7 @@ import statistics
 from math import nan
 from pathlib import Path
 
-from eval import interval
+from experiment.stats import interval
 from experiment.tables import markdown_table
 
 # eval/<data>/mean@16, and its standard error over the problems, eval/<data>/mean@16_stderr
@@ -193,7 +193,7 @@ def grouped(runs):
 
 
 def bootstrap(values):
-    """-> mean, low, high of one value per seed, by eval.interval."""
+    """-> mean, low, high of one value per seed, by stats.interval."""
     return statistics.fmean(values), *interval(values, draws=10_000)
 
 

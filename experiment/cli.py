@@ -23,7 +23,7 @@ from engine import parallel
 from engine.parallel import say
 from engine.sampler import has_vllm
 from experiment import failures, room, trackers, trial
-from experiment.files import checkpoint_folders, flags_of_today
+from experiment.files import checkpoint_folders
 from experiment.model import folder_fault, read_tokenizer
 from graders import sandbox
 from losses import METHODS
@@ -40,8 +40,6 @@ OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_roll
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
                "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
                "rank_every", "eval_every", "eval_problems", "eval_samples"}
-
-GONE = {"--tis_cap": "--correction token_truncate --correction_high CAP"}
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -192,8 +190,6 @@ def chosen_row(args):
 
 
 def refuse_unknown(name, loss, method):
-    if name in GONE:
-        refuse(f"{name} is {GONE[name]} now")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
@@ -236,10 +232,7 @@ def saved_flags(args):
     if not args.resume:
         return {}
     try:
-        flags = flags_of_today(json.loads((out / "config.json").read_text())["flags"])
-        if flags.get("lora_rank"):  # before there was a flag for it
-            flags.setdefault("lora_alpha", 2.0 * flags["lora_rank"])
-        flags.setdefault("share_prompts", False)
+        flags = dict(json.loads((out / "config.json").read_text())["flags"])
         return flags if flags["loss"] else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         if not checkpoint_folders(out):
@@ -254,35 +247,27 @@ def flags_of(args):
     return {name: value for name, value in flags.items() if name not in OF_THIS_START}
 
 
-def compare(args, old_checksum=None):
-    """Says what is not as it was in the run to be resumed. Refuses what changes what is learnt,
-    but for --force. old_checksum: of all problems together, which runs once kept."""
+def compare(args):
+    """Prints the flags that are not those of the run to be resumed. Refuses those that change
+    training, unless --force is given."""
     if not (saved := args.saved):
         return
     now = {name: value for name, value in args.given.items() if name not in OF_THIS_START}
-    # what config.json lacks was the default then
-    before = {**args.defaults, **saved}
+    before = {**args.defaults, **saved}  # a flag that config.json lacks has come since
     checksums = dict(train_checksum="the problems to learn from are not those that the run had",
                      eval_checksum="the problems to evaluate on are not those that the run had",
                      method_checksum=f"the functions of {args.loss} in losses.py are not those "
                      "that the run had")
     changes = {name: f"--{name} was {before[name]} and is now {value}"
                for name, value in now.items() if name in before and value != before[name]}
-    # once kept with the flags: a preset that the row did not use, one checksum for all problems
-    unused = METHODS[saved["loss"]].preset if saved.get("loss") in METHODS else {}
-    unused = {*unused, *checksums, "data_checksum"}
     changes.update({name: f"--{name} was {saved[name]} and is not a flag of this method"
-                    for name in set(saved) - set(now) - unused})
+                    for name in set(saved) - set(now) - set(checksums)})
     for name, sentence in checksums.items():
         if None in (now.get(name), before.get(name)):  # a run that did not evaluate has none
             changes.pop(name, None)
             args.given[name] = now.get(name) or before.get(name)
         elif name in changes:
             changes[name] = sentence
-    # it is of the problems to evaluate on, too
-    if not {"eval_every", "eval_data", "eval_problems"} & set(changes) \
-            and before.get("data_checksum", old_checksum) != old_checksum:
-        changes["data_checksum"] = "the problems are not those that the run had"
     fixed = [text for name, text in changes.items() if name in ("model", "lora_rank")]
     if fixed:
         refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
@@ -459,8 +444,7 @@ def load_data(args):
             + ". Their scores say little of others; --eval_data names other problems")
     args.given.update(train_checksum=checksum(rows),
                       eval_checksum=checksum(test_set) if test_set else None)
-    # of all problems together, as runs once kept it; data sets are large, so only where one did
-    compare(args, checksum([rows, test_set]) if "data_checksum" in args.saved else None)
+    compare(args)
     if args.model and not args.saved:
         same_problems(args)
     return train_set, test_set, left_out

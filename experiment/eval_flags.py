@@ -15,6 +15,7 @@ from engine.parallel import default_dtype, unusable_gpu
 from engine.sampler import default_kind, has_vllm
 from experiment import failures
 from experiment.model import folder_fault, read_tokenizer
+from experiment.stats import powers_of_two
 
 # the flags of sampling. --completions samples nothing, so that they are refused beside it
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
@@ -89,6 +90,7 @@ def parse(argv, description):
     args.benchmarks = names
     check_texts(args)
     check_flags(args)
+    args.k = parse_ks(args)
     if args.completions:
         without_model(args, given)
     else:
@@ -98,6 +100,22 @@ def parse(argv, description):
                    else f"{owner}'s recipe.json" if name in settings else "the default"
                    for name in OF_MODEL}
     return args
+
+
+def parse_ks(args):
+    """The k of pass@k; None where they depend on the number of completions in a file."""
+    if not args.k:
+        return None if args.completions else powers_of_two(args.samples)
+    try:
+        ks = sorted({int(k) for k in args.k.split(",")})
+    except ValueError:
+        refuse(f"--k {args.k}: whole numbers with commas between")
+    if min(ks) < 1:
+        refuse(f"--k {args.k}: every k is 1 or more")
+    if not args.completions and max(ks) > args.samples:
+        refuse(f"--k {args.k}: pass@k needs k samples of each problem, and --samples is "
+               f"{args.samples}")
+    return ks
 
 
 def names_of(benchmarks):

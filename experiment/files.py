@@ -24,14 +24,6 @@ def write(path, text):
     aside.replace(path)
 
 
-def flags_of_today(flags):
-    """A run's flags, as train.py has them now: --tis_cap was the only correction once."""
-    flags = dict(flags)
-    if cap := flags.pop("tis_cap", None):
-        flags.update(correction="token_truncate", correction_high=cap)
-    return flags
-
-
 def checkpoint_folders(out):
     """The checkpoints of a run, in their order."""
     return sorted(path for path in (out / "checkpoints").glob("rollout_*")

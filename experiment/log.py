@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from engine import parallel
-from eval import mean
 from experiment import trackers
 from experiment.failures import RunFailed
+from experiment.stats import mean
 from losses import gradient_mass
 from rewards import grade
 

@@ -21,11 +21,12 @@ import eval
 from conftest import ROOT
 from data.hub import reason
 from engine.sampler import Completion, seed_of
-from eval import benchmark_results, interval, majority, pass_at_k, powers_of_two, summarise
+from eval import benchmark_results, majority, summarise
 from experiment import completions, files
 from experiment.failures import RunFailed
 from experiment.log import line
 from experiment.report import results_table, short_names
+from experiment.stats import interval, pass_at_k, powers_of_two
 from graders import sandbox
 
 

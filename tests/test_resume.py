@@ -15,7 +15,7 @@ import pytest
 
 import train
 from conftest import ROOT
-from experiment import checkpoint, cli, run
+from experiment import checkpoint, run
 from experiment.files import checkpoint_folders
 
 SMALL = (
@@ -516,8 +516,8 @@ def edited(whole, out, **flags):
     return out
 
 
-def test_flags_that_an_old_config_lacks_had_their_defaults(whole, tmp_path, capsys):
-    out = edited(whole[0], tmp_path / "run", tis_cap=0.0, eps_low=None, advantage=None)
+def test_flags_that_a_config_lacks_have_their_defaults(whole, tmp_path, capsys):
+    out = edited(whole[0], tmp_path / "run", eps_low=None, advantage=None)
     args, method = train.parse_args(["--out", str(out), "--resume"])
     assert args.correction is None and method.flags["eps_low"] == 0.2
     train.main(["--out", str(out), "--resume"])
@@ -526,22 +526,6 @@ def test_flags_that_an_old_config_lacks_had_their_defaults(whole, tmp_path, caps
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", str(out), "--resume", *flags.split()])
         assert stop.value.code == 2 and flags.split()[0] in capsys.readouterr().err
-
-
-def test_a_run_with_a_cap_goes_on_with_the_correction_that_it_is_now(base, tmp_path, capsys):
-    """--tis_cap was the flag once."""
-    whole = tmp_path / "whole"
-    train.main(["--model", base, *SMALL, "--sampler_temperature", "1.3", "--keep", "9",
-                "--correction", "token_truncate", "--correction_high", "1.1", "--out", str(whole)])
-    assert 0 < records(whole)[-1]["sampler/correction_truncated"] < 1
-    out = edited(whole, tmp_path / "run", tis_cap=1.1, correction=None, correction_high=None)
-    for rollout in (2, 3, 4):
-        shutil.rmtree(out / "checkpoints" / f"rollout_{rollout:06d}")
-    train.main(["--out", str(out), "--resume"])
-    assert same(out, whole) and "resuming, but" not in capsys.readouterr().out
-    flags = json.loads((out / "config.json").read_text())["flags"]
-    assert (flags["correction"], flags["correction_high"]) == ("token_truncate", 1.1)
-    assert "tis_cap" not in flags
 
 
 @pytest.mark.parametrize(
@@ -562,17 +546,3 @@ def test_a_run_without_a_checkpoint_starts_again_with_its_flags(whole, tmp_path)
     out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
     args, _ = train.parse_args(["--out", str(out), "--resume", "--rollouts", "3"])
     assert (args.loss, args.rollout_lag, args.rollouts, args.saved) == ("fade", 1, 3, {})
-
-
-def test_a_preset_that_the_row_did_not_use_is_no_change(whole, tmp_path, monkeypatch):
-    """Runs once kept the eps_high of dapo also with --objective cispo."""
-    out = edited(whole[0], tmp_path / "run", loss="dapo", objective="cispo", ratio_max=5.0,
-                 eps_high=0.28)
-    args, _ = train.parse_args(["--out", str(out), "--resume"])
-    before = {k: args.saved.pop(k) for k in ("eps_low", "alpha_max") if k in args.saved}
-    args.saved.pop("method_checksum")  # fade's
-    for name in [k for k in args.saved if k not in args.given and k != "eps_high"]:
-        args.saved.pop(name)  # fade's
-    cli.compare(args)
-    assert before and "eps_high" in args.saved
-

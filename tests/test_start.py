@@ -2,8 +2,6 @@
 errors of evaluations, a rollout that teaches nothing, a machine that is busy."""
 
 import json
-import zlib
-from pathlib import Path
 
 import psutil
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 import train
 from conftest import ROOT
-from data import sources
 from data.recipe import settings_of
 from experiment import checkpoint, log
 from experiment.check import Setting, check_golds
@@ -129,29 +126,6 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert "resuming, but --eval_problems was 4 and is now 3" in said
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
     assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
-
-
-@pytest.mark.parametrize("changed", [False, True])
-def test_a_run_that_kept_one_checksum_of_all_problems_is_resumed(base, tmp_path, capsys, changed):
-    data = own_file(tmp_path, "4")
-    run(base, tmp_path / "run", "--rollouts", "1", "--data", data)
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    del config["flags"]["train_checksum"], config["flags"]["eval_checksum"]
-    rows = sources.load_file(Path(data))
-    config["flags"]["data_checksum"] = zlib.crc32(
-        json.dumps([rows, rows[:4]], sort_keys=True, default=str).encode())
-    path.write_text(json.dumps(config))
-    if changed:
-        own_file(tmp_path, "5")
-    again = ["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"]
-    capsys.readouterr()
-    if changed:
-        with pytest.raises(SystemExit) as stop:
-            train.main(again)
-        assert stop.value.code == 2 and "problems are not those" in capsys.readouterr().err
-    train.main([*again, *["--force"] * changed])
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_the_best_checkpoint_stays_when_evaluations_stop_and_goes_when_they_are_others(

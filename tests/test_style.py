@@ -13,7 +13,7 @@ from conftest import ALL, QUICK, ROOT, TOO_SLOW
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
-LINES, TOKENS = 2250, 17_000
+LINES, TOKENS = 2179, 15_600
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}

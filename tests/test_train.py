@@ -68,8 +68,6 @@ def run(model, out, *flags):
         ("--lr inf", "--lr"),
         ("--temperature 0", "--temperature"),
         ("--kl_coef -1", "--kl_coef"),
-        ("--tis_cap 2", "--tis_cap is --correction token_truncate --correction_high CAP now"),
-        ("--loss p3o --tis_cap=2", "--correction token_truncate --correction_high CAP"),
         ("--correction token", "token_truncate"),
         ("--correction token_mask --old_logprobs sampler", "--correction token_mask"),
         ("--loss p3o --correction sequence_mask", "a second time"),
