@@ -159,7 +159,7 @@ case "${1:-}" in
       shift
       set -- --quick "$@"
     fi
-    exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup \
+    exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile \
       --no-loadscope-reorder "$@" tests
     ;;
   results) exec .venv/bin/python -m analysis results ;;

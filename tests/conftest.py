@@ -1,3 +1,4 @@
+import fcntl
 import os
 import shutil
 import signal
@@ -143,9 +144,17 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = [item for item in items if is_quick(item)]
     items.sort(key=lambda item: item.path.name not in SLOW)
-    for item in items:  # a file's tests run in one process
-        group = "programs" if item.path.name in PROGRAMS else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_turns(request, tmp_path_factory):
+    """Files of PROGRAMS wait for each other, where several processes run the tests."""
+    if request.path.name not in PROGRAMS:
+        yield
+        return
+    with open(tmp_path_factory.getbasetemp().parent / "programs", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -592,6 +592,14 @@ def test_equal_entropies_are_chosen_together():
         assert metrics["weight_mean"].item() == pytest.approx(weight)
 
 
+def test_entropies_that_rounding_sets_apart_are_chosen_together():
+    """Tokens of one context have one entropy; float32 rounds it differently in each micro-batch."""
+    near = five_tokens(entropy=[2, 2 - 3e-7, 1, 1 + 3e-7, 1.001])
+    for name, share, weight in (("top_entropy", 0.2, 0.4), ("bottom_entropy", 0.2, 0.4)):
+        metrics = policy_loss(name, near, 6, entropy_share=share)[1]
+        assert metrics["weight_mean"].item() == pytest.approx(weight)
+
+
 @pytest.mark.parametrize("apart, ratio, k3", [
     (19, math.exp(19), math.exp(-19) + 18), (21, math.exp(20), math.exp(-20) + 19),
     (-19, math.exp(-19), math.exp(19) - 20), (-21, math.exp(-20), math.exp(20) - 21)])

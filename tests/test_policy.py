@@ -222,7 +222,8 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
 def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk, monkeypatch):
     """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
-    float64."""
+    float64. They differ by the order of sums: by at most 9e-15 of the largest element of a tensor,
+    over three instruction sets, one thread and two."""
     monkeypatch.setattr(kernels, "CHUNK", tokens_in_a_chunk * 101)
     weigh = torch.linspace(-1, 2, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
 
@@ -253,10 +254,8 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     other = policy.Policy(model.model, 0.8, layout=layout)
     found = gradient(*other(batch))
     model.use_layout("padded")
-    assert (
-        all((a - b).abs().max() < 1e-12 for a, b in zip(wanted, found))
-        and wanted[0].abs().max() > 1
-    )
+    apart = [(a - b).abs().max() / a.abs().max() for a, b in zip(wanted, found)]
+    assert max(apart) < 1e-13 and wanted[0].abs().max() > 1
 
 
 def test_a_head_with_a_bias_and_without_a_gradient(model, batch, monkeypatch):

@@ -1,5 +1,6 @@
 """train.py: flags and their errors, whole small runs, what they leave behind."""
 
+import argparse
 import inspect
 import json
 import math
@@ -15,7 +16,8 @@ import train
 from conftest import ROOT
 from data.recipe import settings_of
 from engine import loading
-from engine.sampler import has_vllm
+from engine.policy import make_batch
+from engine.sampler import Completion, has_vllm
 from experiment.run import claim_folder
 from losses import METHODS, Method, asym, centred, token_mean
 
@@ -629,49 +631,33 @@ def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
     assert [record["optim/no_gradient"] for record in records] == [0, 0]
 
 
-def test_overlong_penalty_and_masking(base, tmp_path, monkeypatch):
-    """The reward falls over the last tokens; truncated completions leave the loss; a share without
-    any is skipped."""
-    seen = []
-    monkeypatch.setattr(
-        train,
-        "group_advantages",
-        lambda m, r, s, **hp: (seen.append(r.clone()), METHODS["grpo"].advantage(r, s))[1],
-    )
+def test_the_overlong_penalty_falls_over_the_last_tokens():
+    """Of 12 tokens at most, over the last 4: DAPO, eq. 13."""
+    lengths, rewards = [4, 8, 9, 10, 11, 12], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+    completions = [Completion([1] * n, [0.0] * n, n == 12) for n in lengths]
+    groups = [train.Group({}, [1], completions[k:k + 3], [], rewards[k:k + 3]) for k in (0, 3)]
+    batch = make_batch([[1]] * 6, completions)
+    args = argparse.Namespace(max_tokens=12, overlong_penalty=4)
+    shaped = [[1, 1, 0.75], [-0.5, -0.75, 0]]
+    assert train.rewards_of(groups, batch, args).tolist() == shaped
+    args.overlong_penalty = 0
+    assert train.rewards_of(groups, batch, args).tolist() == [rewards[:3], rewards[3:]]
 
-    def rewards():  # without those of the flags' check, which are two rows
-        return [r for r in seen if len(r) == 4]
 
-    records = run(
-        base, tmp_path / "a", "--loss", "grpo", "--overlong_penalty", "8", "--max_tokens", "8"
-    )[1:]
-    # of 8 tokens at most, the penalty begins with the first: 9 or 10 tokens are cut off, reward 0
-    # - 1
-    assert rewards() and all((r == -1).all() for r in rewards()) and records[0]["reward/mean"] == 0
-    records = run(base, tmp_path / "b", "--loss", "grpo", "--mask_truncated", "--max_tokens", "8")[
-        1:
-    ]
-    assert (
-        records[0]["len/truncated_frac"] == 1
-        and records[0]["optim/skipped"] == 2
-        and not records[0]["steps"]
-    )
-    seen.clear()
-    run(base, tmp_path / "c", "--loss", "grpo", "--overlong_penalty", "4", "--max_tokens", "12")
-    assert {v for r in rewards() for v in r.flatten().tolist()} <= {
-        -1.0,
-        -0.75,
-        -0.5,
-        -0.25,
-        0.0,
-        0.25,
-        0.5,
-        0.75,
-        1.0,
-    }
-    assert any(
-        v in (0.5, -0.5) for r in rewards() for v in r.flatten().tolist()
-    )  # 10 of 12 tokens: half the penalty
+def test_overlong_penalty_and_masking(base, tmp_path, graded):
+    """The penalty reaches the advantages, and not the logged reward; truncated completions leave
+    the loss; a share without any is skipped. No puzzle is answered in 2 tokens."""
+    short = ("--loss", "grpo", "--max_tokens", "2")
+    plain, shaped = (run(base, tmp_path / str(n), *short, "--save_rollouts",
+                         "--overlong_penalty", str(n))
+                     for n in (0, 2))
+    assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
+    kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt", weights_only=False)
+            for n in (0, 2)]
+    assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
+    masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
+    assert masked["len/truncated_frac"] == 1 and not masked["steps"]
+    assert masked["optim/skipped"] == 2
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path, graded):
