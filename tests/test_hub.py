@@ -362,7 +362,7 @@ def test_nobody_listens(loads, tmp_path):
     assert all("at http://127.0.0.1:9 does not answer (ConnectError: " in sentence
                for *_, sentence in sentences)
     assert counts == [9, 9, 12 if (SHARED / "livecodebench_sample.jsonl").exists() else 9]
-    assert layers == 2 and "Retrying" not in errors and time.monotonic() - start < 60
+    assert layers == 2 and "Retrying" not in errors and time.monotonic() - start < 240
 
 
 def test_offline_with_an_empty_cache(tmp_path):

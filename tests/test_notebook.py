@@ -58,7 +58,7 @@ def run_cell(source, names):
         exec(source, names)
         return
     done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True, text=True,
-                          timeout=600)
+                          timeout=1800)
     assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 

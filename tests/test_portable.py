@@ -409,7 +409,7 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
                "mac, marker, code = sys.argv[1:]; "
                "sandbox.RUNNER = marker + pathlib.Path(mac).read_text() + sandbox.RUNNER; "
                "sandbox.prepare([dict(reward='code')], True); "
-               "print(sandbox.run_tests(code, [dict(input='3', output='6')], timeout=1))",
+               "print(sandbox.run_tests(code, [dict(input='3', output='6')], timeout=5))",
                tmp_path / "mac" / "sitecustomize.py", marker, code)
     said = done.stdout.splitlines()
     assert said[0].endswith("rlimits (no memory)") and "(no pid) (no net) (no mount)" in said[0]

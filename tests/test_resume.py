@@ -103,17 +103,11 @@ def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
     assert weights(tmp_path / "rows", 1) != weights(out, 1)  # completions, shuffled one by one
 
 
-def test_a_run_from_before_prompts_were_shared_goes_on_without(whole, tmp_path, capsys):
-    out = edited(without(whole[0], tmp_path / "old", 3, 4), tmp_path / "run", share_prompts=None,
-                 shuffle=None)
-    args, _ = train.parse_args(["--out", str(out), "--resume"])
-    assert args.share_prompts is False and args.shuffle == "completions"
-    train.main(["--out", str(out), "--resume"])
-    assert "tokens, padded" in capsys.readouterr().out
-    shutil.rmtree(out / "checkpoints" / "rollout_000004")
-    train.main(["--out", str(out), "--resume", "--share_prompts"])
+def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
+    out = without(whole[0], tmp_path / "run", 4)
+    train.main(["--out", str(out), "--resume", "--no-share_prompts"])
     said = capsys.readouterr().out
-    assert "--share_prompts was False and is now True" in said and "tokens, shared" in said
+    assert "--share_prompts was True and is now False" in said and "tokens, padded" in said
 
 
 @pytest.mark.parametrize("moments", [5])
@@ -320,7 +314,7 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (
         not (out / "metrics.jsonl").exists()
         or not (out / "metrics.jsonl").read_text().count("\n")
@@ -328,7 +322,7 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
     ):
         time.sleep(0.05)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=600)
     assert (
         process.returncode == 128 + number
         and "--resume continues" in said

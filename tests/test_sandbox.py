@@ -180,8 +180,9 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         code = code.replace("PORT", str(server.getsockname()[1])).replace("OUTSIDE", str(outside))
         code = code if "NANORLVR" in code else code.replace("SECRET", str(secret))
         began = time.monotonic()
-        assert run_tests(code, tests, fn_name, timeout=1.5, memory_mb=256) is passes
-        assert time.monotonic() - began < 20
+        timeout = 10 if passes else 1.5  # seconds; a busy machine is slow, and some hang
+        assert run_tests(code, tests, fn_name, timeout=timeout, memory_mb=256) is passes
+        assert time.monotonic() - began < 60
     assert {p.name for p in tmp_path.iterdir()} == {"secret"}
     if os.getuid() == 0:  # programs run as a user that has no other processes
         deadline = time.monotonic() + 5

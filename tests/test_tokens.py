@@ -703,7 +703,7 @@ def test_completions_of_3000_tokens(visit, model, tmp_path):
     main(["tokens", str(path), "--methods", "grpo", "--out", str(tmp_path / "long.html")])
     began = time.perf_counter()
     tab = visit(tmp_path / "long.html")
-    assert time.perf_counter() - began < 5  # on a machine that does other things, too
+    assert time.perf_counter() - began < 30  # on a machine that does other things, too
     assert tab.locator(".tokens span").count() == 4 * 3001
     colour_by(tab, "ratio")
     assert tab.evaluate(MOVE) < 1000
