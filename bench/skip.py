@@ -45,7 +45,11 @@ def all_rows(batch, *_, **__):
 
 def main(run):
     ratios, shares, times = [], [], {"all rows": [], "those that learn": []}
-    for path in sorted((run / "rollouts").glob("rollout_*.pt"))[-LAST:]:
+    paths = sorted((run / "rollouts").glob("rollout_*.pt"))[-LAST:]
+    if not paths:
+        sys.exit(f"{run} holds no kept rollouts: train it with --save_rollouts --save_every 1 "
+                 "--keep 99")
+    for path in paths:
         before = run / "checkpoints" / f"rollout_{int(path.stem[-6:]) - 1:06d}"
         of_rollout = {name: [] for name in times}
         for _ in range(TURNS):
