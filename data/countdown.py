@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from fractions import Fraction
+from operator import add, mul, sub
 
 # "countdown" is for the embedded base: three digits, and sums more often than products.
 # "countdown34" is the form that the papers use.
@@ -15,6 +16,8 @@ FORMS = {
     "countdown": dict(counts=(3,), largest=9, operators="++--*", highest=50),
     "countdown34": dict(counts=(3, 4), largest=99, operators="+-*/", highest=99),
 }
+
+OPERATIONS = {"+": add, "-": sub, "*": mul, "/": Fraction}  # all exact
 
 SYSTEM = "You are a helpful assistant. You think about the problem first, then give the answer."
 QUESTION = (
@@ -28,14 +31,14 @@ def random_expression(rng, nums, operators):
     """-> an expression over all of `nums`, its order and brackets random, and its exact value.
 
     Both are None where the expression divides by 0."""
-    terms = [(str(n), Fraction(n)) for n in rng.sample(nums, len(nums))]
+    terms = [(str(n), n) for n in rng.sample(nums, len(nums))]
     while len(terms) > 1:
         i = rng.randrange(len(terms) - 1)
         (left, a), (right, b) = terms[i], terms[i + 1]
         op = rng.choice(operators)
         if op == "/" and b == 0:
             return None, None
-        value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[op]
+        value = OPERATIONS[op](a, b)
         text = f"{left}{op}{right}"
         outermost = len(terms) == 2  # needs no brackets
         terms[i:i + 2] = [(text if outermost else f"({text})", value)]

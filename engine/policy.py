@@ -106,9 +106,8 @@ def shuffled_shares(completions, steps, seed, rollout, together=1):
 
 
 def rank_micro_batches(policy, batch, among=None):
-    """This rank's micro-batches, of all rows or of those `among` them: (rows of the batch, Batch of
-    them). An empty list of rows comes with the first row as a stand-in, whose results are not
-    used."""
+    """This rank's micro-batches of the batch, or of the rows `among` it: (rows, Batch of them). An
+    empty list of rows comes with the first row as a stand-in, whose results are not used."""
     among = range(len(batch.ids)) if among is None else among
     parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
     parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]

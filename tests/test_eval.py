@@ -624,7 +624,7 @@ def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path):
     assert process.wait() == 0, process.stderr.read()[-2000:]
     path, kills = tmp_path / "cut" / "completions.jsonl", 0
     # after so many lines and half of one more, as if it had died within a write
-    for lines in (3, 14, 30, 47, 70):
+    for lines in (3, 30, 70):
         process = start(tmp_path / "cut")
         while process.poll() is None and (
                 not path.exists() or path.read_text().count("\n") < lines):

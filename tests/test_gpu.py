@@ -205,16 +205,6 @@ def test_lora_has_ten_times_the_learning_rate_unless_one_is_given():
     assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4
 
 
-def test_an_old_run_with_lora_keeps_its_scale_and_rate(base, tmp_path):
-    run(base, tmp_path / "run", "--lora_rank", "4", "--lr", "1e-4", "--rollouts", "1")
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    del config["flags"]["lora_alpha"]  # as it was before there was a flag
-    path.write_text(json.dumps(config))
-    args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
-    assert args.lora_alpha == 8 and args.lr == 1e-4
-
-
 def test_a_budget_is_measured_on_sharded_weights(small, tmp_path):
     """load under torchrun finds the same activations for a token as without."""
     code = tmp_path / "budget.py"

@@ -110,7 +110,7 @@ def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
     assert "--share_prompts was True and is now False" in said and "tokens, padded" in said
 
 
-@pytest.mark.parametrize("moments", [5])
+@pytest.mark.parametrize("moments", [3])
 def test_killed_at_random_moments(whole, tmp_path, moments):
     """SIGKILL, wherever it hits, and --resume from the very first start on. bench/kill.py has 20
     moments and vLLM."""

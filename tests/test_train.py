@@ -692,7 +692,7 @@ def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch,
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_the_reward_rises_with_vllm(base, tmp_path):
     """The real thing in small, as a user starts it: held-out accuracy and reward go up within
-    twelve rollouts."""
+    eight rollouts."""
     done = subprocess.run(
         [
             sys.executable,
@@ -704,9 +704,9 @@ def test_the_reward_rises_with_vllm(base, tmp_path):
             "--sampler",
             "vllm",
             "--rollouts",
-            "12",
+            "8",
             "--eval_every",
-            "12",
+            "8",
             "--out",
             str(tmp_path / "run"),
         ],
