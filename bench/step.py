@@ -7,8 +7,8 @@ running.
                                                     interpreter has bench/requirements-trl.txt
 
 The parts done bare: the engine's generate for the same prompts, one forward without gradient over
-the same tokens, in the run's layout, and forward, backward and AdamW on as many of them a step, in
-the simplest loop.
+the same tokens, in the run's layout, and forward, backward and AdamW on as many of them a step, but
+for completions without an advantage, in the simplest loop.
 Ours and the others take turns; medians over rollouts, the first two of each turn left out, and the
 median of the turns' ratios.
 """
@@ -104,6 +104,7 @@ def bare(batches, kind, steps, shuffle):
         marks.append(time.perf_counter())
         together = 16 if shuffle == "groups" else 1
         for share in policy.shuffled_shares(len(prompts), steps, 0, 0, together):
+            share = share[batch.advantages[share].any(1)]  # as train.py: the others have no gradient
             optimizer.zero_grad()
             for part in micro_batches(batch.rows(share), 4096, "shared"):
                 logprobs(batch.rows(share[part])).mean().backward()
