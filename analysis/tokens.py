@@ -31,6 +31,7 @@ import torch
 from analysis.quantities import weight_on_logprob
 from analysis.rollout import NO_ROLLOUT, walk
 from engine.loading import eos_ids
+from experiment.log import numbers
 from losses import METHODS, correct, describe, measure
 
 LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
@@ -204,8 +205,8 @@ def token_codes(tokens, method, shown, coefficients):
 def summary(tokens, method):
     """A few means over the whole rollout, as train.py logs them of a step."""
     measured = measure(method, tokens.without_junk())
-    return {name: measured[name].item() for name in ("entropy", "approx_kl", "ess",
-                                                     "clip_high_frac", "clip_low_frac")}
+    return numbers({name: measured[name].item() for name in ("entropy", "approx_kl", "ess",
+                                                             "clip_high_frac", "clip_low_frac")})
 
 
 def walk_of(kept, shown, steps=None, lr=None):

@@ -104,7 +104,7 @@ def bare(batches, kind, steps, shuffle):
         marks.append(time.perf_counter())
         together = 16 if shuffle == "groups" else 1
         for share in policy.shuffled_shares(len(prompts), steps, 0, 0, together):
-            share = share[batch.advantages[share].any(1)]  # as train.py: the others have no gradient
+            share = share[batch.advantages[share].any(1)]  # the others have no gradient
             optimizer.zero_grad()
             for part in micro_batches(batch.rows(share), 4096, "shared"):
                 logprobs(batch.rows(share[part])).mean().backward()

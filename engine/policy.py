@@ -125,9 +125,8 @@ def gather_rows(batch, parts, outputs):
 # ---------------------------------------------------------------------------- the whole batch
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
-    """The rows of an optimizer step that have a gradient: those with an advantage, where nothing
-    else gives one. The first row stands in for none: gradients are then 0, not None, on which AdamW
-    goes on by its moments."""
+    """The rows of a step that have a gradient: those with an advantage, if nothing else gives one.
+    The first row stands in for none: gradients are then 0, not None, and AdamW goes on."""
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
     if entropy_coef or kl_coef or not method.needs_advantage:
         learnt[:] = True

@@ -144,18 +144,28 @@ def test_with_a_kl_or_an_entropy_bonus_all_rows_learn(model, batch, coefficients
     assert metrics["learnt_tokens"] == (batch.prompt_len + batch.completion_len).sum()
 
 
-def pulled_back(tokens):
-    """L = -A rho + (rho - 1)^2, where rho > 3"""
-    return -tokens.advantages * tokens.ratio + torch.relu(tokens.ratio - 3) ** 2
+def near_the_sampler(tokens):
+    """L = -A rho + (log pi - log pi_sampler)^2"""
+    gap = tokens.logprobs - tokens.sampler_logprobs
+    return -tokens.advantages * tokens.ratio + gap**2
 
 
-def test_an_objective_with_a_gradient_without_an_advantage_sees_all_rows(model, batch, monkeypatch):
-    method = replace(METHODS["grpo"], objective=pulled_back)
-    assert not method.needs_advantage and not method.whole_step
-    assert {name for name, row in METHODS.items() if not row.needs_advantage} == {
-        name for name, row in METHODS.items() if row.whole_step}
+def likelier_than_the_mean(tokens):
+    """w = 1 where the entropy is above the step's mean: not marked as @whole_step"""
+    return (tokens.entropy > tokens.mean(tokens.entropy)).to(tokens.entropy)
+
+
+@pytest.mark.parametrize("own", [dict(objective=near_the_sampler),
+                                 dict(select=likelier_than_the_mean)], ids=["objective", "select"])
+def test_a_method_of_ones_own_sees_all_rows(model, batch, own, monkeypatch):
+    method = replace(METHODS["grpo"], **own)
     _, metrics = gradient(model, only(batch, (2,)), method, 3, monkeypatch)
     assert metrics["learnt_tokens"] == (batch.prompt_len + batch.completion_len).sum()
+
+
+def test_what_needs_an_advantage():
+    assert {name for name, row in METHODS.items() if not row.needs_advantage} == {
+        name for name, row in METHODS.items() if row.whole_step}
 
 
 def test_what_is_logged_is_of_rows_with_an_advantage(model, batch, monkeypatch):

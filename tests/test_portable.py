@@ -338,7 +338,7 @@ def processes(text):
     return {int(pid) for pid, state, command in rows if text in command and state[0] != "Z"}
 
 
-def gone(text, seconds=10):
+def gone(text, seconds=60):
     """Are there no such processes any more, within so many seconds?"""
     deadline = time.monotonic() + seconds
     while processes(text) and time.monotonic() < deadline:
@@ -370,7 +370,7 @@ def test_a_watcher_ends_with_its_worker(mac, tmp_path):
     done = mac("-c", "import subprocess, time; from graders import worker; "
                f"w = worker.Worker('{name}'); w.start(); time.sleep(0.5); w.stop(); print(w.run(["
                "worker.Job('hang', 'aaa', None, 9.0)])[0][:2]); w.process.kill(); "
-               "w.process.wait(); time.sleep(2); print(subprocess.run(['ps', '-A', '-ww', '-o', "
+               "w.process.wait(); time.sleep(5); print(subprocess.run(['ps', '-A', '-ww', '-o', "
                "'command='], capture_output=True, text=True).stdout"
                f".count('graders.' + 'worker {name}')); "
                "print(w.run([worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")

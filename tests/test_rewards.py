@@ -249,11 +249,11 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(bad_verifier, capfd):
         texts[place] = text
     grade([bad_verifier], [["good"]], workers=2)  # started
     began = time.perf_counter()
-    (got,), counters = grade([bad_verifier], [texts], timeout=1.0, workers=2)
+    (got,), counters = grade([bad_verifier], [texts], timeout=3.0, workers=2)
     assert time.perf_counter() - began < 60
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
-    assert 1 <= counters["seconds_max"] < 30
+    assert 3 <= counters["seconds_max"] < 30
     assert "MemoryError" in capfd.readouterr().err  # an error is shown, not only counted
 
 
@@ -370,7 +370,7 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     assert lives()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while lives() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not lives()
