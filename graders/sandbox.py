@@ -79,11 +79,12 @@ def python_command(kinds, folder, arguments, command):
     drop = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig=KILL"]
     if becomes_nobody(command):
         drop += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    python = [os.path.join(sys.prefix, "bin", "python"), "-I", "-B", *arguments]
+    prefix = os.path.realpath(sys.prefix)  # the environment's folder may be a link
+    python = [os.path.join(prefix, "bin", "python"), "-I", "-B", *arguments]
     if "mount" not in kinds:
         return (["setpriv", *drop] if kinds and readable_by_all() else []) + python
     places = ["/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-              sys.base_prefix, sys.prefix]
+              os.path.realpath(sys.base_prefix), prefix]
     return ["sh", "-c", ROOT, "sh", folder, *dict.fromkeys(places), "--", "setpriv", *drop, *python]
 
 

@@ -202,6 +202,16 @@ def test_a_program_that_removes_its_folder_is_a_verdict(monkeypatch):
     assert run_tests(gone, IO[:1]) and not run_tests(gone + "\nprint(7)", IO)
 
 
+def test_an_environment_behind_a_link(tmp_path, monkeypatch):
+    """It has the file system of its own, too."""
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    kinds, command = sandbox.unshared()
+    started = sandbox.python_command(kinds, str(tmp_path), ["-c", "print(1)"], command)
+    done = subprocess.run(command + started, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
+
+
 def test_in_a_user_namespace_as_well(monkeypatch):
     """What a user who is not root gets, where the kernel gives it."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--user", "--map-root-user", "--pid",
