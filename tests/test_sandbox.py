@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
