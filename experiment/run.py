@@ -293,7 +293,7 @@ def settings_line(args):
 
 def sampler_line(args):
     by_default = "sampler" not in args.origin and not torch.cuda.is_available()
-    return args.sampler + ", the default on a CPU; --sampler vllm is a GPU's" * by_default
+    return args.sampler + ", the default on a CPU; --sampler vllm samples as on a GPU" * by_default
 
 
 def busy_machine():

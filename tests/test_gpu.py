@@ -269,7 +269,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, cap
 def test_the_sampler_is_vllm_on_a_gpu_alone(monkeypatch):
     args, _ = train.parse_args([])
     assert args.sampler == evaluation.parse_args([]).sampler == "transformers"
-    assert sampler_line(args).endswith("--sampler vllm is a GPU's")
+    assert sampler_line(args).endswith("--sampler vllm samples as on a GPU")
     assert sampler_line(train.parse_args(["--sampler", "transformers"])[0]) == "transformers"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for installed in (True, False):
