@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import data
-from data.recipe import base_of
+from data.recipe import BASE
 from engine import parallel
 from engine.sampler import make_sampler, seed_of
 from experiment import completions, eval_flags
@@ -127,7 +127,7 @@ def load_benchmarks(args):
 def load_model(args, sets):
     """-> the sampler and the tokenizer of --model"""
     if not args.model:
-        args.model = base_of(args.benchmarks)
+        args.model = BASE
     tokenizer, eos = eval_flags.load_tokenizer(args, sets)
     parallel.say(eval_flags.in_force(args))
     try:

@@ -4,10 +4,10 @@
 # ./run_all.sh test      sets up, then runs every test; what follows goes to pytest: test -k resume
 # ./run_all.sh test quick the tests of every minute (tests/conftest.py says which), in two minutes
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; what follows goes to
-#                        bench/grid.py: grid --jobs 8
+#                        study/train_grid.py: grid --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
-# ./run_all.sh results   RESULTS.md and its figures again, from the numbers in results/
+# ./run_all.sh results   RESULTS.md and its figures again, from study/results/
 # The same command again continues what was interrupted, and skips what is done.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
 # PYTHON=python3; bench/full.sh names those of full
@@ -162,12 +162,12 @@ case "${1:-}" in
     exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile \
       --no-loadscope-reorder "$@" tests
     ;;
-  results) exec .venv/bin/python -m analysis results ;;
+  results) exec .venv/bin/python -m study results ;;
   grid)
     shift
-    .venv/bin/python bench/grid.py "$@"
-    .venv/bin/python bench/sanity.py
-    .venv/bin/python -m analysis results --measure
+    .venv/bin/python -m study.train_grid "$@"
+    .venv/bin/python -m study.sanity
+    .venv/bin/python -m study results --measure
     ;;
   full) . bench/full.sh ;;
 esac

@@ -16,7 +16,7 @@ import torch
 
 import data
 import losses
-from data.recipe import base_of
+from data.recipe import BASE
 from engine import parallel
 from engine.policy import backward, compute_logprobs, make_batch, shuffled_shares
 from engine.sampler import Completion, default_kind, make_sampler, seed_of
@@ -39,8 +39,8 @@ def add_flags(flag):
         flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
              metavar="NAME")
     # problem
-    flag("model", None, "Hugging Face folder or id; without it the embedded base (worked has "
-         "another), with settings of its own")
+    flag("model", None, "Hugging Face folder or id; without it the embedded base, with "
+         "settings of its own")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
          "{prompt, answer, reward} rows")
     flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of "
@@ -330,7 +330,7 @@ def main(argv=None):
     from experiment.run import Run, banner, newest_checkpoint
     disable_progress_bar()  # of loading and saving: the run's own bar is enough
     if args.model is None:
-        args.model = base_of(args.data)
+        args.model = BASE
     tokenizer, eos, train_set = cli.load_tokenizer(args, train_set, test_set)
     resumed_from = newest_checkpoint(args)
     policy, reference, optimizer, schedule, scaler = load_policy(

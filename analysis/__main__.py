@@ -13,15 +13,9 @@
     python train.py --loss grpo --rollouts 1 --save_rollouts --eval_every 0 --out runs/kept
     R=runs/kept/rollouts/rollout_000001.pt
     python -m analysis steps $R          ratios, gradient sizes and clipping, step by step
-    python -m analysis subsets $R        which tokens make the gradient, and its direction
-    python -m analysis entropy $R        predicted against measured change of entropy
     python -m analysis replay $R         the gradients of all methods on one rollout
     python -m analysis tokens $R --methods grpo,acpo
                                          a page for the browser: every token, step by step
-
-    python -m analysis theory            ACPO's Proposition 1, Remark 1 and Lemma 1 against
-                                         simulations of their own assumptions
-    python -m analysis results           RESULTS.md and its figures, from the numbers in results/
 
 Every command says which files it wrote, and `python -m analysis COMMAND --help` its flags. Runs
 whose flags differ in nothing but the seed are one line.
@@ -33,7 +27,7 @@ import json
 import sys
 from pathlib import Path
 
-from analysis.flags import OF_ROLLOUT, OF_RUNS, beside, parse, refuse
+from analysis.flags import OF_RUNS, beside, parse, refuse
 
 SHOWN = 3  # so many runs a sentence names
 
@@ -91,8 +85,8 @@ def read_runs(paths, only):
 
 def analyze_runs(command, paths, only=None, out=None):
     from analysis import figures
+    from analysis.masses import masses
     from analysis.runs import find_runs, grouped, keep, table, table_notes
-    from analysis.theory import masses
     paths = find_runs(paths) or list(map(Path, paths))
     runs = read_runs(paths, only)
     groups, out = grouped(runs), out or beside(paths, command)
@@ -148,8 +142,7 @@ def rollout_file(path):
             "it holds none; train.py --save_rollouts keeps them"))
 
 
-def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, steps=None,
-                    layers=None, k=None):
+def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, steps=None):
     rollout_file(Path(path))
     from analysis import anatomy, figures
     from analysis.rollout import open_rollout
@@ -162,12 +155,6 @@ def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, 
         if command == "steps":
             result = anatomy.steps(kept, steps, lr)
             draw, as_table = figures.steps, anatomy.steps_table
-        elif command == "subsets":
-            result = anatomy.compare_subsets(kept, layers, k, steps, lr)
-            draw, as_table = figures.subsets, anatomy.subsets_table
-        elif command == "entropy":
-            result = anatomy.entropy_changes(kept, lr)
-            draw, as_table = figures.entropy, anatomy.entropy_table
         elif command == "replay":
             result = anatomy.replay(kept, methods.split(",") if methods else METHODS)
             draw, as_table = figures.replay, anatomy.replay_table
@@ -216,20 +203,11 @@ def write(result, out, draw, as_table):
     wrote(out, numbers_file)
 
 
-def analyze_theory(out=None):
-    from analysis import figures, theory
-    result = theory.everything()
-
-    def draw(result, out):
-        figures.theory(result["proposition_1"], out, result["remark_1"])
-    write(result, out or "theory.png", draw, theory.everything_table)
-
-
 def main(argv=None):
     args = parse(argv, __doc__)
     if args.command in OF_RUNS:
         analyze_runs(args.command, args.paths, args.only, args.out)
-    elif args.command in OF_ROLLOUT:
+    else:
         path, = args.paths
         options = {name: value for name, value in vars(args).items()
                    if name not in ("command", "paths")}
@@ -237,14 +215,6 @@ def main(argv=None):
             analyze_tokens(path, **options)
         else:
             analyze_rollout(args.command, path, **options)
-    elif args.command == "theory":
-        analyze_theory(args.out)
-    else:
-        from analysis.results import write_results
-        try:
-            wrote(*write_results(args.measure))
-        except ValueError as e:
-            refuse(str(e))
 
 
 if __name__ == "__main__":

@@ -172,23 +172,6 @@ def p3o(groups, out):
     save(figure, out, f"means over the rollouts; {seeds_of(groups)}")
 
 
-def dots(panels, out, caption=None):
-    """panels: {title: {label: (mean, low, high)}}, a row for each label, the same rows in all."""
-    labels = list(next(iter(panels.values())))
-    size = (2.2 + 2.8 * len(panels), 0.9 + 0.24 * len(labels))
-    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
-    for axis, (title, values) in zip(axes[0], panels.items(), strict=True):
-        for i, label in enumerate(labels):
-            mean, low, high = values[label]
-            words = label.split()
-            color = "C0" if "16" in words or len(words) == 1 else "C1"
-            axis.errorbar(mean, -i, xerr=[[mean - low], [high - mean]], fmt="o", ms=3, color=color,
-                          lw=1)
-        axis.set(xlabel=title)
-    axes[0, 0].set_yticks([-i for i in range(len(labels))], labels)
-    save(figure, out, caption)
-
-
 # ---------------------------------------------------------------------------- of a rollout
 
 
@@ -238,73 +221,6 @@ def draw_token_statistics(figure, part, tables):
         axis.grid(False)
         figure.colorbar(image, ax=axis, shrink=0.8)
         axis.set_yticks(range(len(grid)), kinds, fontsize=7)
-
-
-def subsets(result, out):
-    """Length and direction of the gradients of subsets of the tokens, by all tokens (bars) and by
-    the selected ones (diamonds)."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
-    names = list(result["subsets"])[1:]  # the first is the full gradient
-    for axis, key, label in ((left, "norm", "gradient norm over the full one's"),
-                             (right, "angle", "mean principal angle to it (degrees)")):
-        for i, name in enumerate(names):
-            subset = result["subsets"][name]
-            points = [matrix[key] for matrix in subset["matrices"].values()]
-            axis.barh(-i, subset[key], color="C0")
-            axis.plot(points, [-i] * len(points), ".", color="0.3", ms=2)
-            if subset.get(f"{key}_selected") is not None:
-                axis.plot(subset[f"{key}_selected"], -i, "D", color="C1", ms=4)
-        axis.set(xlabel=label)
-    left.set_yticks([-i for i in range(len(names))], names)
-    save(figure, out, f"rollout {result['rollout']}, {result['method']}, "
-                      f"after {result['after']} steps; points: one weight matrix each; bars: "
-                      "divided by all tokens, diamonds: by the selected")
-
-
-def entropy(result, out):
-    """Three predictions of the entropy's change against what was measured."""
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
-    panels = (("predicted", "$(m_S - m_F) H - Cov(A, \\log\\pi)$"),
-              ("covariance", "$-Cov(A, \\log\\pi)$"),
-              ("reversed", "$-(m_S - m_F) H - Cov(A, \\log\\pi)$"))
-    for axis, (key, label) in zip(axes, panels, strict=True):
-        for name, v in result["advantages"].items():
-            axis.plot(v[key], v["measured"], "o", ms=4)
-            axis.annotate(name, (v[key], v["measured"]), fontsize=6, xytext=(3, 2),
-                          textcoords="offset points")
-        axis.set(xlabel=f"{label}, over mean |A|",
-                 title=f"correlation {result[f'correlation_{key}']:.2f}")
-    axes[0].set_ylabel("measured change of entropy (nats)")
-    save(figure, out, f"rollout {result['rollout']}, one point an advantage, "
-                      f"learning rate {result['lr']:g}")
-
-
-def theory(lines, out, scans=()):
-    """ACPO's Proposition 1: two equations and a Monte Carlo of what they are of; and the scans of
-    Remark 1 over kappa."""
-    figure, axes = plt.subplots(1, 2 if scans else 1, figsize=(11 if scans else 5.5, 4),
-                                squeeze=False)
-    axis = axes[0, 0]
-    xs = [line["s"] for line in lines]
-    means, errors = [line["monte_carlo"] for line in lines], [2 * line["error"] for line in lines]
-    axis.errorbar(xs, means, errors, fmt="ko", ms=4, label="Monte Carlo (2 standard errors)")
-    for eq in ("eq53", "eq56"):
-        axis.plot(xs, [line[eq] for line in lines], label=f"eq. {eq[2:]}")
-    axis.set(xscale="log", xlabel="s, std of the ratio",
-             ylabel="$\\sqrt{2\\pi}$ E[G] / ((1 - pi) $\\sigma_A$)")
-    axis.legend()
-    for i, scan in enumerate(scans):
-        for eq, style in ((53, "-"), (56, "--")):
-            points = [(line["kappa"], line[f"log10_{eq}"]) for line in scan["lines"]]
-            axes[0, 1].plot(*zip(*points, strict=True), f".{style}", color=f"C{i}", ms=3,
-                            label=f"eq. {eq}, clip {scan['low']:g} / {scan['high']:g}")
-    if scans:
-        axes[0, 1].axhline(0, color="0.4", lw=0.7)
-        axes[0, 1].set(xscale="log", yscale="symlog", xlabel="kappa",
-                       ylabel="log10 of low / high (eq. 54 / eq. 55)")
-        axes[0, 1].legend()
-    save(figure, out, "left: ACPO's Proposition 1, clip range 0.2 on both sides"
-                      + ("; right: Remark 1, a reversal is below 0" if scans else ""))
 
 
 def replay(result, out):

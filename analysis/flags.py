@@ -25,17 +25,11 @@ OF_RUNS = dict(
 OF_ROLLOUT = dict(
     steps="It takes the optimizer steps of a kept rollout again, and measures ratios, gradient "
           "sizes and clipping after each.",
-    subsets="It measures how long the gradients of some of the tokens are, and where they point.",
-    entropy="It compares how the entropy changes under every advantage with what was predicted.",
     replay="It takes the gradient of every method on one rollout, and compares them.",
     tokens="It writes a page for the browser that shows every token of the rollout: its "
            "probability, ratio, clipping and gradient after each optimizer step, by one or several "
            "methods.")
-OTHERS = dict(
-    theory="It compares ACPO's Proposition 1, Remark 1 and Lemma 1 with simulations of their own "
-           "assumptions. It needs no run.",
-    results="It writes RESULTS.md and its figures from the numbers in results/.")
-COMMANDS = {**OF_RUNS, **OF_ROLLOUT, **OTHERS}
+COMMANDS = {**OF_RUNS, **OF_ROLLOUT}
 # the file that a command writes where --out names none
 FILES = {**{name: f"{name}.png" for name in COMMANDS}, "table": "table.md", "keep": "runs.jsonl",
          "tokens": "tokens.html"}
@@ -90,16 +84,6 @@ def add_rollout_flags(parser, command):
         parser.add_argument("--steps", type=COUNT,
                             help="It says how many optimizer steps are taken (default: the run's "
                                  "--steps_per_rollout).")
-    if command == "subsets":
-        parser.add_argument("--steps", type=int,
-                            help="It says how many of the run's steps are taken before the "
-                                 "gradients are measured; 0 is none (default: half of them).")
-        parser.add_argument("--layers", type=COUNT, default=8,
-                            help="It says how many transformer blocks are looked at, evenly over "
-                                 "the depth (default: 8).")
-        parser.add_argument("--k", type=COUNT,
-                            help="It is the dimension of the subspaces whose angle is taken "
-                                 "(default: 128, or an eighth of a smaller matrix).")
     if command == "replay":
         parser.add_argument("--methods", metavar="NAMES",
                             help="It names methods, with commas between (default: all).")
@@ -126,14 +110,8 @@ def make_parser(description=None):
                                   allow_abbrev=False)
         if name in OF_RUNS:
             add_run_flags(sub, name)
-        elif name in OF_ROLLOUT:
-            add_rollout_flags(sub, name)
-        elif name == "theory":
-            add_out(sub, name, "in the current folder", "; the numbers go into a .json beside it")
         else:
-            sub.add_argument("--measure", action="store_true",
-                             help="It first takes eight rollouts apart again, which takes minutes "
-                                  "(default: it does not).")
+            add_rollout_flags(sub, name)
     return parser
 
 
@@ -144,8 +122,6 @@ def parse(argv, description):
     if unused:
         refuse(f"{args.command} does not take {' '.join(unused)}; `python -m analysis "
                f"{args.command} --help` lists what it takes")
-    if getattr(args, "steps", None) is not None and args.steps < 0:
-        refuse(f"--steps {args.steps}: 0 or more of the run's steps can be taken")
     if getattr(args, "methods", None):
         from losses import METHODS
         if unknown := [name for name in args.methods.split(",") if name not in METHODS]:

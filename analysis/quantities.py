@@ -123,19 +123,8 @@ def quantiles(entropy, groups=5):
     return torch.quantile(entropy.double(), inner).to(entropy)
 
 
-# ---------------------------------------------------------------------------- selections
-
-
-def top_entropy_of_each(tokens, share=0.2):
-    """The tokens of highest entropy of each completion, a mask [B, T]: max(1, int(share T)) of its
-    T tokens, which is how ACPO's released code selects them."""
-    count = (tokens.mask.sum(1) * share).long().clamp(min=1)
-    rank = tokens.entropy.masked_fill(~tokens.mask, -1.0).argsort(1, descending=True).argsort(1)
-    return (rank < count[:, None]) & tokens.mask
-
-
-def selected_shares(mask, chosen):
-    """-> the share of the tokens in mask [B, T] that are chosen, and the share of the completions
-    that have a chosen one."""
-    chosen = chosen & mask
-    return (chosen.sum() / mask.sum()).item(), (chosen.any(1).sum() / mask.any(1).sum()).item()
+def slope(points):
+    """The slope of the least squares line through (x, y) points."""
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return covariance / sum((x - mean_x) ** 2 for x, _ in points)

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
-from data.recipe import base_of
+from data.recipe import BASE
 from engine import policy
 from engine.layout import lay, micro_batches
 from engine.sampler import default_kind, make_sampler
@@ -73,7 +73,7 @@ def ours(folder, rollouts, args):
 def bare(batches, kind, steps, shuffle):
     """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of
     `batches`."""
-    folder = base_of("countdown")
+    folder = BASE
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     sampler = make_sampler(kind, folder, dtype="float32", max_length=48, eos=[1])
@@ -143,7 +143,7 @@ def main():
                 [
                     args.trl,
                     str(Path(__file__).with_name("trl_step.py")),
-                    base_of("countdown"),
+                    BASE,
                     str(args.rollouts),
                     str(args.steps),
                 ],

@@ -9,7 +9,7 @@ import functools
 import random
 from pathlib import Path
 
-from data import countdown, gym, sources, worked
+from data import countdown, gym, sources
 from data.sets import SETS
 from data.sources import DataError
 
@@ -24,7 +24,7 @@ ORZ = (
     " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
     "This is the problem:")
-MADE = (*countdown.FORMS, worked.NAME)  # here, and not read
+MADE = tuple(countdown.FORMS)  # here, and not read
 TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
 
 
@@ -42,8 +42,6 @@ def load(name, split, data_dir=None, left_out=None, **options):
     as 2024-08-01). Raises DataError."""
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
-    if name == worked.NAME:
-        return worked.load(split)
     if name.startswith(gym.PREFIX):
         return gym.load(name, split)
     if name.endswith(".jsonl"):

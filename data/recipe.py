@@ -1,24 +1,21 @@
-"""The embedded bases, and the settings that a model wants where they are not those of real models.
+"""The embedded base, and the settings that a model wants where they are not those of real models.
 
-Both bases are Hugging Face folders: data/base, and data/worked_base for --data worked. recipe.json
-in a model's folder has settings, {"settings": {flag of train.py: value}}; checkpoints carry it on,
-and a model of one's own may have one, too. The bases' has also what they were trained with.
+The base is a Hugging Face folder, data/base. recipe.json in a model's folder has settings,
+{"settings": {flag of train.py: value}}; checkpoints carry it on, and a model of one's own may have
+one, too. The base's has also what it was trained with.
 """
 
 import json
 import tempfile
 from pathlib import Path
 
-
-def base_of(problems):
-    """The folder of the embedded base for the data set `problems`."""
-    return str(Path(__file__).parent / ("worked_base" if problems == "worked" else "base"))
+BASE = str(Path(__file__).parent / "base")
 
 
-def settings_of(model, problems="countdown"):
+def settings_of(model):
     """-> {flag: value} of a model: a folder, an id of the Hub (which has none), or None for the
-    embedded base of a data set. Raises ValueError for a recipe.json that holds no such thing."""
-    path = Path(base_of(problems) if model is None else model, "recipe.json")
+    embedded base. Raises ValueError for a recipe.json that holds no such thing."""
+    path = Path(model or BASE, "recipe.json")
     try:
         return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
     except OSError as e:  # is_file raises it, too: of names too long, without permission

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
-from data.recipe import base_of, save_base
+from data.recipe import BASE, save_base
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
@@ -104,4 +104,4 @@ def train(recipe):
 
 
 if __name__ == "__main__":
-    save_base(base_of("countdown"), RECIPE, train, MINIATURE)
+    save_base(BASE, RECIPE, train, MINIATURE)

@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 import data
 import losses
-from data.recipe import base_of, settings_of
+from data.recipe import BASE, settings_of
 from data.sets import SETS
 from experiment.cli import FREE, OF_THIS_START
 from experiment.tables import markdown_table
@@ -58,7 +58,7 @@ def hub_id(args):
 
 def is_embedded(args):
     """Is the model the embedded base that train.py takes for this data where none is given?"""
-    return args.model == base_of(args.data)
+    return args.model == BASE
 
 
 def base_of_run(args):

@@ -144,7 +144,7 @@ def parse(argv, add_flags, description):
             parser.flag(name, value, "default %(default)s", group=group,
                         type=float if value is None else None)
     try:
-        settings = settings_of(chosen.model, chosen.data)
+        settings = settings_of(chosen.model)
     except ValueError as e:
         refuse(str(e))
     parser.take(settings)

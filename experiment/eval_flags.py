@@ -32,8 +32,7 @@ def add_flags(parser):
         shown = "" if options.get("default") is None else " (%(default)s)"
         parser.add_argument(f"--{name}", help=help + shown, **options)
 
-    flag("model", "Hugging Face folder or id; without it the embedded base, of which worked has "
-         "its own")
+    flag("model", "Hugging Face folder or id; without it the embedded base")
     flag("benchmarks", f"the problems: {', '.join(data.names())}, or files.jsonl of "
          "{prompt, answer, reward} rows, with commas between", default="countdown",
          metavar="NAME,NAME")
@@ -82,7 +81,7 @@ def parse(argv, description):
     parser.set_defaults(**dict.fromkeys(SAMPLING))
     given = parser.parse_known_args(argv)[0]  # None where a flag of sampling was not given
     names = ",".join(names_of(given.benchmarks))
-    settings = {} if given.completions else model_settings(given.model, names)
+    settings = {} if given.completions else model_settings(given.model)
     parser.set_defaults(**{**defaults, **settings})
     parser.add_argument("-h", "--help", action="help",
                         help="show this page, with the defaults for --model")
@@ -123,11 +122,11 @@ def names_of(benchmarks):
     return list(dict.fromkeys(name.strip() for name in benchmarks.split(",")))
 
 
-def model_settings(model, benchmarks):
+def model_settings(model):
     """-> {flag: value} of OF_MODEL, as far as the model has a recipe.json with them; without a
-    model the embedded base of the benchmarks."""
+    model of the embedded base."""
     try:
-        settings = settings_of(model, benchmarks)
+        settings = settings_of(model)
     except ValueError as e:
         refuse(f"--model {model}: {e}")
     settings = {name: settings[name] for name in OF_MODEL if name in settings}
@@ -189,11 +188,6 @@ def check_model(args):
     if sentence := unusable_gpu():
         refuse(sentence)
     if args.model is None:
-        names = names_of(args.benchmarks)
-        if "worked" in names and len(names) > 1:
-            refuse(f"--benchmarks {args.benchmarks}: without --model, worked has an embedded base "
-                   "of its own, which can read no other problems; evaluate it alone, or give a "
-                   "--model")
         return
     if fault := folder_fault(args.model):
         refuse(fault)

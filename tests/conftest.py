@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 
-from data.recipe import base_of  # noqa: E402
+from data.recipe import BASE  # noqa: E402
 
 # The tests of --quick, for the work of every minute: none needs vLLM or the network, or takes more
 # than a few seconds. Whole files but for TOO_SLOW, or the tests that are
@@ -55,8 +55,6 @@ QUICK = {
         "test_demonstrations_are_right_and_then_wrong_in_part",
         "test_the_verifier_is_not_fooled",
         "test_an_answer_is_given_once_and_closed",
-        "test_settings_are_those_of_the_data_where_no_model_is_given",
-        "test_without_a_model_worked_is_evaluated_alone",
     ),
     "test_eval.py": (
         "test_pass_at_k_is_the_share_of_choices_with_a_correct_one",
@@ -164,7 +162,7 @@ def in_turns(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def base():
     """The folder of the embedded base."""
-    return base_of("countdown")
+    return BASE
 
 
 @pytest.fixture(scope="session")

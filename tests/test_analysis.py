@@ -18,7 +18,7 @@ import torch
 
 import data
 import train
-from analysis import anatomy, figures, rollout, runs, theory
+from analysis import anatomy, figures, rollout, runs
 from analysis.__main__ import main
 from analysis.flags import COMMANDS
 from conftest import ROOT

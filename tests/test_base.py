@@ -1,4 +1,4 @@
-"""The embedded bases: folders that come with the project, made by data/tiny.py and data/worked.py,
+"""The embedded bases: folders that come with the project, made by data/tiny.py and study/worked.py,
 which solve some of their puzzles and have something left to learn."""
 
 import json
@@ -10,22 +10,23 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
-from conftest import ROOT
-from data import tiny, worked
-from data.recipe import base_of, save_base, settings_of
+from data import tiny
+from data.recipe import BASE, save_base, settings_of
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from eval import sample_rows, summarise
+from study import worked
 
 MADE = {"countdown": tiny, "worked": worked}
+BASES = {"countdown": BASE, "worked": worked.BASE}
 
 
 @pytest.mark.parametrize("task", MADE)
 def test_the_code_makes_the_folder(task):
     """A change to what a base is, in its code or its recipe, is found by training a miniature: its
     loss is the one that was written with the folder. Its bits are the machine's."""
-    module, content = MADE[task], json.loads(Path(base_of(task), "recipe.json").read_text())
-    again = f"python -m {module.__name__} makes {base_of(task)} again, with all that was measured"
+    module, content = MADE[task], json.loads(Path(BASES[task], "recipe.json").read_text())
+    again = f"{module.__name__} makes {BASES[task]} again, with all that was measured"
     assert content["trained"] == module.RECIPE, again
     _, _, loss = module.train({**module.RECIPE, **module.MINIATURE})
     assert loss == pytest.approx(content["miniature"]["loss"], rel=1e-4), again
@@ -39,7 +40,7 @@ CHANGES = dict(demonstration=lambda own: lambda recipe, i: own(recipe, i + 1),
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_to_the_code_is_noticed(name, monkeypatch):
     """The test above can fail; what changes nothing is no change."""
-    content = json.loads(Path(base_of("countdown"), "recipe.json").read_text())
+    content = json.loads(Path(BASE, "recipe.json").read_text())
     monkeypatch.setattr(tiny, name, CHANGES[name](getattr(tiny, name)))
     _, _, loss = tiny.train({**tiny.RECIPE, **tiny.MINIATURE})
     same = loss == pytest.approx(content["miniature"]["loss"], rel=1e-4)
@@ -48,8 +49,7 @@ def test_a_change_to_the_code_is_noticed(name, monkeypatch):
 
 @pytest.mark.parametrize("task, most", [("countdown", 1.8e6), ("worked", 1e6)])
 def test_a_base_is_an_ordinary_folder_in_bfloat16(task, most, tmp_path):
-    folder, module = Path(base_of(task)), MADE[task]
-    assert folder.parent == ROOT / "data"
+    folder, module = Path(BASES[task]), MADE[task]
     assert sum(path.stat().st_size for path in folder.iterdir()) < most
     weights = load_file(folder / "model.safetensors")
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}
@@ -92,12 +92,13 @@ SCORES = {"countdown": 0.165, "worked": 0.170}
 def test_the_base_solves_some_and_has_something_to_learn(task):
     """The score is that of the documents within its error over the problems, and does not go down
     along the problems, so that some of them stand for all."""
-    folder, settings = base_of(task), settings_of(None, task)
+    folder = BASES[task]
+    settings = settings_of(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     length = settings["max_tokens"] + settings["max_prompt_tokens"]
     sampler = make_sampler("transformers", folder, dtype="float32", max_length=length,
                            eos=eos_ids(folder, tokenizer))
-    problems = data.load(task, "test")[:1024 if task == "countdown" else 256]
+    problems = data.load(task, "test") if task == "countdown" else worked.held_out()[:256]
     rows, _ = sample_rows(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
                           max_tokens=settings["max_tokens"])
     scores = summarise(rows, [16])

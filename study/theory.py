@@ -1,5 +1,4 @@
-"""Closed forms, and the simulations that test them: ACPO's Proposition 1, Remark 1 and Lemma 1,
-FADE's gradient masses.
+"""Closed forms, and the simulations that test them: ACPO's Proposition 1, Remark 1 and Lemma 1.
 
 Nothing here needs a run or a model. Every function returns plain numbers.
 """
@@ -10,16 +9,8 @@ import math
 import numpy as np
 import torch
 
+from analysis.quantities import slope
 from experiment.tables import markdown_table
-from losses import gradient_mass, group_advantages, row
-
-
-def slope(points):
-    """The slope of the least squares line through (x, y) points."""
-    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
-
 
 # ---------------------------------------------------------------------------- ACPO
 
@@ -298,7 +289,7 @@ def tabular_table(lines):
 
 
 def everything():
-    """What `python -m analysis theory` writes: Proposition 1, Remark 1 for a symmetric clip and for
+    """What `python -m study theory` writes: Proposition 1, Remark 1 for a symmetric clip and for
     DAPO's, Lemma 1."""
     return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)],
                 lemma_1=tabular_models())
@@ -308,44 +299,3 @@ def everything_table(result):
     parts = [proposition_1_table(result["proposition_1"]),
              *map(scan_table, result["remark_1"]), tabular_table(result["lemma_1"])]
     return "\n".join(parts)
-
-
-# ---------------------------------------------------------------------------- FADE
-
-
-def balanced(mass):
-    """p -> the same mass on successes and on failures, from mass(p, 1 - p)."""
-    return lambda p: (mass(p, 1 - p),) * 2
-
-
-# p -> m_S, m_F: the gradient masses of an infinitely large group with binary rewards and solve
-# rate p. fade is taken as it begins, at a solve rate of 1/2: alpha = 3/2, delta = 1
-MASSES = {
-    "raw": lambda p: (p, 0.0),
-    "centred": balanced(lambda p, q: p * q),
-    "leave_one_out": balanced(lambda p, q: p * q),
-    "zscore": balanced(lambda p, q: math.sqrt(p * q)),
-    "asym": lambda p: (p * (1 - p), p * (1 - p) / 2),
-    "power": balanced(lambda p, q: p * q**2),
-    "fade": balanced(lambda p, q: p * q**1.5),
-    "maxrl": balanced(lambda p, q: q),
-    "passk": balanced(lambda p, q: p * q**2 / math.sqrt(1 - q**4)),
-}
-
-
-def masses(size=16):
-    """{advantage: {"theory", "measured": [(solve rate, m_S, m_F)]}}, measured on groups of `size`
-    completions of which 1, 2, ... succeed."""
-    groups = [torch.tensor([[1.0] * k + [0.0] * (size - k)]) for k in range(1, size)]
-    result = {}
-    for name, formula in MASSES.items():
-        method = row("dr_grpo", advantage=name)
-        # fade's controllers must not move from group to group
-        if "fade_ema" in method.flags:
-            method = method.bind(fade_ema=0.0)
-        measured = [(rewards.mean().item(),
-                     *gradient_mass(group_advantages(method, rewards, dict(entropy=1.0))))
-                    for rewards in groups]
-        result[name] = dict(theory=[(i / 100, *formula(i / 100)) for i in range(1, 100)],
-                            measured=measured)
-    return result

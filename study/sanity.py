@@ -1,13 +1,13 @@
 """The sanity test of arXiv 2510.26788: a sound method solves in training nearly all of the problems
 that the base solves sometimes.
 
-    python bench/sanity.py                 every row of METHODS: half an hour on two cores
-    python bench/sanity.py --only acpo,p3o
+    python -m study.sanity                 every row of METHODS: half an hour on two cores
+    python -m study.sanity --only acpo,p3o
 
 The problems are 32 of the embedded base's training puzzles of which it solves 20 to 80%. A method
 has 100 rollouts of all of them, 16 completions each, 16 optimizer steps, to solve 95% of the
 completions of a rollout: at the learning rate 2e-4, and at 5e-5 if it does not. The numbers go
-into results/sanity.json.
+into study/results/sanity.json.
 """
 
 import argparse
@@ -18,10 +18,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from grid import claimed, fork_all, redirected, rounded, warm_up, write
+from study.train_grid import claimed, fork_all, redirected, rounded, warm_up, write
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results" / "sanity.json"
+RESULTS = Path(__file__).parent / "results" / "sanity.json"
 RATES = (2e-4, 5e-5)
 PROBLEMS, SAMPLES, ENOUGH, BUDGET, PIECE = 32, 16, 0.95, 100, 20
 # FADE's averages would stand still over 100 rollouts with the paper's 0.02
@@ -31,14 +30,13 @@ OWN = {"fade": "--fade_ema 0.2"}
 def choose_problems(path):
     """Writes the problems: the first training puzzles of which the base solves 20 to 80%."""
     import data
-    from data.recipe import base_of
+    from data.recipe import BASE
     from engine.sampler import make_sampler
     from eval import sample_rows
     from experiment.model import read_tokenizer
-    folder = base_of("countdown")
     candidates = [data.load("countdown", "train")[i] for i in range(8 * PROBLEMS)]
-    tokenizer, eos, *_ = read_tokenizer(folder, candidates, None)
-    sampler = make_sampler("transformers", folder, dtype="float32", max_length=64, eos=eos)
+    tokenizer, eos, *_ = read_tokenizer(BASE, candidates, None)
+    sampler = make_sampler("transformers", BASE, dtype="float32", max_length=64, eos=eos)
     rows, _ = sample_rows(sampler, tokenizer, candidates, 64, seed=0, temperature=1.0,
                           max_tokens=16)
     kept = [problem for problem, of_problem in zip(candidates, rows, strict=True)
@@ -70,7 +68,7 @@ def train_run(run, folder):
 
 
 def collect(folder, names):
-    """Writes results/sanity.json of what is finished. -> the runs that are missing: of each method
+    """Writes sanity.json of what is finished. -> the runs that are missing: of each method
     the next learning rate, until one has solved the problems"""
     methods, missing = {}, []
     for name in names:
@@ -100,7 +98,6 @@ def main():
     parser.add_argument("--folder", default="runs/sanity", help="where runs are trained")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     args = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     folder = claimed(args.folder)
     warm_up({"countdown"})
     from losses import METHODS

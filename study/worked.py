@@ -1,7 +1,9 @@
-"""Countdown with worked steps: four numbers, and a completion that reasons before it answers.
+r"""Countdown with worked steps: four numbers, and a completion that reasons before it answers.
 
-    python train.py --data worked        trains the base in data/worked_base, without a --model
-    python -m data.worked                makes that base again, in some minutes
+    python -m study.worked               writes its problems: study/worked/{train,test}.jsonl
+    python -m study.worked base          trains its base again, in some minutes: study/worked/base
+    python train.py --model study/worked/base --data study/worked/train.jsonl \
+        --eval_data study/worked/test.jsonl
 
 A prompt is `5 6 4 6 = 28 :`. A completion works backwards: it takes one number off the target,
 writes what is left to be made of which numbers, and so on, until two are left; then it answers:
@@ -14,13 +16,18 @@ LARGEST, every sign and every tag is one token. The verifier `countdown` grades 
 steps earn nothing themselves.
 """
 
+import json
 import random
-from collections.abc import Sequence
+import sys
+from pathlib import Path
 
 from data import countdown
-from data.recipe import base_of, save_base
+from data.recipe import save_base
+from experiment.files import write
 
-NAME = "worked"
+FOLDER = Path(__file__).parent / "worked"
+BASE = str(FOLDER / "base")
+TRAINING = 10_000  # problems of train.jsonl
 LARGEST = 120  # no number or intermediate result is larger
 NUMBERS, DRAWN = 4, 9  # how many numbers a puzzle gives, and the largest of them
 TARGETS = range(15, 61)  # a random expression seldom makes a number of this size
@@ -79,26 +86,17 @@ def prompt_of(nums, target):
     return f"{' '.join(map(str, nums))} = {target} :"
 
 
-class Generated(Sequence):
-    """`size` training problems; each is computed when it is asked for."""
-
-    def __init__(self, size=100_000):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        return problem(0, index, "train")
-
-
-def load(split):
-    """The training problems, or 1,024 held-out ones with different prompts."""
-    if split == "train":
-        return Generated()
+def held_out():
+    """1,024 held-out problems with different prompts."""
     return countdown.distinct((problem(0, index, "test") for index in range(100 * 1024)), 1024)
+
+
+def write_problems():
+    """Writes train.jsonl and test.jsonl, if they are not there."""
+    training = (problem(0, index, "train") for index in range(TRAINING))
+    for name, problems in (("train.jsonl", training), ("test.jsonl", held_out())):
+        if not (FOLDER / name).exists():
+            write(FOLDER / name, "".join(json.dumps(p) + "\n" for p in problems))
 
 
 # ------------------------------------------------------------------ the base
@@ -215,7 +213,7 @@ def train(recipe):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
     generator, half = torch.Generator().manual_seed(recipe["seed"]), len(ids) // 2
-    bar = tqdm(range(steps), desc="training the base of --data worked", unit="step")
+    bar = tqdm(range(steps), desc="training the base of worked", unit="step")
     for step in bar:
         if step % 8 == 0:  # rows of eight batches at a time, of which like lengths go together
             # the first half of the steps sees right demonstrations alone, the second mixed ones
@@ -239,4 +237,7 @@ def train(recipe):
 
 
 if __name__ == "__main__":
-    save_base(base_of(NAME), RECIPE, train, MINIATURE)
+    if sys.argv[1:] == ["base"]:
+        save_base(BASE, RECIPE, train, MINIATURE)
+    else:
+        write_problems()

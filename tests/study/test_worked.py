@@ -1,4 +1,4 @@
-"""data/worked.py: puzzles are functions of their index, steps are right where they claim it, the
+"""study/worked.py: puzzles are functions of their index, steps are right where they claim it, the
 verifier grades the answer alone. tests/test_base.py has the base."""
 
 import itertools
@@ -14,11 +14,11 @@ import data
 import eval as evaluation
 import train
 from conftest import ROOT
-from data import worked
-from data.recipe import base_of, settings_of
+from data.recipe import settings_of
 from engine.sampler import Completion
 from experiment.model import read_tokenizer
 from rewards import REWARDS, arithmetic
+from study import worked
 
 SMALL = dict(steps=9, batch=8, demonstrations=64, hidden=32, mlp=32, heads=2, layers=1)
 HALF = worked.RECIPE["demonstrations"] // 2
@@ -92,7 +92,7 @@ def test_puzzles_are_functions_of_seed_index_and_split():
 
 
 def test_the_same_puzzles_in_every_process():
-    code = ("import json; from data import worked; print(json.dumps([worked.puzzle(3, i, split) "
+    code = ("import json; from study import worked; print(json.dumps([worked.puzzle(3, i, split) "
             "for i in range(20) for split in ('train', 'test')]))")
     there = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     here = [worked.puzzle(3, i, split) for i in range(20) for split in ("train", "test")]
@@ -102,15 +102,11 @@ def test_the_same_puzzles_in_every_process():
 def test_splits_never_overlap():
     def asked(problem):
         return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
-    test_set, train_set = data.load("worked", "test"), data.load("worked", "train")
+    test_set = worked.held_out()
     assert len({p["prompt"] for p in test_set}) == len({p["id"] for p in test_set}) == 1024
-    learnt = {asked(train_set[i]) for i in range(5000)}
+    learnt = {asked(worked.problem(0, i, "train")) for i in range(5000)}
     assert len(learnt) > 2500 and not learnt & {asked(p) for p in test_set}
-    assert train_set[0] == worked.problem(0, 0, "train") and data.load("worked", "test") == test_set
-    for outside in (-1, len(train_set)):
-        with pytest.raises(IndexError):
-            train_set[outside]
-    assert "worked" in data.names()
+    assert worked.held_out() == test_set
 
 
 def test_an_expression_has_the_value_of_its_chain():
@@ -131,7 +127,7 @@ def test_inverse_undoes_each_operator():
 
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
 def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
-    held_out = {p["prompt"] for p in data.load("worked", "test")}
+    held_out = {p["prompt"] for p in worked.held_out()}
     rewards, again, lengths = [], [], []
     for i in range(start, start + 1000):
         prompt, completion = worked.demonstration(worked.RECIPE, i)
@@ -149,7 +145,7 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert rewards[-1] == last[-1]
         again.append(len(missed))
         lengths.append(len(completion.split()))
-    assert set(again) == {0, 1} and max(lengths) <= settings_of(None, "worked")["max_tokens"]
+    assert set(again) == {0, 1} and max(lengths) <= settings_of(worked.BASE)["max_tokens"]
     # 1,000 draws: four standard deviations are 0.05
     assert sum(again) / 1000 == pytest.approx(worked.RECIPE["again"], abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
@@ -236,17 +232,19 @@ def test_what_has_no_token_is_an_error(untrained, text):
 
 
 def test_every_problem_has_its_tokens(untrained, tok):
-    _, eos, positions, lengths = read_tokenizer(untrained, data.load("worked", "test"), None)
+    _, eos, positions, lengths = read_tokenizer(untrained, worked.held_out(), None)
     assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
 
 
 def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path, capsys):
     out = ["--model", untrained, "--out", str(tmp_path / "out")]
+    own = str(tmp_path / "own.jsonl")
+    Path(own).write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
     for command, flags, named in (
             (train.main, ["--data", "countdown"], "countdown/"),
-            (train.main, ["--data", "worked", "--eval_data", "countdown"], "countdown/test/0/"),
-            (train.main, ["--data", "worked", "--template", "chat"], "worked/"),
-            (evaluation.main, ["--benchmarks", "worked,countdown"], "countdown/test/0/")):
+            (train.main, ["--data", own, "--eval_data", "countdown"], "countdown/test/0/"),
+            (train.main, ["--data", own, "--template", "chat"], "worked/"),
+            (evaluation.main, ["--benchmarks", own + ",countdown"], "countdown/test/0/")):
         with pytest.raises(SystemExit) as stopped:
             command([*flags, *out])
         error = capsys.readouterr().err
@@ -257,63 +255,24 @@ def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path
 
 def test_a_tokenizer_that_can_read_the_problems_is_taken(small):
     """The other embedded base reads letters, as the tokenizers of real models do."""
-    problems = data.load("worked", "test")[:9]
+    problems = worked.held_out()[:9]
     *_, lengths = read_tokenizer(small(), problems, None)
     assert lengths == [len(p["prompt"]) for p in problems]
 
 
-def test_settings_are_those_of_the_data_where_no_model_is_given(tmp_path, capsys):
-    settings = settings_of(None, "worked")
-    assert settings_of(None) == settings_of(None, "countdown") == settings_of(base_of("gsm8k"))
-    assert settings_of(None) != settings == settings_of(base_of("worked"))
-    args, _ = train.parse_args(["--data", "worked", "--out", str(tmp_path / "a")])
-    assert {name: getattr(args, name) for name in settings} == settings and args.model is None
-    args, _ = train.parse_args(["--data", "worked", "--lr", "3e-5", "--out", str(tmp_path / "b")])
-    assert args.lr == 3e-5 and args.rollouts == settings["rollouts"]
-    args = evaluation.parse_args(["--benchmarks", " worked"])
-    assert (args.max_tokens, args.max_prompt_tokens) == (72, 16) and args.benchmarks == "worked"
-    for parse, flags, shown in (
-            (train.parse_args, ["--data", "worked"], "in tokens (72)"),
-            (train.parse_args, [], "in tokens (16)"),
-            (evaluation.parse_args, ["--benchmarks", "worked"], "in tokens (72)")):
-        with pytest.raises(SystemExit) as stopped:
-            parse([*flags, "--help"])
-        page = " ".join(capsys.readouterr().out.split())
-        assert not stopped.value.code and shown in page
+def test_settings_are_those_of_the_base(tmp_path):
+    settings = settings_of(worked.BASE)
+    assert settings_of(None) != settings
+    args, _ = train.parse_args(["--model", worked.BASE, "--out", str(tmp_path / "a")])
+    assert {name: getattr(args, name) for name in settings} == settings
+    args = evaluation.parse_args(["--model", worked.BASE])
+    assert (args.max_tokens, args.max_prompt_tokens) == (72, 16)
 
 
-def test_without_a_model_worked_is_evaluated_alone(capsys):
-    for names in ("countdown,worked", "worked, aime24"):
-        with pytest.raises(SystemExit) as stopped:
-            evaluation.parse_args(["--benchmarks", names])
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and len(error.splitlines()) == 1
-        assert "worked has an embedded base of its own" in error
-    args = evaluation.parse_args(["--benchmarks", "worked,worked"])
-    assert args.benchmarks == "worked" and args.model is None
-
-
-# ---------------------------------------------------------------- the base
-
-def test_the_base_follows_from_the_data():
-    assert Path(base_of("worked")) == ROOT / "data" / "worked_base"
-    assert Path(base_of("countdown")) == Path(base_of("mine.jsonl")) == ROOT / "data" / "base"
-
-
-@pytest.mark.parametrize("benchmark, folder", [("worked", "worked_base"), ("countdown", "base")])
-def test_evaluation_takes_the_base_of_its_benchmark(benchmark, folder, tmp_path, monkeypatch):
-    taken = []
-
-    class Stop(Exception):
-        pass
-
-    def sampler_of(kind, model, **settings):
-        taken.append((model, settings["max_length"]))
-        raise Stop
-    monkeypatch.setattr(evaluation.eval_flags, "load_tokenizer", lambda args, sets: (None, [1]))
-    monkeypatch.setattr(evaluation, "make_sampler", sampler_of)
-    with pytest.raises(SystemExit):  # the sampler could not be loaded
-        evaluation.main(["--benchmarks", benchmark, "--limit", "2", "--out", str(tmp_path / "o")])
-    settings = settings_of(None, benchmark)
-    assert taken == [(str(ROOT / "data" / folder),
-                      settings["max_tokens"] + settings["max_prompt_tokens"])]
+def test_the_problems_are_an_ordinary_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(worked, "FOLDER", tmp_path)
+    monkeypatch.setattr(worked, "TRAINING", 50)
+    worked.write_problems()
+    problems = data.load(str(tmp_path / "train.jsonl"), "train")
+    assert problems == [worked.problem(0, i, "train") for i in range(50)]
+    assert data.load(str(tmp_path / "test.jsonl"), "test") == worked.held_out()

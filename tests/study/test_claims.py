@@ -10,9 +10,12 @@ import sys
 import pytest
 
 import train
-from analysis import claims, grid, results
-from analysis import claims_of_updates as updates_claims
-from analysis.verdicts import (
+from conftest import ROOT
+from losses import METHODS
+from study import claims, grid, results
+from study import claims_of_updates as updates_claims
+from study import train_grid as trained
+from study.verdicts import (
     CONTRADICTED,
     FOLLOWS,
     INCONSISTENT,
@@ -36,11 +39,6 @@ from analysis.verdicts import (
     unjudged,
     with_remark,
 )
-from conftest import ROOT
-from losses import METHODS
-
-sys.path.insert(0, str(ROOT / "bench"))
-import grid as trained  # noqa: E402  (bench/grid.py: a script, and no package)
 
 # seeds that agree on a gain, on a loss, and that disagree
 GAIN = [0.04, 0.05, 0.06, 0.05, 0.04, 0.05, 0.06, 0.05]
@@ -384,19 +382,18 @@ def test_what_many_comparisons_leave_is_marked():
 
 
 def test_results_md_is_what_the_numbers_give():
-    from analysis import results
     assert results.page(*results.read()) == (ROOT / "RESULTS.md").read_text(), (
         "./run_all.sh results writes it again")
 
 
 SMALL = """
 import sys
-sys.path[:0] = [{root!r}, {root!r} + "/bench"]
-from analysis import grid as plan
+sys.path.insert(0, {root!r})
+from study import grid as plan
 plan.RATES, plan.TUNING_SEEDS, plan.SEEDS = {{2: (1e-4,)}}, (100,), range(2)
 plan.VALIDATE_EVERY = 1
 plan.ROLLOUTS = dict(countdown=1)
-import grid
+from study import train_grid as grid
 grid.PARTS = dict(held_out=slice(0, 4), tune=slice(4, 54), final=slice(54, 104))
 grid.main()
 """

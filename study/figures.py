@@ -1,11 +1,10 @@
-"""The figures of RESULTS.md that show the grid's runs; analysis/figures.py has those of single
-runs and rollouts."""
+"""The figures of RESULTS.md, of the grid's runs and of what analysis/figures.py has none of."""
 
 import statistics
 
-from analysis.claims import BEST, END, PASS
 from analysis.figures import plt, save
-from analysis.grid import RATES, tuning_runs, validation
+from study.claims import BEST, END, PASS
+from study.grid import RATES, tuning_runs, validation
 
 
 def scores_by_rate(setting, finished):
@@ -112,3 +111,73 @@ def passk(names, runs, out):
     axis.set(xlabel="k", ylabel="pass@k")
     add_legend(axis)
     save(figure, out, "mean and 95% interval over seeds (Student's)")
+
+
+# ---------------------------------------------------------------------------- of updates
+
+
+def subsets(result, out):
+    """Length and direction of the gradients of subsets of the tokens, by all tokens (bars) and by
+    the selected ones (diamonds)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
+    names = list(result["subsets"])[1:]  # the first is the full gradient
+    for axis, key, label in ((left, "norm", "gradient norm over the full one's"),
+                             (right, "angle", "mean principal angle to it (degrees)")):
+        for i, name in enumerate(names):
+            subset = result["subsets"][name]
+            points = [matrix[key] for matrix in subset["matrices"].values()]
+            axis.barh(-i, subset[key], color="C0")
+            axis.plot(points, [-i] * len(points), ".", color="0.3", ms=2)
+            if subset.get(f"{key}_selected") is not None:
+                axis.plot(subset[f"{key}_selected"], -i, "D", color="C1", ms=4)
+        axis.set(xlabel=label)
+    left.set_yticks([-i for i in range(len(names))], names)
+    save(figure, out, f"rollout {result['rollout']}, {result['method']}, "
+                      f"after {result['after']} steps; points: one weight matrix each; bars: "
+                      "divided by all tokens, diamonds: by the selected")
+
+
+def entropy(result, out):
+    """Three predictions of the entropy's change against what was measured."""
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    panels = (("predicted", "$(m_S - m_F) H - Cov(A, \\log\\pi)$"),
+              ("covariance", "$-Cov(A, \\log\\pi)$"),
+              ("reversed", "$-(m_S - m_F) H - Cov(A, \\log\\pi)$"))
+    for axis, (key, label) in zip(axes, panels, strict=True):
+        for name, v in result["advantages"].items():
+            axis.plot(v[key], v["measured"], "o", ms=4)
+            axis.annotate(name, (v[key], v["measured"]), fontsize=6, xytext=(3, 2),
+                          textcoords="offset points")
+        axis.set(xlabel=f"{label}, over mean |A|",
+                 title=f"correlation {result[f'correlation_{key}']:.2f}")
+    axes[0].set_ylabel("measured change of entropy (nats)")
+    save(figure, out, f"rollout {result['rollout']}, one point an advantage, "
+                      f"learning rate {result['lr']:g}")
+
+
+def theory(lines, out, scans=()):
+    """ACPO's Proposition 1: two equations and a Monte Carlo of what they are of; and the scans of
+    Remark 1 over kappa."""
+    figure, axes = plt.subplots(1, 2 if scans else 1, figsize=(11 if scans else 5.5, 4),
+                                squeeze=False)
+    axis = axes[0, 0]
+    xs = [line["s"] for line in lines]
+    means, errors = [line["monte_carlo"] for line in lines], [2 * line["error"] for line in lines]
+    axis.errorbar(xs, means, errors, fmt="ko", ms=4, label="Monte Carlo (2 standard errors)")
+    for eq in ("eq53", "eq56"):
+        axis.plot(xs, [line[eq] for line in lines], label=f"eq. {eq[2:]}")
+    axis.set(xscale="log", xlabel="s, std of the ratio",
+             ylabel="$\\sqrt{2\\pi}$ E[G] / ((1 - pi) $\\sigma_A$)")
+    axis.legend()
+    for i, scan in enumerate(scans):
+        for eq, style in ((53, "-"), (56, "--")):
+            points = [(line["kappa"], line[f"log10_{eq}"]) for line in scan["lines"]]
+            axes[0, 1].plot(*zip(*points, strict=True), f".{style}", color=f"C{i}", ms=3,
+                            label=f"eq. {eq}, clip {scan['low']:g} / {scan['high']:g}")
+    if scans:
+        axes[0, 1].axhline(0, color="0.4", lw=0.7)
+        axes[0, 1].set(xscale="log", yscale="symlog", xlabel="kappa",
+                       ylabel="log10 of low / high (eq. 54 / eq. 55)")
+        axes[0, 1].legend()
+    save(figure, out, "left: ACPO's Proposition 1, clip range 0.2 on both sides"
+                      + ("; right: Remark 1, a reversal is below 0" if scans else ""))

@@ -1,10 +1,10 @@
-"""Trains the runs of results/grid.txt, several at a time, a core each, and keeps their numbers in
-results/grid.jsonl. ./run_all.sh grid calls it.
+"""Trains the runs of study/results/grid.txt, several at a time, a core each, and keeps their
+numbers in grid.jsonl beside it. ./run_all.sh grid calls it.
 
-    python bench/grid.py                            what is missing, in the order of the file
-    python bench/grid.py --only "countdown/*-16"    settings of such names alone
-    python bench/grid.py --plan                     what is missing, and how long it will take
-    python bench/grid.py --minutes 60               begins no run after so long
+    python -m study.train_grid                            what is missing, in the order of the file
+    python -m study.train_grid --only "countdown/*-16"    settings of such names alone
+    python -m study.train_grid --plan                     what is missing, and how long it will take
+    python -m study.train_grid --minutes 60               begins no run after so long
 
 The same command again continues: runs that are finished are not trained again, and one that was
 interrupted starts anew. A run is a process forked from this one, so that nothing is imported twice.
@@ -25,9 +25,8 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from analysis.grid import (  # noqa: E402
+from experiment.files import lock, write
+from study.grid import (
     FINISHED,
     GRID,
     left,
@@ -36,7 +35,6 @@ from analysis.grid import (  # noqa: E402
     read_finished,
     read_grid,
 )
-from experiment.files import lock, write  # noqa: E402
 
 # metrics that are kept of every rollout of a run that is reported
 SERIES = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
@@ -69,8 +67,9 @@ def distinct_puzzles(task):
     numbers alone are one puzzle. Their order is that of a hash, for puzzles that are found first
     are easier than those found last."""
     import data
+    from study import worked
     puzzles = {}
-    for problem in data.load(task, "test"):
+    for problem in worked.held_out() if task == "worked" else data.load(task, "test"):
         answer = problem["answer"]
         puzzles.setdefault(f"{sorted(answer['nums'])} {answer['target']}", problem)
     order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
@@ -166,7 +165,7 @@ def train_run(run, folder, bases):
 
 
 def collect(folder, finished, results):
-    """Takes over what the children have finished, into results/grid.jsonl, too. -> how many"""
+    """Takes over what the children have finished, into grid.jsonl, too. -> how many"""
     files = sorted((folder / "finished").glob("*.json"))
     for file in files:
         run = json.loads(file.read_text())
@@ -199,10 +198,13 @@ def warm_up(tasks):
 
     import engine.hf_sampler  # noqa: F401
     import train  # noqa: F401
-    from data.recipe import base_of
     from experiment.checkpoint import checksum
     torch.set_num_threads(1)
-    return {task: checksum(Path(base_of(task), "model.safetensors")) for task in tasks}
+    from study import worked
+    from study.results import BASES
+    if "worked" in tasks:
+        worked.write_problems()
+    return {task: checksum(Path(BASES[task], "model.safetensors")) for task in tasks}
 
 
 def fork_all(next_runs, work, jobs, minutes=0):
@@ -247,7 +249,7 @@ def main():
     try:
         settings, finished = read_grid(args.grid), read_finished(args.results)
     except (OSError, ValueError) as e:
-        sys.exit(f"grid.py: {e}")
+        sys.exit(f"train_grid: {e}")
     if args.plan:
         runs = wanted(args, settings, finished)
         for name, count in Counter((run.setting, run.role) for run in runs).items():
@@ -258,7 +260,7 @@ def main():
     say(settings, finished)
     bases = warm_up({setting.task for setting in settings.values()})
     if sentence := of_other_bases(finished, bases):
-        sys.exit(f"grid.py: {sentence}; begin anew with --results another.jsonl")
+        sys.exit(f"train_grid: {sentence}; begin anew with --results another.jsonl")
 
     def next_runs():
         if collect(folder, finished, Path(args.results)):
@@ -266,9 +268,9 @@ def main():
         return wanted(args, settings, finished)
     work = partial(train_run, folder=folder, bases=bases)
     if failed := fork_all(next_runs, work, args.jobs, args.minutes):
-        sys.exit(f"grid.py: {len(failed)} runs failed; the same command again tries them again")
-    from analysis.claims import Runs
-    from analysis.results import settings_table
+        sys.exit(f"train_grid: {len(failed)} runs failed; the same command again tries them again")
+    from study.claims import Runs
+    from study.results import settings_table
     print(settings_table(Runs(settings, finished)))
 
 

@@ -1,9 +1,9 @@
-"""RESULTS.md and its figures, from results/grid.jsonl, results/updates.json and
-results/sanity.json: what the papers claim, and what the runs say.
+"""RESULTS.md and its figures, from grid.jsonl, updates.json and sanity.json in study/results/: what
+the papers claim, and what the runs say.
 
     ./run_all.sh grid                       the runs, the updates, RESULTS.md: hours
-    ./run_all.sh results                    RESULTS.md alone, from the numbers kept in results/
-    python -m analysis results --measure    first the updates on the first rollouts again: minutes
+    ./run_all.sh results                    RESULTS.md alone, from the numbers in study/results/
+    python -m study results --measure       first the updates on the first rollouts again: minutes
 """
 
 import json
@@ -14,8 +14,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from analysis import anatomy, claims, claims_of_updates, grid_figures, theory
-from analysis.grid import (
+from analysis.runs import rounded
+from data.recipe import BASE
+from experiment.checkpoint import checksum
+from experiment.tables import markdown_table
+from study import anatomy, claims, claims_of_updates, figures, theory, worked
+from study.grid import (
     BESIDE,
     ROLLOUTS,
     SEEDS,
@@ -26,29 +30,26 @@ from analysis.grid import (
     tuned,
     validation,
 )
-from analysis.runs import rounded
-from analysis.verdicts import KINDS, NOT_MEASURED, STUDENT
-from data.recipe import base_of
-from experiment.checkpoint import checksum
-from experiment.tables import markdown_table
+from study.verdicts import KINDS, NOT_MEASURED, STUDENT
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results"
+RESULTS = Path(__file__).parent / "results"
 UPDATES = RESULTS / "updates.json"
 SANITY = RESULTS / "sanity.json"
 ROLLOUT_SEEDS = range(8)  # of the rollouts whose updates are measured
 HEAD = ("paper", "place", "known from", "claim", "measured", "verdict")
-TASKS = ("countdown", "worked")
+BASES = {"countdown": BASE, "worked": worked.BASE}
+TASKS = tuple(BASES)
 
 
 # ---------------------------------------------------------------------------- measuring
 
 
 def measure():
-    """Writes results/updates.json: what the optimizer steps on the first rollout of each seed
-    do, and what the theory has for it. Raises ValueError where the finished runs of results/ are of
-    another base."""
-    bases = {task: checksum(Path(base_of(task), "model.safetensors")) for task in TASKS}
+    """Writes updates.json: what the optimizer steps on the first rollout of each seed
+    do, and what the theory has for it. Raises ValueError where the finished runs are of another
+    base."""
+    bases = {task: checksum(Path(base, "model.safetensors")) for task, base in BASES.items()}
     if sentence := of_other_bases(read_finished(), bases):
         raise ValueError(f"{sentence}: updates of the present ones do not go with them")
     seeds = []
@@ -92,8 +93,8 @@ def settings_table(runs, task=""):
         setting = runs.settings[key]
         source = runs.settings[setting.rate_of] if setting.rate_of else setting
         lr, flags = tuned(source, runs.finished)
-        scores = grid_figures.scores_by_rate(source, runs.finished)
-        width = "-" if setting.rate_of else f"{grid_figures.plateau(scores)} of {len(scores)}"
+        scores = figures.scores_by_rate(source, runs.finished)
+        width = "-" if setting.rate_of else f"{figures.plateau(scores)} of {len(scores)}"
         edge = " (edge)" * at_edge(source, runs.finished)
         shown = setting.flags if setting.rate_of else flags
         rows.append((key.removeprefix(f"{task}/"), f"`{shown}`", f"{lr:g}{edge}", width,
@@ -174,29 +175,29 @@ def draw(runs, updates):
         "acpo", "dapo_acpo", "cispo_acpo", "grpo", "p3o", "fade"),
         "the clip": ("grpo", "grpo_clip_0.4", "grpo_clip_0.6", "p3o", "p3o_cap", "p3o_kl"),
         "the advantage": ("dr_grpo", "fade", "asym", "power")}
-    grid_figures.rates({title: [f"countdown/{name}-16" for name in names]
+    figures.rates({title: [f"countdown/{name}-16" for name in names]
                         for title, names in tables.items()}, runs, RESULTS / "rates.png")
     for task in TASKS:
         names = [f"{task}/{name}-{steps}" for name in (
             "acpo", "dapo_acpo", "cispo_acpo", "grpo", "p3o", "dr_grpo", "fade", "asym", "power")
             for steps in (16, 2)]
         if set(names) & set(runs.final):
-            grid_figures.dots(names, runs, RESULTS / f"{task}.png")
-            grid_figures.passk([n for n in names if n.endswith("-16")], runs,
+            figures.dots(names, runs, RESULTS / f"{task}.png")
+            figures.passk([n for n in names if n.endswith("-16")], runs,
                                RESULTS / f"{task}_passk.png")
     at_16 = "countdown/{}-16".format
-    grid_figures.courses([at_16(n) for n in ("dr_grpo", "fade", "asym", "power")],
+    figures.courses([at_16(n) for n in ("dr_grpo", "fade", "asym", "power")],
                          {"validation": "validation mean@8", "policy/entropy": "entropy (nats)",
                           "optim/head_rank1_share": "rank-1 share of the head's change",
                           "adv/fade_alpha": "FADE's alpha"}, runs, RESULTS / "fade.png")
-    grid_figures.courses([at_16(n) for n in ("grpo", "acpo", "p3o", "cispo_acpo")],
+    figures.courses([at_16(n) for n in ("grpo", "acpo", "p3o", "cispo_acpo")],
                          {"validation": "validation mean@8", "policy/ess": "ess",
                           "policy/kl_old": "KL within a rollout (nats)",
                           "clip/range_max": "ACPO's largest range",
                           "clip/range_mean": "ACPO's mean range"}, runs, RESULTS / "clips.png")
     hot = [at_16(f"{name}_{word}{end}") for word in ("hot", "cold")
            for name, end in (("grpo", ""), ("grpo", "_sampler"), ("p3o", "_trainer"), ("p3o", ""))]
-    grid_figures.dots(hot, runs, RESULTS / "mismatch.png")
+    figures.dots(hot, runs, RESULTS / "mismatch.png")
     claims_of_updates.draw(updates, RESULTS)
     return sorted(RESULTS.glob("*.png"))
 
@@ -205,7 +206,7 @@ def draw(runs, updates):
 
 
 def page(runs, updates, sanity):
-    """RESULTS.md: results/RESULTS.in.md with its numbers filled in."""
+    """RESULTS.md: study/results/RESULTS.in.md with its numbers filled in."""
     table, counts, missing = claims_table(runs, updates)
     middle, least, most = power(runs)
     of_best = power(runs, claims.BEST)

@@ -1,7 +1,7 @@
-"""The runs behind RESULTS.md: which there are (results/grid.txt), which learning rate each method
-takes, and what the finished ones gave (results/grid.jsonl). bench/grid.py trains them.
+"""The runs behind RESULTS.md: which there are (study/results/grid.txt), which learning rate each
+method takes, and what the finished ones gave (grid.jsonl beside it). train_grid.py trains them.
 
-A line of results/grid.txt is a setting: task, name, steps per rollout (a setting for each), tuned
+A line of grid.txt is a setting: task, name, steps per rollout (a setting for each), tuned
 or the setting whose learning rate it takes, and flags of train.py. A tuned setting is trained with
 every learning rate of RATES, and with every alternative in braces of its flags, on the tuning
 seeds; where the best rate is the least or the largest, with one more beyond it. What validates best
@@ -15,15 +15,17 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
-GRID = ROOT / "results" / "grid.txt"
-FINISHED = ROOT / "results" / "grid.jsonl"
+RESULTS = Path(__file__).parent / "results"
+GRID, FINISHED = RESULTS / "grid.txt", RESULTS / "grid.jsonl"
 
 # by the steps per rollout: fewer steps bear larger rates
 RATES = {16: (2.5e-5, 5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4, 8e-4)}
 TUNING_SEEDS = (100, 101)
 SEEDS = range(8)
 ROLLOUTS = {"countdown": 20, "worked": 30}
+# worked is a file of problems and a base, see study/worked.py
+TASKS = {"countdown": "--data countdown",
+         "worked": "--data study/worked/train.jsonl --model study/worked/base"}
 VALIDATE_EVERY = 5  # rollouts
 BESIDE = 10  # seconds, about, that a run loads, evaluates and saves
 
@@ -67,7 +69,7 @@ class Planned(NamedTuple):
     def command(self):
         """What train.py is called with, but for folders and what is evaluated."""
         return (f"{self.flags} --steps_per_rollout {self.steps} --lr {self.lr:g} "
-                f"--seed {self.seed} --rollouts {ROLLOUTS[self.task]} --data {self.task} "
+                f"--seed {self.seed} --rollouts {ROLLOUTS[self.task]} {TASKS[self.task]} "
                 "--problems_per_rollout 32 --group_size 16 --sampler transformers "
                 f"--save_every 0 --rank_every 5 --eval_every {VALIDATE_EVERY} "
                 "--eval_problems 50 --eval_samples 8")

@@ -7,7 +7,7 @@ The claims about single updates stand in analysis/claims_of_updates.py.
 import statistics
 from typing import NamedTuple
 
-from analysis.grid import (
+from study.grid import (
     at_edge,
     final_runs,
     read_finished,
@@ -16,7 +16,7 @@ from analysis.grid import (
     tuning_runs,
     validation,
 )
-from analysis.verdicts import (
+from study.verdicts import (
     INCONSISTENT,
     NOT_JUDGED,
     NOT_MEASURED,

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis import anatomy, quantities, runs, theory
+from analysis import quantities, runs
 from losses import METHODS, Tokens
+from study import anatomy, theory
 
 GRPO = METHODS["grpo"]
 

@@ -1,0 +1,1 @@
+"""Everything behind RESULTS.md. Nothing of the tool imports it."""
