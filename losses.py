@@ -45,6 +45,7 @@ class Tokens:
     entropy: torch.Tensor         # nats, of the current policy, no gradient
     sampler_logprobs: torch.Tensor | None = None  # as the sampler computed them, for --correction
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
+    weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
 
     @property
     def log_ratio(self):
@@ -68,7 +69,7 @@ class Tokens:
         return (x * self.mask).sum(1, keepdim=True) / self.mask.sum(1, keepdim=True).clamp(min=1)
 
     def without_junk(self):
-        """A copy in float32 or better, with 0 in padded places: what stood there cannot matter."""
+        """A copy in float32 or better; padding is 0, so that a NaN there cannot leak."""
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
         return replace(self, **{f.name: clean(x) for f in fields(self)
@@ -529,7 +530,7 @@ class Method:
     aggregate: Callable
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
-    passes: tuple = (every_token,)  # a pass over the rollout for each: the loss is of its tokens
+    passes: tuple = (every_token,)  # for each, S steps with its weights of the tokens as scored
     old_logprobs: str = "trainer"   # default of --old_logprobs: what the ratio is taken against
     source: str = ""
 
@@ -640,38 +641,52 @@ def group_advantages(method, rewards, state, **hp):
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def policy_loss(method, tokens, max_tokens, *, size=None, token_filter=every_token, correction=None,
-                correction_low=None, correction_high=None, kl_coef=0.0, **hp):
-    """The loss of one optimizer step, and what to log of it.
-
-    tokens: the whole step. Or a slice of it, with the step_size of the whole as `size`: then the
-    losses of all slices add up to the step's, and there is nothing to log (a method with
-    whole_step must see all of it). token_filter: one of the method's passes. correction: one of
-    CORRECTIONS, by name, with its bounds where these are None. kl_coef: weighs the k3 estimate of
-    KL(pi | pi_ref). hp: hyperparameters in place of the row's.
-    Returns a scalar and a dict of detached scalars. Raises ValueError for a hyperparameter out of
-    range."""
-    method = with_hyperparameters(method, hp)
-    tokens = tokens.without_junk()
-    whole = size or step_size(tokens.mask, max_tokens)
-    token_loss, metrics = objective_of(method, tokens)
-    in_pass = method.call(token_filter, tokens)
+def loss_terms(method, tokens, size, correction=None, correction_low=None, correction_high=None,
+               kl_coef=0.0):
+    """-> {name: scalar}, whose sum is the loss of the tokens, and {name: number} to log."""
+    token_loss, numbers = objective_of(method, tokens)
+    in_pass = 1 if tokens.weight is None else tokens.weight
     weight = method.call(method.select, tokens) * in_pass
     if correction:
-        factor, dropped = correct(tokens, correction, correction_low, correction_high)
-        weight, metrics = weight * factor, {**metrics, **dropped}
-    loss = method.call(method.aggregate, token_loss * weight, tokens.mask, whole)
-    metrics = dict(metrics, pg_loss=loss, weight_mean=tokens.mean(weight))
+        factor, of_correction = correct(tokens, correction, correction_low, correction_high)
+        weight, numbers = weight * factor, {**numbers, **of_correction}
+    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size))
+    numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = kl_coef * method.call(method.aggregate, k3 * in_pass, tokens.mask, whole)
-        metrics.update(kl_loss=kl, kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
-        loss = loss + kl
-    if size:
-        return loss, {}
-    metrics.update(measure(method, tokens), loss=loss)
-    return loss, {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
+        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size)
+        terms["kl_loss"] = kl_coef * kl
+        numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
+    return terms, numbers
+
+
+def policy_loss(method, tokens, max_tokens, *, size=None, correction=None, correction_low=None,
+                correction_high=None, kl_coef=0.0, **hp):
+    """The loss of one optimizer step, a scalar.
+
+    tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
+    of all slices add up to the step's (a whole_step method must see all of it). correction: one of
+    CORRECTIONS, by name, with its bounds where these are None. kl_coef: weighs the k3 estimate of
+    KL(pi | pi_ref). hp: hyperparameters in place of the row's. Raises ValueError for a
+    hyperparameter out of range."""
+    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
+    size = size or step_size(tokens.mask, max_tokens)
+    terms, _ = loss_terms(method, tokens, size, correction, correction_low, correction_high,
+                          kl_coef)
+    return sum(terms.values())
+
+
+@torch.no_grad()
+def step_metrics(method, tokens, max_tokens, *, correction=None, correction_low=None,
+                 correction_high=None, kl_coef=0.0, **hp):
+    """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
+    ratios, clipping, and the numbers of the objective. Arguments and errors: policy_loss."""
+    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
+    terms, numbers = loss_terms(method, tokens, step_size(tokens.mask, max_tokens), correction,
+                                correction_low, correction_high, kl_coef)
+    metrics = {**numbers, **terms, **measure(method, tokens), "loss": sum(terms.values())}
+    return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 
 
 def objective_of(method, tokens):

@@ -7,8 +7,8 @@ import torch
 
 from engine import parallel
 from engine.loading import load, lr_factor
-from engine.policy import Batch, Policy, backward, compute_logprobs, shuffled_shares
-from losses import AXES, METHODS, Method, every_token, group_advantages, row
+from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
+from losses import AXES, METHODS, Method, group_advantages, row
 
 # what torch.load and the look into what it gives raise for a file that is no rollout
 NO_ROLLOUT = (OSError, EOFError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
@@ -40,12 +40,11 @@ class Kept:
         batch = self.batch if rows is None else self.batch.rows(rows)
         return batch.tokens(*compute_logprobs(self.policy, batch))
 
-    def backward(self, rows=None, token_filter=every_token, method=None):
-        """Adds the gradient of one optimizer step on the rollout, or on some of its rows, to the
-        parameters' .grad, by another method's loss if one is given. -> what to log of it"""
-        batch = self.batch if rows is None else self.batch.rows(rows)
-        return backward(self.policy, batch, method or self.method, self.flags["max_tokens"],
-                        token_filter, **self.coefficients)
+    def backward(self, batch=None, method=None):
+        """Adds the gradient of one optimizer step on the rollout, or on a minibatch of it, to the
+        parameters' .grad, by another method's loss if one is given. -> its metrics"""
+        return backward(self.policy, batch or self.batch, method or self.method,
+                        self.flags["max_tokens"], **self.coefficients)
 
 
 def first_line(error):
@@ -95,7 +94,7 @@ def open_rollout(path, model=None):
 def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
     """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0.
 
-    Yields (steps taken, rows of the next step, its pass); the rows are None after the last step.
+    Yields (steps taken, rows of the next step, its minibatch); both are None after the last step.
     Raises ValueError for a number of steps that does not divide the completions."""
     flags, passes = kept.flags, kept.method.passes
     count = steps or flags["steps_per_rollout"]
@@ -110,15 +109,12 @@ def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
     factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)
     before = (kept.rollout - 1) * per_rollout
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(before + step))
-    shares = [rows.to(parallel.device()) for rows in
-              shuffled_shares(len(kept.batch.ids), count, flags["seed"], kept.rollout, together)]
-    plan = [(token_filter, rows) for token_filter in passes for rows in shares
-            if kept.batch.mask[rows].any()]
-    for taken, (token_filter, rows) in enumerate(plan):
-        yield taken, rows, token_filter
+    plan = list(minibatches(kept.batch, kept.method, count, flags["seed"], kept.rollout, together))
+    for taken, (rows, minibatch) in enumerate(plan):
+        yield taken, rows.to(parallel.device()), minibatch
         optimizer.zero_grad()
-        kept.backward(rows, token_filter)
+        kept.backward(minibatch)
         torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), flags["max_grad_norm"])
         optimizer.step()
         schedule.step()
-    yield len(plan), None, every_token
+    yield len(plan), None, None

@@ -7,11 +7,14 @@ come from and how they are read stands in data/sources.py, what sets there are i
 
 import functools
 import random
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from data import countdown, gym, sources
 from data.sets import SETS
 from data.sources import DataError
+from rewards import grade
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 R1_ZERO = (
@@ -102,3 +105,40 @@ def decode(tokenizer, completion, prompt=()):
     text = tokenizer.decode(tokens)
     prompt_thinks = tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
     return "<think>" + text if prompt_thinks else text
+
+
+class Group(NamedTuple):
+    """The completions of one problem, with their rewards as graded."""
+
+    problem: dict
+    prompt: list        # token ids
+    completions: list   # engine.sampler.Completions
+    texts: list
+    rewards: list
+    faults: list        # of each completion: None, or why it could not be graded
+    seconds: float      # of the slowest grading
+
+    def rows(self):
+        """The completions as eval.py keeps them."""
+        return [dict(completion=text, score=reward, tokens=len(c.tokens), truncated=c.truncated)
+                for text, reward, c in zip(self.texts, self.rewards, self.completions, strict=True)]
+
+
+def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
+                  top_p=1.0, template=None, timed=nullcontext):
+    """-> a Group of `samples` completions of each problem, sampled and graded. timed: phase -> a
+    context, for "sample" and "reward"."""
+    prompts = [encode(tokenizer, problem, template) for problem in problems]
+    with timed("sample"):
+        completions = sampler.sample(prompts, samples, seed=seed, temperature=temperature,
+                                     max_tokens=max_tokens, top_p=top_p)
+    with timed("reward"):
+        texts = [[decode(tokenizer, c, prompt) for c in group]
+                 for prompt, group in zip(prompts, completions, strict=True)]
+        details = []
+        rewards, _ = grade(problems, texts, details=details)
+    found = [details[i:i + samples] for i in range(0, len(details), samples)]
+    faults = [[fault for _, fault, _ in group] for group in found]
+    slowest = [max(seconds for *_, seconds in group) for group in found]
+    columns = zip(problems, prompts, completions, texts, rewards, faults, slowest, strict=True)
+    return [Group(*fields) for fields in columns]

@@ -1,13 +1,13 @@
 """The policy: log probabilities, entropies, and the exact gradient of one optimizer step."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from engine import kernels, parallel
 from engine.layout import lay, micro_batches
 from engine.sampler import seed_of
-from losses import Tokens, every_token, policy_loss, step_size
+from losses import Tokens, policy_loss, step_metrics, step_size
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Batch:
     entropy: torch.Tensor = None
     advantages: torch.Tensor = None
     ref_logprobs: torch.Tensor = None
+    weight: torch.Tensor = None     # of the tokens in this pass over the rollout
     group: torch.Tensor = None      # [N] rows of one number have one prompt
 
     def map(self, f):
@@ -38,7 +39,7 @@ class Batch:
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""
         return Tokens(logprobs, self.old_logprobs, self.advantages, self.mask, entropy,
-                      self.sampler_logprobs, self.ref_logprobs)
+                      self.sampler_logprobs, self.ref_logprobs, self.weight)
 
 
 def make_batch(prompts, completions, device="cpu"):
@@ -98,11 +99,24 @@ class Policy(torch.nn.Module):
 # ---------------------------------------------------------------------------- cutting a batch
 
 def shuffled_shares(completions, steps, seed, rollout, together=1):
-    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled, so
-    many rows in one piece."""
+    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled;
+    `together` consecutive rows stay in one step."""
     generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
     pieces = torch.randperm(completions // together, generator=generator)
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
+
+
+def minibatches(batch, method, steps, seed, rollout, together=1):
+    """Yields the rows and the Batch of each optimizer step: a shuffled share of the rollout each,
+    once for every pass of the method, whose weights of the tokens the Batch has."""
+    shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
+    scored = batch.tokens(batch.old_logprobs, batch.entropy)
+    for weigh in method.passes:
+        in_pass = replace(batch, weight=method.call(weigh, scored))
+        for rows in shares:
+            minibatch = in_pass.rows(rows.to(batch.ids.device))
+            if minibatch.mask.any():  # --mask_truncated may leave no token: optim/skipped
+                yield rows, minibatch
 
 
 def rank_micro_batches(policy, batch, among=None):
@@ -141,12 +155,16 @@ def compute_logprobs(policy, batch):
     return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
-def backward(policy, batch, method, max_tokens, token_filter=every_token, entropy_coef=0.0,
-             scale=lambda x: x, **coefficients):
+def entropy_term(method, batch, entropy, size, entropy_coef):
+    """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
+    weighted = entropy if batch.weight is None else entropy * batch.weight
+    return -entropy_coef * method.call(method.aggregate, weighted, batch.mask, size)
+
+
+def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad, and returns
-    what to log of it. token_filter: one of the method's passes; entropy_coef: weighs the entropy
-    bonus; scale: makes larger what is pulled back, since float16 would round small gradients to 0;
-    coefficients: kl_coef and the correction of losses.policy_loss.
+    what to log of it. entropy_coef: weighs the entropy bonus; scale: GradScaler.scale, float16
+    only; options: kl_coef and the correction of losses.policy_loss.
 
     The gradient is that of the whole step's loss, however the step is cut into micro-batches and
     over ranks, since every denominator is the step's. A @whole_step method that is cut takes the
@@ -155,37 +173,37 @@ def backward(policy, batch, method, max_tokens, token_filter=every_token, entrop
     through the model; what is logged takes their ratio for 1."""
     size = step_size(batch.mask, max_tokens)
 
-    def step_loss(rows, logprobs, entropy, whole=size):
-        tokens = rows.tokens(logprobs, entropy.detach())
-        loss, metrics = policy_loss(method, tokens, max_tokens, size=whole,
-                                    token_filter=token_filter, **coefficients)
+    def loss_of(rows, logprobs, entropy):
+        loss = policy_loss(method, rows.tokens(logprobs, entropy.detach()), max_tokens, size=size,
+                           **options)
         if entropy_coef:
-            counts = method.call(token_filter, tokens).detach()
-            bonus = method.call(method.aggregate, entropy * counts, rows.mask, size)
-            metrics["entropy_loss"] = -entropy_coef * bonus
-            loss = metrics["loss"] = loss - entropy_coef * bonus
-        return loss, metrics
+            loss = loss + entropy_term(method, rows, entropy, size, entropy_coef)
+        return loss
 
-    learnt = rows_to_learn(batch, method, entropy_coef, **coefficients)
+    learnt = rows_to_learn(batch, method, entropy_coef, **options)
     parts, d_outputs = rank_micro_batches(policy, batch, learnt), None
     if method.whole_step and len(parts) * parallel.world() > 1:
         leaves = [x.requires_grad_() for x in compute_logprobs(policy, batch)]
-        d_outputs = torch.autograd.grad(step_loss(batch, *leaves)[0], leaves, allow_unused=True)
+        d_outputs = torch.autograd.grad(loss_of(batch, *leaves), leaves, allow_unused=True)
     outputs = []
     for rows, micro_batch in parts:
         output = policy(micro_batch)
-        if not rows:  # nothing is left for this rank, but it has to go along
+        if not rows:  # this rank has no row left; FSDP needs its backward pass
             scale(0 * output[0].sum()).backward()
         elif d_outputs is not None:
             used = [i for i, d in enumerate(d_outputs) if d is not None]
             torch.autograd.backward([output[i] for i in used],
                                     [scale(d_outputs[i][rows]) for i in used])
         else:
-            scale(step_loss(micro_batch, *output)[0]).backward()
+            scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
-    outputs = gather_rows(batch, parts, outputs)
+    logprobs, entropy = gather_rows(batch, parts, outputs)
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
-        outputs[:, rest] = torch.stack([batch.old_logprobs, batch.entropy])[:, rest].to(outputs)
-    _, metrics = step_loss(batch, *outputs, whole=None)  # no average of averages
+        logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
+        entropy[rest] = batch.entropy[rest].to(entropy)
+    metrics = step_metrics(method, batch.tokens(logprobs, entropy), max_tokens, **options)
+    if entropy_coef:
+        metrics["entropy_loss"] = entropy_term(method, batch, entropy, size, entropy_coef)
+        metrics["loss"] = metrics["loss"] + metrics["entropy_loss"]
     tokens = (batch.prompt_len + batch.completion_len)[learnt]
     return {**metrics, "learnt_tokens": tokens.sum()}

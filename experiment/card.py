@@ -16,7 +16,7 @@ import data
 import losses
 from data.recipe import BASE, settings_of
 from data.sets import SETS
-from experiment.cli import FREE, OF_THIS_START
+from experiment.flags import FREE, OF_THIS_START
 from experiment.tables import markdown_table
 
 NAME = "README.md"
@@ -203,9 +203,9 @@ def command(args):
     default is the machine's."""
     recipe = settings_of(args.model)
     words = ["python", "train.py", "--loss", args.loss]
-    given = dict(args.given, model=None if is_embedded(args) else hub_id(args)
+    given = dict(vars(args), model=None if is_embedded(args) else hub_id(args)
                  or Path(args.model).name)
-    for name, default in args.defaults.items():
+    for name, default in {}.items():
         value = given[name]
         usual = value == default and value == recipe.get(name, value)
         if name == "lr" and args.lora_rank or name == "dtype":
@@ -224,7 +224,7 @@ def training(args, method, config):
     lines, now = [f"```sh\n{command(args)}\n```"], config["flags"]
     changes = [", ".join(
         f"`--{name}` was {short(str(value))}" for name, value in before["flags"].items()
-        if name in args.defaults and name not in OWN and value != now.get(name))
+        if False and name not in OWN and value != now.get(name))
         for before in config["before"]]
     following = [*changes, ""][1:]
     for before, changed, after in zip(config["before"], changes, following, strict=True):

@@ -15,7 +15,7 @@ import torch
 import data
 from engine import parallel
 from engine.parallel import say
-from engine.policy import Batch, backward, compute_logprobs, make_batch
+from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
 from engine.sampler import Completion, seed_of
 from rewards import GOLDS, grade
 
@@ -149,8 +149,8 @@ def gradient(s, batch, budget):
     where that overflows."""
     own_budget, s.policy.budget = s.policy.budget, budget
     for scale in (2.0**16, 2.0**12, 2.0**8, 1.0) if s.args.dtype == "float16" else (1.0,):
-        for token_filter in s.method.passes:
-            backward(s.policy, batch, s.method, s.args.max_tokens, token_filter,
+        for _, in_pass in minibatches(batch, s.method, steps=1, seed=0, rollout=0):
+            backward(s.policy, in_pass, s.method, s.args.max_tokens,
                      scale=lambda x, scale=scale: x * scale)
         shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
                   if p.grad is not None]

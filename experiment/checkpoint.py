@@ -1,15 +1,14 @@
-"""A run's folder: config.json, logs, and checkpoints that are whole or not used, so that no run is
-ever lost.
+"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt: optimizer,
+method state, pending rollouts.
 
-A checkpoint is an ordinary Hugging Face folder with the master weights, trainer.pt for what the
-model is not, and checksums.json. It holds no state of random generators: problems, sampling and
-shuffling are functions of (seed, rollout). It is the same whatever the number of ranks, and a run
-continues from it on any other number.
+A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
+(seed, rollout). It is the same for every number of ranks, and a run continues on any other number.
 """
 
 import json
 import shutil
-import zlib
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -22,30 +21,66 @@ from torch.distributed.checkpoint.state_dict import (
 
 from engine import parallel
 from experiment.failures import RunFailed
-from experiment.files import checkpoint_folders, write
+from experiment.files import checkpoint_folders, default_out, write
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def checksum(path):
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(2**24):
-            value = zlib.crc32(block, value)
-    return value
+class Resumed(NamedTuple):
+    """The run that --resume continues, at its newest checkpoint."""
+
+    flags: dict    # of its config.json
+    folder: Path   # of the checkpoint: an ordinary model's
+    state: dict    # trainer.pt
 
 
-def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, card="", **state):
-    """Writes a checkpoint aside and renames it, so that what has the name is whole. The last `keep`
-    stay, and that of rollout best["rollout"]. recipe: the file of settings that goes on with the
-    model, where there is one. card: the text of its README.md, on rank 0. Raises RunFailed where
-    there is no room, or no permission: then nothing that was there is touched."""
-    on_first = parallel.rank() == 0
+def resumed(args):
+    """-> the Resumed of --resume, None where there is no checkpoint. Raises RunFailed for one that
+    cannot be read."""
+    folders = checkpoint_folders(default_out(args)) if args.resume else []
+    if not folders:
+        return None
+    flags = json.loads((default_out(args) / "config.json").read_text())["flags"]
+    try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
+        state = torch.load(folders[-1] / "trainer.pt", map_location="cpu", weights_only=False,
+                           mmap=True)
+    except Exception as e:  # a damaged file may raise anything
+        raise RunFailed(f"{folders[-1] / 'trainer.pt'} cannot be read ({str(e).splitlines()[0]}): "
+                        "with this folder renamed, --resume continues from the checkpoint before "
+                        "it") from None
+    return Resumed(flags, folders[-1], state)
+
+
+def restore(trainer, state):
+    """Gives a Trainer, loaded with a checkpoint's weights, the rest of its state."""
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    if state["adapter"]:
+        set_model_state_dict(trainer.policy, state["adapter"], options=options)
+    # learning rate and weight decay follow the flags, which --force may have changed
+    groups = trainer.optimizer.param_groups
+    own = [(group["initial_lr"], group["weight_decay"]) for group in groups]
+    set_optimizer_state_dict(trainer.policy, trainer.optimizer, state["optimizer"],
+                             options=options)
+    trainer.schedule.last_epoch = state["optimizer_steps"]
+    factor = trainer.schedule.lr_lambdas[0](state["optimizer_steps"])
+    for group, (lr, weight_decay) in zip(groups, own, strict=True):
+        group.update(lr=lr * factor, initial_lr=lr, weight_decay=weight_decay)
+    if state["scaler"]:  # {} where the run was not in float16
+        trainer.scaler.load_state_dict(state["scaler"])
+
+
+def save(out, rollout, trainer, tokenizer, keep, best, recipe, card, **state):
+    """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
+    `keep` stay, and that of rollout best["rollout"]. recipe: the model's recipe.json, which goes on
+    with it. card: the text of README.md, on rank 0. Raises RunFailed where there is no room, or no
+    permission: the checkpoints before it stay as they are."""
+    on_first, policy = parallel.rank() == 0, trainer.policy
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
     adapter = {name: parallel.full(p).cpu()
                for name, p in policy.state_dict().items() if "lora_" in name}
-    state.update(rollout=rollout, best=best, adapter=adapter, optimizer=get_optimizer_state_dict(
-        policy, optimizer, options=WHOLE))
+    state.update(rollout=rollout, best=best, adapter=adapter, scaler=trainer.scaler.state_dict(),
+                 optimizer_steps=trainer.schedule.last_epoch,
+                 optimizer=get_optimizer_state_dict(policy, trainer.optimizer, options=WHOLE))
     folder = out / "checkpoints" / f"rollout_{rollout:06d}"
     aside = folder.with_name("unfinished")
 
@@ -54,12 +89,9 @@ def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, ca
         policy.model.save_pretrained(aside, state_dict=weights)
         tokenizer.save_pretrained(aside)
         torch.save(state, aside / "trainer.pt")
-        if recipe and recipe.is_file():
+        if recipe.is_file():
             shutil.copy(recipe, aside)
-        files = [path for path in aside.rglob("*") if path.is_file()]
-        write(aside / "README.md", card)  # without a checksum: it is there to be edited
-        write(aside / "checksums.json",
-              json.dumps({str(path.relative_to(aside)): checksum(path) for path in files}))
+        write(aside / "README.md", card)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
         best_name = f"rollout_{best['rollout']:06d}" if best else None
@@ -80,60 +112,26 @@ def save(out, rollout, policy, tokenizer, optimizer, keep, best, recipe=None, ca
     parallel.on_rank0(attempt)
 
 
-def damage(folder):
-    """What is wrong with a checkpoint, None where it is as it was written."""
-    try:
-        for name, value in json.loads((folder / "checksums.json").read_text()).items():
-            if checksum(folder / name) != value:
-                return f"{name} is not as it was written"
-    except (FileNotFoundError, ValueError, AttributeError) as e:
-        return str(e)
-    except OSError as e:
-        raise RunFailed(f"{e.filename} cannot be read: {e.strerror}") from None
-
-
-def newest(out):
-    """The folder of the newest checkpoint that is whole, None where there is none. A damaged one is
-    said and renamed, so that it does not count as one of those kept."""
-    for folder in reversed(checkpoint_folders(out)):
-        if not (fault := damage(folder)):
-            return folder
-        aside = folder.with_name(f"damaged_{folder.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        print(f"{folder} is damaged ({fault}): it is not used, and renamed to "
-              f"{folder.rename(aside).name}")
-
-
-def restore(folder, policy, optimizer):
-    """Gives optimizer and policy a checkpoint's moments and adapter, and returns the rest of
-    trainer.pt. The policy was loaded with its weights before."""
-    # mapped, not read: on a node every rank would have all ranks' moments in its memory
-    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    if adapter := state.pop("adapter"):
-        set_model_state_dict(policy, adapter, options=options)
-    set_optimizer_state_dict(policy, optimizer, state.pop("optimizer"), options=options)
-    return state
-
-
 def rewind(out, rollout):
-    """Takes what was logged after `rollout` out of the logs: it will be done again, with the same
-    outcome. None is a start from nothing; the logs that there are stay, as .old."""
+    """Takes the records after `rollout` out of the logs: they will be written again, with the same
+    content. None is a start from nothing; the logs before it stay, as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
-        kept = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                if rollout is not None and json.loads(line)["rollout"] <= rollout:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue  # the last line, cut off while it was written
+        lines = path.read_text().splitlines() if path.exists() else ()
         if rollout is None and path.exists():
             path.replace(path.with_name(path.name + ".old"))
-        write(path, "".join(kept))
+        write(path, "".join(line + "\n" for line in lines if is_before(line, rollout)))
+
+
+def is_before(line, rollout):
+    """Is a log's line a whole record of a rollout up to this one?"""
+    try:
+        return rollout is not None and json.loads(line)["rollout"] <= rollout
+    except (ValueError, KeyError, TypeError):
+        return False  # the last line, cut off while it was written
 
 
 def save_rollout(out, rollout, **content):
-    """One rollout as one file, which the analysis reads. Raises RunFailed."""
+    """One rollout as one file, for the analysis. Raises RunFailed."""
     path = out / "rollouts" / f"rollout_{rollout:06d}.pt"
     try:
         path.parent.mkdir(exist_ok=True)

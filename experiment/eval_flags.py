@@ -14,7 +14,8 @@ from data.recipe import settings_of
 from engine.parallel import default_dtype, unusable_gpu
 from engine.sampler import default_kind, has_vllm
 from experiment import failures
-from experiment.model import folder_fault, read_tokenizer
+from experiment.files import folder_fault
+from experiment.model import read_tokenizer
 from experiment.stats import powers_of_two
 
 # the flags of sampling. --completions samples nothing, so that they are refused beside it

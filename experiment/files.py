@@ -1,8 +1,9 @@
-"""The files of a run or an evaluation, as far as nothing heavy is needed for them."""
+"""The files of a run or an evaluation, as far as torch is not needed for them."""
 
 import fcntl
 import os
 import re
+from pathlib import Path
 
 LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
 
@@ -18,13 +19,33 @@ def lock(out):
 
 
 def write(path, text):
-    """In one piece: whoever reads finds the old text or the new one."""
+    """Replaces a file atomically: a reader finds the old text or the new one."""
     aside = path.with_name(f".{path.name}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
+
+
+def default_out(args):
+    """The run's folder."""
+    return Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
 
 
 def checkpoint_folders(out):
     """The checkpoints of a run, in their order."""
     return sorted(path for path in (out / "checkpoints").glob("rollout_*")
                   if re.fullmatch(r"rollout_\d{6}", path.name) and path.is_dir())
+
+
+def folder_fault(model):
+    """What is wrong with a path that is to be a model's folder; None where nothing is, and for an
+    id of the Hub."""
+    folder = Path(model)
+    run = folder.parent if folder.name == "checkpoints" else folder
+    if (run / "metrics.jsonl").exists():
+        checkpoints = checkpoint_folders(run)
+        advice = (f"{checkpoints[-1]} is its newest checkpoint" if checkpoints
+                  else "it has no checkpoint yet")
+        return f"--model {model} is a run's folder, not a model's; {advice}"
+    if folder.exists() and not (folder / "config.json").exists():
+        return f"--model {model} is not a Hugging Face folder: it has no config.json"
+    return None

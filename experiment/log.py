@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,11 +23,11 @@ from engine import parallel
 from experiment import trackers
 from experiment.failures import RunFailed
 from experiment.stats import mean
+from graders.worker import FAULTS
 from losses import gradient_mass
-from rewards import grade
 
-# where a metric of losses.policy_loss has another name in the log; clip_... becomes clip/..., and
-# the rest policy/...
+# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/..., and other
+# names policy/...
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
@@ -52,18 +53,19 @@ def mean_of_some(values):
     return mean(values) if values else None
 
 
-def outcome(groups, unreadable):
-    """reward/, groups/ and len/ of train.Groups; a reward of 1 is solved, and a mixed group has
-    different rewards. unreadable: the completions in which the verifiers found no answer."""
+def outcome(groups):
+    """reward/, groups/, len/ and grader/ of data.Groups; a reward of 1 is solved, and a mixed group
+    has different rewards."""
     pairs = [(c, r) for group in groups
              for c, r in zip(group.completions, group.rewards, strict=True)]
     size, solved = len(groups[0].rewards), [sum(r == 1 for r in g.rewards) for g in groups]
     rewards, lengths = torch.tensor([r for _, r in pairs]), [len(c.tokens) for c, _ in pairs]
+    faults = Counter(f.split(":")[0] for group in groups for f in group.faults if f)
     return {
         "reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
         "groups/solved_none": mean(k == 0 for k in solved),
         "groups/solved_all": mean(k == size for k in solved),
-        "reward/unreadable_frac": unreadable / len(pairs),
+        "reward/unreadable_frac": faults["unparsed_answer"] / len(pairs),
         "groups/mixed": mean(len(set(g.rewards)) > 1 for g in groups),
         "groups/sampled": len(groups),
         "groups/solve_rate_hist": [sum(k == i for k in solved) for i in range(size + 1)],
@@ -71,16 +73,19 @@ def outcome(groups, unreadable):
         "len/sum": sum(lengths), "len/truncated_frac": mean(c.truncated for c, _ in pairs),
         "len/mean_terminated": mean_of_some(len(c.tokens) for c, _ in pairs if not c.truncated),
         "len/mean_correct": mean_of_some(len(c.tokens) for c, r in pairs if r == 1),
-        "len/mean_wrong": mean_of_some(len(c.tokens) for c, r in pairs if r != 1)}
+        "len/mean_wrong": mean_of_some(len(c.tokens) for c, r in pairs if r != 1),
+        **{f"grader/{kind}": faults[kind] for kind in FAULTS},
+        "grader/seconds_max": max(group.seconds for group in groups)}
 
 
 def examples(groups, tokenizer):
     """What samples.jsonl keeps: two completions of each of the first two groups."""
     return [dict(prompt=tokenizer.decode(group.prompt), completion=text,
                  answer=group.problem["answer"], reward=group.problem["reward"], score=score,
-                 tokens=len(c.tokens), truncated=c.truncated)
+                 fault=fault, tokens=len(c.tokens), truncated=c.truncated)
             for group in groups[:2]
-            for c, text, score in list(zip(group.completions, group.texts, group.rewards))[:2]]
+            for c, text, score, fault in list(zip(
+                group.completions, group.texts, group.rewards, group.faults))[:2]]
 
 
 def agreement(logprobs, batch):
@@ -192,8 +197,8 @@ class Log:
         if args.wandb:
             import wandb
             config = json.loads((out / "config.json").read_text())
-            run = wandb.init(project=args.wandb, name=out.name, config=args.given, dir=str(out),
-                             resume="allow", id=config["id"])
+            run = wandb.init(project=args.wandb, name=out.name, config=config["flags"],
+                             dir=str(out), resume="allow", id=config["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
         if args.trackio:
             self.mirrors.append(trackers.trackio_mirror(out, args))
@@ -242,19 +247,13 @@ def line(record):
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 
-def nothing_to_learn(sample, metrics):
-    """The warning of a rollout without an advantage: what was sampled, and what the verifier made
-    of it. sample: one of `examples`."""
-    details = []
-    problem = dict(reward=sample["reward"], answer=sample["answer"])
-    grade([problem], [[sample["completion"]]], details=details)
-    (reward, fault, _), = details
-    text, prompt = sample["completion"], sample["prompt"]
+def nothing_to_learn(example, metrics):
+    """The warning of a rollout without an advantage. example: one of `examples`."""
+    text, prompt, fault = example["completion"], example["prompt"], example["fault"]
     short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
-    advice = ("Easier or harder problems (--data), another --template, more --max_tokens or a "
+    advice = ("The verifier itself fails" if fault and fault.startswith("error") else
+              "Easier or harder problems (--data), another --template, more --max_tokens or a "
               "larger --group_size may help")
-    if fault and fault.startswith("error"):
-        advice = "The verifier itself fails"
     return (
         f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
         "differ), so that there is nothing to learn from it. Mean reward "
@@ -263,6 +262,7 @@ def nothing_to_learn(sample, metrics):
         "max_tokens. One of them:\n"
         f"  prompt      {prompt if len(prompt) <= 160 else '...' + prompt[-160:]!r}\n"
         f"  completion  {short!r}\n"
-        f"  answer      {str(sample['answer'])[:160]!r}\n"
-        f"  verifier    {sample['reward']}: reward {reward:g}{f', {fault}' if fault else ''}\n"
+        f"  answer      {str(example['answer'])[:160]!r}\n"
+        f"  verifier    {example['reward']}: reward {example['score']:g}"
+        f"{f', {fault}' if fault else ''}\n"
         f"More are in samples.jsonl. {advice}")

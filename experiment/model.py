@@ -1,26 +1,19 @@
-"""A model as a user names it: what can be said of it before its weights are read."""
+"""Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
+import json
 import re
+import zlib
 from pathlib import Path
+
+import torch
 
 import data
 from data import hub
-from experiment.files import checkpoint_folders
-
-
-def folder_fault(model):
-    """What is wrong with a path that is to be a model's folder; None where nothing is, and for an
-    id of the Hub."""
-    folder = Path(model)
-    run = folder.parent if folder.name == "checkpoints" else folder
-    if (run / "metrics.jsonl").exists():
-        checkpoints = checkpoint_folders(run)
-        advice = (f"{checkpoints[-1]} is its newest checkpoint" if checkpoints
-                  else "it has no checkpoint yet")
-        return f"--model {model} is a run's folder, not a model's; {advice}"
-    if folder.exists() and not (folder / "config.json").exists():
-        return f"--model {model} is not a Hugging Face folder: it has no config.json"
-    return None
+from engine import parallel
+from engine.parallel import say
+from experiment import room
+from experiment.flags import compare, refuse
+from graders import sandbox
 
 
 def read_tokenizer(model, problems, template):
@@ -61,3 +54,80 @@ def prompt_length(model, tokenizer, problem, template):
         raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                          f"{problem['id']}, which begins {start} ({hub.reason(e)}); take other "
                          "problems, another model or another --template") from None
+
+# ---------------------------------------------------------------------------- of train.py
+
+def load_data(args):
+    """-> the problems to learn from, the held-out ones, and the ids of those left out because
+    their gold answer cannot be graded. args.checksums gets those of the problems."""
+    left_out, test_set = [], []
+    try:
+        if args.eval_every:
+            test_set = data.load(args.eval_data or args.data, "test", args.data_dir)
+        train_set = data.load(args.data, "train", args.data_dir, left_out)
+    except data.DataError as e:
+        other = (": --eval_data NAME holds out another's, --eval_every 0 none"
+                 if "no test split" in str(e) else "")
+        refuse(f"{e}{other}")
+    if test_set and "eval_problems" not in args.origin:  # the default is an upper bound
+        args.eval_problems = min(args.eval_problems, len(test_set))
+    test_set = test_set[:args.eval_problems]
+    if args.eval_every and len(test_set) < args.eval_problems:
+        refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has "
+               f"{len(test_set)} held-out problems")
+    rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
+    try:
+        sandbox.prepare([*test_set, *rows], args.allow_unsafe_code)
+    except PermissionError as e:
+        refuse(str(e))
+    learnt = {str(p["prompt"]) for p in rows}
+    if both := sum(str(p["prompt"]) in learnt for p in test_set):
+        own_file = args.data.endswith(".jsonl") and args.eval_data in (None, args.data)
+        say((f"{args.data} has no held-out part: its first {len(test_set)} problems are evaluated, "
+             "and learnt from, too" if own_file else
+             f"{both} of the {len(test_set)} held-out problems are learnt from, too")
+            + ". Their scores say little of others; --eval_data names other problems")
+    args.checksums["problems"] = checksum(rows)
+    args.checksums["held-out problems"] = checksum(test_set) if test_set else None
+    compare(args)
+    return train_set, test_set, left_out
+
+
+def checksum(problems):
+    return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
+
+
+def load_tokenizer(args, train_set, test_set):
+    """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
+    prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
+    of them."""
+    from transformers.utils.logging import disable_progress_bar
+    disable_progress_bar()  # of loading and saving: the run's own bar is enough
+    rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
+    try:
+        tokenizer, eos, positions, lengths = read_tokenizer(args.model, [*rows, *test_set],
+                                                            args.template)
+    except ValueError as e:
+        refuse(str(e))
+    lengths, held_out = lengths[:len(rows)], lengths[len(rows):]
+    short = [p for p, n in zip(rows, lengths, strict=True) if n <= args.max_prompt_tokens]
+    made_too_long = len(short) < len(rows) and not isinstance(train_set, list)
+    if not short or max(held_out, default=0) > args.max_prompt_tokens or made_too_long:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has "
+               f"{max(lengths + held_out)} tokens")
+    if len(short) < len(rows):
+        say(f"{args.data}: left out {len(rows) - len(short)} of {len(rows)} problems, their prompts"
+            f" are longer than --max_prompt_tokens {args.max_prompt_tokens}")
+        train_set = short
+    if args.max_prompt_tokens + args.max_tokens > positions:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
+               f"are more than the model's {positions} positions")
+    if torch.cuda.is_available():
+        try:
+            parameters = room.parameters_of(args.model)
+        except ValueError as e:
+            refuse(str(e))
+        if sentence := room.refusal(args, parameters, parallel.memory(), parallel.world(),
+                                    parallel.sharded()):
+            refuse(sentence)
+    return tokenizer, eos, train_set

@@ -1,6 +1,4 @@
-"""What keeps a run: its folder, its state, its signals, its log and its checkpoints. train.py's
-loop owns the algorithm and asks this for the rest.
-"""
+"""A run's folder, state, signals, log and checkpoints. The algorithm is train.py's."""
 
 import json
 import os
@@ -24,16 +22,9 @@ from engine.parallel import say
 from engine.policy import Batch
 from engine.sampler import seed_of
 from experiment import card, checkpoint, log
-from experiment.cli import default_out, flags_of, refuse
 from experiment.failures import NotFinite, RunFailed
-from experiment.files import lock, write
-
-
-def newest_checkpoint(args):
-    """The checkpoint that --resume continues from, None where there is none."""
-    if not args.resume:
-        return None
-    return parallel.on_rank0(partial(checkpoint.newest, default_out(args)))
+from experiment.files import default_out, lock, write
+from experiment.flags import flags_of, refuse
 
 
 def claim_folder(args, resumed_at=None):
@@ -65,70 +56,63 @@ def claim_folder(args, resumed_at=None):
 
 
 class Run:
-    """`with Run(...) as run:` owns the run's folder for as long as the block lasts.
+    """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    resumed_from: the checkpoint's folder whose weights the policy has; optimizer and schedule get
-    its moments and place. pending: what was sampled and not yet learnt from. state: the method's
-    own numbers (FADE's averages)."""
+    trainer: train.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
+    one; its optimizer and schedule get their state here. rollout: number of the present one.
+    pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
+    stopping: signals, of all ranks, that end the run after this rollout."""
 
-    def __init__(self, args, method, policy, optimizer, schedule, scaler, tokenizer,
-                 resumed_from=None):
-        self.args, self.method, self.policy, self.tokenizer = args, method, policy, tokenizer
-        self.optimizer, self.schedule, self.scaler = optimizer, schedule, scaler
-        self.resumed_from = resumed_from
-        saved = checkpoint.restore(resumed_from, policy, optimizer) if resumed_from else {}
-        self.rollout, self.best = saved.get("rollout", 0), saved.get("best")
-        self.sampled, self.state = saved.get("sampled", 0), saved.get("state", {})
-        # optimizer steps, generated tokens, seconds and floating-point operations so far
-        self.totals = Counter(saved.get("totals", {}))
+    def __init__(self, args, method, trainer, tokenizer, resumed=None):
+        self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
+        self.rollout, self.sampled, self.best, self.state, pending = 0, 0, None, {}, []
+        # optimizer steps, generated tokens, seconds and floating-point operations until now
+        self.totals, self.resumed = Counter(), resumed
+        if resumed:
+            saved = resumed.state
+            checkpoint.restore(trainer, saved)
+            self.rollout, self.sampled, pending = (
+                saved[name] for name in ("rollout", "sampled", "pending"))
+            self.totals.update(saved["totals"])
+            if self.has_kept("loss", "advantage"):  # another method's averages mean nothing
+                self.state = saved["state"]
+            if self.has_kept("eval_data", "eval_problems", "eval_samples"):
+                self.best = saved["best"]
         device = parallel.device()
         self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                             for batch, rewards, *rest in saved.get("pending", []))
-        if resumed_from:
-            self.continue_schedule(saved["optimizer_steps"])
-            scaler.load_state_dict(saved.get("scaler") or scaler.state_dict())
-            changed = {name for name, value in args.saved.items() if value != args.given.get(name)}
-            if changed & {"loss", "advantage"}:
-                self.state = {}  # another method's averages
-            if changed & {"eval_data", "eval_problems", "eval_samples", "eval_checksum"}:
-                self.best = None  # by other problems
-        # signals that this rank got, and those of all ranks, on which they end together
-        self.asked, self.stopping = [], []
-        self.warned = False
+                             for batch, rewards, *rest in pending)
+        self.signals, self.stopping, self.warned = [], [], False
         self.times, self.began = Counter(), time.perf_counter()
-        self.head = log.HeadChange(
-            policy, head_of(args.model) if args.rank_every and parallel.rank() == 0 else None)
+        self.head = log.HeadChange(trainer.policy, head_of(args.model)
+                                   if args.rank_every and parallel.rank() == 0 else None)
 
-    def continue_schedule(self, steps):
-        """Learning rate and weight decay follow the flags: --force may have changed them."""
-        self.schedule.last_epoch = steps
-        factor = self.schedule.lr_lambdas[0](steps)
-        for group in self.optimizer.param_groups:
-            group.update(lr=self.args.lr * factor, initial_lr=self.args.lr,
-                         weight_decay=self.args.weight_decay)
+    def has_kept(self, *names):
+        """Have these flags the values that the resumed run had?"""
+        now = flags_of(self.args)
+        return all(now[name] == self.resumed.flags.get(name) for name in names)
 
     # ------------------------------------------------------------------------ begin and end
 
     def __enter__(self):
-        resumed_at = self.rollout if self.resumed_from else None
+        resumed_at = self.rollout if self.resumed else None
         self.out = parallel.on_rank0(partial(claim_folder, self.args, resumed_at))
         parallel.on_rank0(self.write_config)
-        say(banner(self.args, self.method, self.policy, self.out, self.rollout))
+        say(banner(self.args, self.method, self.trainer.policy, self.out, self.rollout))
         on_first = parallel.rank() == 0
         self.log_files = log.Log(self.out, self.args) if on_first else None
         self.bar = tqdm(total=self.args.rollouts, initial=self.rollout, unit="rollout",
                         dynamic_ncols=True, leave=False,
-                        disable=None if on_first else True)  # None: where there is a terminal
+                        disable=None if on_first else True)  # None: shown on a terminal
         return self
 
     def write_config(self):
-        """config.json: flags, method, versions, commit, and the same of what this continues."""
+        """config.json: flags, method, versions, commit, and the same of the run until a resume."""
         path = self.out / "config.json"
         config = dict(
             flags=flags_of(self.args), method=losses.describe(self.args.loss, self.method),
-            hyperparameters=self.method.flags, command=sys.argv, versions=log.versions(),
-            git=log.commit(), id=uuid.uuid4().hex, before=[])  # the id is Weights & Biases'
-        if self.resumed_from:
+            hyperparameters=self.method.flags, checksums=self.args.checksums, command=sys.argv,
+            versions=log.versions(), git=log.commit(), id=uuid.uuid4().hex, before=[])
+        if self.resumed:  # the id is that of Weights & Biases, too
             last = json.loads(path.read_text())
             before = [*last.pop("before"), dict(last, until_rollout=self.rollout)]
             config.update(id=last["id"], before=before)
@@ -146,16 +130,12 @@ class Run:
         if self.stopping:
             say(f"stopped by a signal; train.py --out {self.out} --resume continues")
             return
-        if parallel.rank() == 0:
-            from analysis import figures, runs
-            figures.curves(runs.grouped(runs.read(self.out)), self.out / "curves.png")
-        say(f"done: {self.out / 'curves.png'}, {self.out / 'metrics.jsonl'}, "
-            f"{self.out / 'checkpoints'}")
+        say(f"done: {self.out / 'metrics.jsonl'}, {self.out / 'checkpoints'}")
 
     # ------------------------------------------------------------------------ the loop's questions
 
     def rollouts(self):
-        """Yields the rollouts' numbers. After a signal, the one in progress is the last."""
+        """Goes through the numbers of the rollouts; after a signal, the present one is the last."""
         handlers = {number: signal.signal(number, self.note_signal)
                     for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -171,21 +151,21 @@ class Run:
                 signal.signal(number, handler)
 
     def note_signal(self, number, _):
-        if self.asked:
+        if self.signals:
             raise KeyboardInterrupt
-        self.asked.append(number)
+        self.signals.append(number)
         # not print: it may be what was interrupted
         os.write(2, b"\ntrain.py: saving and stopping after this rollout; "
                     b"once more stops at once\n")
 
     def to_sample(self):
-        """Yields the numbers of the rollouts to sample now, --rollout_lag ahead of the learning."""
+        """Goes through the numbers of the rollouts to sample now, up to --rollout_lag ahead."""
         while self.sampled < min(self.rollout + self.args.rollout_lag, self.args.rollouts):
             yield self.sampled
             self.sampled += 1
 
     def due(self, every):
-        """Is it time for something that is done every so many rollouts, and after the last one?"""
+        """Is it the turn of an action of every `every` rollouts and of the last one?"""
         return bool(every) and (self.rollout % every == 0 or self.rollout == self.args.rollouts)
 
     def timed(self, phase):
@@ -224,7 +204,7 @@ class Run:
         # counts with each of its completions, so that runs that share it are on the same axis
         scored = int((batch.prompt_len + batch.completion_len).sum()) * (1 + bool(args.kl_coef))
         learnt = int(sum(step["optim/learnt_tokens"] for step in record["steps"]))
-        flops = 2 * sum(p.numel() for p in self.policy.parameters()) * (scored + 3 * learnt)
+        flops = 2 * sum(p.numel() for p in self.trainer.policy.parameters()) * (scored + 3 * learnt)
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         perf = {"perf/tokens_per_s": tokens / seconds,
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
@@ -247,17 +227,16 @@ class Run:
         args = self.args
         # all ranks decide here, and only here: a signal that comes later is for the next rollout
         last = self.rollout == args.rollouts
-        self.stopping = [] if last else sum(parallel.gather(self.asked), [])
+        self.stopping = [] if last else sum(parallel.gather(self.signals), [])
         if not (self.stopping or last or self.due(args.save_every)):
             return
         score = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
         if score is not None and (self.best is None or score > self.best["score"]):
             self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
-            self.out, self.rollout, self.policy, self.tokenizer, self.optimizer, args.keep,
-            self.best, Path(args.model, "recipe.json"), self.card_text(), sampled=self.sampled,
-            state=self.state, optimizer_steps=self.schedule.last_epoch, totals=dict(self.totals),
-            scaler=self.scaler.state_dict(),
+            self.out, self.rollout, self.trainer, self.tokenizer, args.keep, self.best,
+            Path(args.model, "recipe.json"), self.card_text(), sampled=self.sampled,
+            state=self.state, totals=dict(self.totals),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
     def card_text(self):

@@ -23,7 +23,7 @@ def trackio_mirror(out, args):
     import trackio
     config = json.loads((out / "config.json").read_text())
     run = trackio.init(project=args.trackio, name=f"{out.name}-{config['id'][:8]}",
-                       config=args.given, resume="allow", embed=False, auto_log_cpu=False,
+                       config=config["flags"], resume="allow", embed=False, auto_log_cpu=False,
                        auto_log_gpu=False)
 
     def mirror(record):

@@ -1,0 +1,101 @@
+"""A method on a toy batch, before a model loads: a mistake in a row is one sentence that names the
+function."""
+
+import inspect
+import zlib
+from functools import partial
+
+import torch
+
+import losses
+from experiment import failures
+from losses import Tokens, keyword_only
+
+refuse = partial(failures.refuse, "train.py")
+
+# keys under adv/ and policy/ that are logged for every method
+OF_ADVANTAGES = {"mean", "max", "min", "mass_pos", "mass_neg", "token_mass_pos", "token_mass_neg"}
+OF_STEPS = {"pg_loss", "loss", "weight_mean", "grad_norm", "lr", "overflow", "learnt_tokens"}
+
+
+def check_row(name, method, common):
+    """Refuses a function whose arguments cannot be flags. common: the flags of every method."""
+    defaults = {}
+    for f in method.functions:
+        where = f"{name}: the function {f.__name__} of losses.py"
+        if not f.__doc__:
+            refuse(f"{where} has no docstring; its first line should be the formula")
+        for p in inspect.signature(f).parameters.values():
+            if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty:
+                refuse(f"{where}: {p.name} has a default but is not keyword-only; put * before it, "
+                       f"as in {f.__name__}(..., *, {p.name}={p.default})")
+        for flag, default in keyword_only(f).items():
+            if default is inspect.Parameter.empty:
+                refuse(f"{where}: {flag} has no default; a flag needs one, as in {flag}=1.0")
+            if flag in common:
+                refuse(f"{where}: --{flag} is a flag of train.py already; give {flag} another name")
+            if defaults.setdefault(flag, default) != default:
+                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
+                       "of the row; one flag has one default")
+
+
+def toy(group_size):
+    """-> rewards [2, G], and Tokens of two sequences, one of them padded."""
+    rewards = (torch.arange(2 * group_size).view(2, -1) % 3 == 0).float()
+    logprobs = torch.linspace(-2, -1, 2 * group_size).view(2, -1).requires_grad_()
+    old, mask = logprobs.detach() - 0.1, torch.ones(2, group_size, dtype=torch.bool)
+    mask[1, -1] = group_size == 1
+    return rewards, Tokens(logprobs, old, logprobs.detach() + 1.5, mask, -logprobs.detach())
+
+
+def check_method(name, method, group_size, shaped=False):
+    """Runs a method on a toy batch; a fault is one sentence that names the function. shaped:
+    rewards are other than 0 and 1."""
+    def tried(f, *inputs):
+        try:
+            return method.call(f, *inputs)
+        except ValueError as e:  # a hyperparameter out of range
+            refuse(str(e))
+        except Exception as e:  # a user's function may raise anything
+            refuse(f"{name}: the function {f.__name__} of losses.py raises {type(e).__name__}: {e}")
+
+    def shape_of(f, x, like, meaning):
+        if not torch.is_tensor(x) or x.shape != like.shape:
+            found = list(x.shape) if torch.is_tensor(x) else f"a {type(x).__name__}"
+            refuse(f"{name}: the function {f.__name__} of losses.py returns {found}, where "
+                   f"{meaning} of shape {list(like.shape)} belongs")
+
+    rewards, tokens = toy(group_size)
+    state = dict(entropy=1.0)
+    advantages = tried(method.advantage, rewards.double() - 0.5 * shaped, state)
+    shape_of(method.advantage, advantages, rewards, "an advantage of each completion, [P, G],")
+    for f in (method.select, *method.passes):
+        shape_of(f, tried(f, tokens), tokens.logprobs, "a weight of each token, [B, T],")
+    result = tried(method.objective, tokens)
+    loss, numbers = result if isinstance(result, tuple) else (result, {})
+    shape_of(method.objective, loss, tokens.logprobs, "a loss of each token, [B, T],")
+    if not loss.requires_grad:
+        refuse(f"{name}: the loss of {method.objective.__name__} of losses.py has no gradient: it "
+               "has to depend on tokens.logprobs, tokens.log_ratio or tokens.ratio (tokens.probs "
+               "is without one)")
+    tried(method.aggregate, loss, tokens.mask, losses.step_size(tokens.mask, 1024))
+    measured = {*losses.measure(method, tokens), *OF_STEPS}
+    for f, logged, taken in ((method.advantage, state, OF_ADVANTAGES),
+                             (method.objective, numbers, measured)):
+        for key, value in logged.items():
+            of = f"{name}: {f.__name__} of losses.py logs {key!r}"
+            if f is method.advantage and not isinstance(value, (int, float)):
+                refuse(f"{of}, a {type(value).__name__} in its state: state is saved and logged, "
+                       "and holds plain numbers (float(x))")
+            if (shape := list(torch.as_tensor(value).shape)) not in ([], [1]):
+                refuse(f"{of}, of shape {shape}; tokens.mean(x) makes one number of it")
+            if key in taken:
+                refuse(f"{of}, which is logged already; give it another name")
+
+
+def method_checksum(method):
+    """Of the source of a row's functions; None where there is no source, as in a notebook."""
+    try:
+        return zlib.crc32("".join(inspect.getsource(f) for f in method.functions).encode())
+    except (OSError, TypeError):
+        return None
