@@ -18,7 +18,8 @@ import torch
 import data
 from data.recipe import BASE
 from engine import parallel
-from engine.sampler import make_sampler, seed_of
+from engine.completion import seed_of
+from engine.sampler import make_sampler
 from experiment import completions, eval_flags
 from experiment.eval_flags import refuse
 from experiment.stats import interval, mean, pass_at_k, powers_of_two, standard_error

@@ -18,8 +18,9 @@ import data
 import losses
 from data.recipe import BASE
 from engine import parallel
+from engine.completion import seed_of
 from engine.policy import Batch, Policy, backward, compute_logprobs, make_batch, minibatches
-from engine.sampler import default_kind, make_sampler, seed_of
+from engine.sampler import default_kind, make_sampler
 from eval import summarise
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed

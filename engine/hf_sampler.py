@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin
 
-from engine.sampler import RUINED, Completion
+from engine.completion import RUINED, Completion
 
 
 def draw(logits, temperature, top_p, raw=False):

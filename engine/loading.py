@@ -6,8 +6,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine import kernels, parallel
+from engine.completion import Completion
 from engine.policy import Policy, make_batch
-from engine.sampler import Completion
 
 
 def eos_ids(model, tokenizer):
@@ -127,9 +127,8 @@ def build(folder, eos):
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True)
-    except Exception as e:  # there is no end to what can be wrong with a folder, or the Hub
-        from data.hub import reason
-        raise ValueError(f"cannot be loaded: {reason(e)}") from None
+    except Exception as e:  # a folder's files, and the Hub, may raise anything
+        raise ValueError(f"cannot be loaded: {str(e).splitlines()[0][:300]}") from None
     if info["missing_keys"]:
         raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     # it is saved with checkpoints; the model's own may not be valid

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from engine import kernels, parallel
+from engine.completion import seed_of
 from engine.layout import lay, micro_batches
-from engine.sampler import seed_of
 from losses import Tokens, policy_loss, step_metrics, step_size
 
 

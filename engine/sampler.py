@@ -5,33 +5,18 @@ answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what com
 of weights, prompts, settings and `seed`.
 """
 
-import hashlib
 import importlib.util
 import math
 import os
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine import parallel
+from engine.completion import RUINED, Completion
 
 TESTED_VLLM = "0.32"  # other versions may lack reload_weights and logprobs_mode
-RUINED = ("the model's probabilities are not numbers any more: an optimizer step has ruined the "
-          "weights (a lower --lr helps)")
-
-
-@dataclass
-class Completion:
-    tokens: list[int]      # with the end-of-sequence token, where there is one
-    logprobs: list[float]  # of each token, as the sampler drew it: after temperature (or raw)
-    truncated: bool        # stopped by max_tokens and not by an end-of-sequence token
-
-
-def seed_of(*parts):
-    """A seed from (seed, rollout, ...): the same in every process, unrelated to its neighbours."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
 
 
 def has_vllm():

@@ -14,9 +14,10 @@ import torch
 
 import data
 from engine import parallel
+from engine.completion import seed_of
 from engine.parallel import say
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from engine.sampler import Completion, seed_of
+from engine.sampler import Completion
 from rewards import GOLDS, grade
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token

@@ -199,7 +199,7 @@ def refuse_unknown(name, loss, method):
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
-    own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "no flags"
+    own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
     refuse(f"{problem}; {loss} has {own_flags}")
 
 
@@ -239,7 +239,8 @@ def compare(args):
         refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
     for name, before in config["checksums"].items():
-        if before and args.checksums[name] not in (before, None):
+        args.checksums[name] = args.checksums[name] or before
+        if before not in (args.checksums[name], None):
             changes[name] = f"the {name} are not those that the run had"
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]

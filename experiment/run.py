@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 import losses
 from engine import parallel
+from engine.completion import seed_of
 from engine.loading import head_of
 from engine.parallel import say
 from engine.policy import Batch
-from engine.sampler import seed_of
 from experiment import card, checkpoint, log
 from experiment.failures import NotFinite, RunFailed
 from experiment.files import default_out, lock, write

@@ -30,7 +30,8 @@ from engine import (
     parallel,
     policy,
 )
-from engine.sampler import Completion, make_sampler, seed_of
+from engine.completion import seed_of
+from engine.sampler import Completion, make_sampler
 from losses import METHODS, group_advantages
 
 # transformers' own computes in float32, also in a model in float64
@@ -111,12 +112,10 @@ def run(model, name, options):
     scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled="overflow" in options)
     if "overflow" in options:
         train.backward = overflowing(train.backward)
-    told = []
-    for token_filter in method.passes:
-        for share in torch.arange(24).chunk(4):
-            metrics = train.update(
-                p, optimizer, schedule, scaler, batch.rows(share), method, args, token_filter
-            )
+    told, trainer = [], train.Trainer(p, None, optimizer, schedule, scaler)
+    with mock.patch.object(policy, "shuffled_shares", lambda *_: torch.arange(24).chunk(4)):
+        for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
+            metrics = train.update(trainer, minibatch, method, args)
             told.append({k: float(v) for k, v in metrics.items()})
             told[-1].update(scale=scaler.get_scale(), steps=schedule.last_epoch)
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})

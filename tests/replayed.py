@@ -22,9 +22,9 @@ if __name__ == "__main__":
         saved.update(torch.load(path, weights_only=False))
         return sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed)
 
-    def scored(policy, reference, groups, args):
+    def scored(trainer, groups, args):
         return Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}
 
-    train.sample_and_grade, train.scored_batch = sampled, scored
-    train.rewards_of = lambda groups, batch, args: saved["rewards"]
+    train.sample_and_grade, train.score = sampled, scored
+    train.shaped = lambda rewards, batch, args: saved["rewards"]
     train.main(sys.argv[2:])

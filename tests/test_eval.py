@@ -20,7 +20,8 @@ import data
 import eval
 from conftest import ROOT
 from data.hub import reason
-from engine.sampler import Completion, seed_of
+from engine.completion import seed_of
+from engine.sampler import Completion
 from eval import benchmark_results, majority, summarise
 from experiment import completions, files
 from experiment.failures import RunFailed

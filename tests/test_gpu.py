@@ -133,15 +133,15 @@ def test_what_cannot_fit_is_refused_with_its_numbers(billions, gigabytes, change
 
 def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_read(
         base, tmp_path, monkeypatch, capsys):
-    from experiment import cli
-    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: True)
+    from experiment import model
+    monkeypatch.setattr(model.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(parallel, "memory", lambda: 1e7)
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained",
                         lambda *a, **k: pytest.fail("weights were read"))
     args = settings(model=base, sampler="transformers", template=None, seed=0,
                     max_prompt_tokens=32, max_tokens=16, data="countdown")
     with pytest.raises(SystemExit) as stop:
-        cli.load_tokenizer(args, [dict(prompt="1", reward="math", answer="1")], [])
+        model.load_tokenizer(args, [dict(prompt="1", reward="math", answer="1")], [])
     assert stop.value.code == 2 and "AdamW's moments" in capsys.readouterr().err
 
 
@@ -285,8 +285,8 @@ def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
 
 
 def test_deterministic_is_refused_where_vllm_cannot(monkeypatch, capsys):
-    from experiment import cli
-    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: True)
+    from experiment import model
+    monkeypatch.setattr(model.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(SystemExit) as stop:
         train.parse_args(["--deterministic"])

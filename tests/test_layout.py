@@ -129,11 +129,13 @@ def scored(model, batch, seed=3):
     return batch
 
 
-def step_gradient(chosen, batch, method, token_filter):
+def step_gradient(chosen, batch, method, weigh):
     chosen.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
         method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
-    metrics = policy.backward(chosen, batch, method, 12, token_filter, 0.05, kl_coef=0.1,
+    tokens = batch.tokens(batch.old_logprobs, batch.entropy)
+    batch = replace(batch, weight=method.call(weigh, tokens))
+    metrics = policy.backward(chosen, batch, method, 12, 0.05, kl_coef=0.1,
                               correction="token_truncate", correction_high=1.5)
     chosen.use_layout("padded")
     gradient = [p.grad.flatten() for p in chosen.parameters() if p.requires_grad]
@@ -144,13 +146,13 @@ def step_gradient(chosen, batch, method, token_filter):
 def test_every_method_and_every_split_has_the_unshared_gradient(models, name):
     model, method = models["qwen2"], METHODS[name]
     batch = scored(model, groups(*GROUPS["short"]))
-    for token_filter in method.passes:
+    for weigh in method.passes:
         wanted, told = step_gradient(policy.Policy(model, 0.8, budget=10**9), batch, method,
-                                     token_filter)
+                                     weigh)
         assert wanted.norm() > 1e-6
         for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
             chosen = policy.Policy(model, 0.8, budget=budget, layout="shared")
-            shared, metrics = step_gradient(chosen, batch, method, token_filter)
+            shared, metrics = step_gradient(chosen, batch, method, weigh)
             assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
             for key, value in told.items():
                 assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key

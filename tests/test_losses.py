@@ -25,6 +25,7 @@ from losses import (
     policy_loss,
     row,
     seq_mean,
+    step_metrics,
     token_mean,
 )
 
@@ -33,6 +34,15 @@ HERE = Path(__file__).parent
 OURS = set(json.loads((HERE.parent / "docs" / "methods.json").read_text()))
 PEERS = json.loads((HERE / "peers_losses.json").read_text())
 PEER_ADVANTAGES = json.loads((HERE / "peers_advantages.json").read_text())
+
+
+def loss_and_metrics(*args, **options):
+    return policy_loss(*args, **options), step_metrics(*args, **options)
+
+
+def in_pass(method, tokens, weigh):
+    """The tokens in one of the passes of Method.passes."""
+    return replace(tokens, weight=method.call(weigh, tokens))
 
 
 def with_mean(name, aggregate):
@@ -140,7 +150,7 @@ def test_same_loss_and_gradient_as_the_peer(name):
     method, flags, max_tokens = CONFIGURATIONS[name]
     tokens = peers_tokens()
     tokens.logprobs.requires_grad_()
-    loss, _ = policy_loss(method, tokens, max_tokens, **flags)
+    loss = policy_loss(method, tokens, max_tokens, **flags)
     loss.backward()
     assert loss.item() == pytest.approx(PEERS["results"][name]["loss"], abs=1e-5)
     assert tokens.logprobs.grad.flatten().tolist() == pytest.approx(
@@ -318,8 +328,8 @@ def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
         if flag in inspect.signature(axis).parameters:
             rewards = torch.tensor([[1.0, 0, 0, 0]])
             return group_advantages(name, rewards, dict(entropy=1.0), **{flag: value})
-        both = [policy_loss(name, random_tokens(), 7, token_filter=f, **{flag: value})[0]
-                for f in METHODS[name].passes]
+        method = METHODS[name].bind(**{flag: value})
+        both = [policy_loss(method, in_pass(method, random_tokens(), f), 7) for f in method.passes]
         return torch.stack(both)
 
     for value in bad:
@@ -373,7 +383,7 @@ def test_junk_in_padding_changes_nothing(name, extra):
     }
     results = []
     for tokens in (clean, dirty):
-        loss, metrics = policy_loss(name, tokens, 7, **extra)
+        loss, metrics = loss_and_metrics(name, tokens, 7, **extra)
         loss.backward()
         results.append(
             (loss.item(), tokens.logprobs.grad, {k: v.item() for k, v in metrics.items()})
@@ -392,12 +402,12 @@ def test_junk_in_padding_changes_nothing(name, extra):
 def test_on_policy_gradient_is_that_of_reinforce(name):
     tokens = random_tokens(shift=0.0)
     tokens.old_logprobs = tokens.logprobs.detach().clone()
-    loss, metrics = policy_loss(name, tokens, 7)
+    loss, metrics = loss_and_metrics(name, tokens, 7)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     plain = replace(
         METHODS["reinforce"], select=METHODS[name].select, aggregate=METHODS[name].aggregate
     )
-    (wanted,) = torch.autograd.grad(policy_loss(plain, tokens, 7)[0], tokens.logprobs)
+    (wanted,) = torch.autograd.grad(policy_loss(plain, tokens, 7), tokens.logprobs)
     assert gradient.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-12)
     assert metrics["clip_frac"] == 0 and metrics["ess"].item() == pytest.approx(1)
 
@@ -408,10 +418,10 @@ def test_losses_of_slices_add_up(name):
 
     tokens = random_tokens()
     size = step_size(tokens.mask, 7)
-    whole, _ = policy_loss(name, tokens, 7)
+    whole = policy_loss(name, tokens, 7)
     fields = ("logprobs", "old_logprobs", "advantages", "mask", "entropy")
     parts = [
-        policy_loss(name, Tokens(*(getattr(tokens, f)[a:b] for f in fields)), 7, size=size)[0]
+        policy_loss(name, Tokens(*(getattr(tokens, f)[a:b] for f in fields)), 7, size=size)
         for a, b in ((0, 2), (2, 3), (3, 9))
     ]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
@@ -428,9 +438,9 @@ def test_which_rows_look_at_the_whole_step():
 
 def test_ess_is_free_of_scale_and_bounded():
     tokens = random_tokens(shift=1.0)
-    _, a = policy_loss("p3o", tokens, 7)
+    a = step_metrics("p3o", tokens, 7)
     tokens.old_logprobs = tokens.old_logprobs - 0.7  # multiplies every ratio by a constant
-    _, b = policy_loss("p3o", tokens, 7)
+    b = step_metrics("p3o", tokens, 7)
     assert (
         a["ess"].item() == pytest.approx(b["ess"].item())
         and 1 / int(tokens.mask.sum()) <= a["ess"] < 0.9
@@ -452,12 +462,12 @@ def test_acpo_ranges_by_hand():
         torch.ones(1, 3).bool(),
         torch.zeros(1, 3),
     )
-    _, metrics = policy_loss("acpo", tokens, 3)
+    metrics = step_metrics("acpo", tokens, 3)
     assert [metrics[f"clip_range/bin{i}"].item() for i in range(5)] == pytest.approx(
         [0.2 + 3 * 0.2, 0.2, 0.2, 0.2, 0.2]
     )
     assert metrics["ratio_std/bin0"].item() == pytest.approx(0.2)
-    _, metrics = policy_loss("acpo", tokens, 3, clip_alpha=100.0, bins=2)
+    metrics = step_metrics("acpo", tokens, 3, clip_alpha=100.0, bins=2)
     assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
 
 
@@ -492,7 +502,7 @@ def test_what_is_logged_by_hand():
     for i, (std, share) in enumerate([(0.5, 0.4), (0, 0), (0, 0.2), (0, 0), (0.125, 0.4)]):
         expected[f"ratio_std/bin{i}"], expected[f"bin_frac/bin{i}"] = std, share
     expected.update(correction_mean=1.1, correction_dropped=0, correction_truncated=0.4)
-    _, metrics = policy_loss("grpo", tokens, 6, correction="token_truncate", kl_coef=0.1)
+    metrics = step_metrics("grpo", tokens, 6, correction="token_truncate", kl_coef=0.1)
     assert {k: v.item() for k, v in metrics.items()} == pytest.approx(expected, abs=1e-7)
 
 
@@ -508,7 +518,8 @@ def test_what_is_logged_by_hand():
 def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
     """L = -w A log pi, w the bounded ratio, 0 where PPO would clip. What is dropped is clipped."""
     tokens = five_tokens()
-    loss, metrics = policy_loss(replace(METHODS[name], aggregate=token_mean), tokens, 6, **flags)
+    method = replace(METHODS[name], aggregate=token_mean)
+    loss, metrics = loss_and_metrics(method, tokens, 6, **flags)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     wanted = [-w * a for w, a in zip(weights, FIVE["advantages"])]
     assert (5 * gradient[0]).tolist() == pytest.approx(wanted + [0])
@@ -519,7 +530,7 @@ def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
 
 def test_a_ratio_that_falls_is_dropped_where_the_advantage_is_negative():
     tokens = five_tokens(pi=[0.1, 0.1, 0.5, 0.5, 0.5], pi_old=[0.2, 0.1, 1.0, 0.6, 0.7])
-    loss, _ = policy_loss("cispo", tokens, 6, drop_low=0.2, drop_high=0.3)
+    loss = policy_loss("cispo", tokens, 6, drop_low=0.2, drop_high=0.3)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)  # ratios .5+ 1+ .5- .83- .71+
     assert (5 * gradient[0]).tolist() == pytest.approx([-0.5, -1, 0, 0.5 / 0.6, -0.5 / 0.7, 0])
 
@@ -537,7 +548,7 @@ def test_p3os_two_parts_by_hand(cap, kl):
     new = torch.tensor([[0.2, 0.6]]).double().log().requires_grad_()
     tokens = Tokens(new, torch.tensor([[0.4, 0.4]]).double().log(),
                     torch.tensor([[2.0, -1.0]]).double(), torch.ones(1, 2).bool(), new.detach())
-    loss, metrics = policy_loss("p3o", tokens, 2, ess_cap=cap, ess_kl=kl)
+    loss, metrics = loss_and_metrics("p3o", tokens, 2, ess_cap=cap, ess_kl=kl)
     (gradient,) = torch.autograd.grad(loss, new)
     weight = [0.5, 0.8 if cap else 1.5]
     slope = [-weight[0] * 2 + 0.2 * kl * (1 - 2), weight[1] + 0.2 * kl * (1 - 1 / 1.5)]
@@ -552,7 +563,7 @@ def test_p3os_two_parts_by_hand(cap, kl):
 @pytest.mark.parametrize("name, flags, capped", [
     ("cispo", dict(ratio_max=1.0), 0.6), ("cispo", dict(ratio_max=2.5), 0), ("p3o", {}, 1)])
 def test_the_share_of_capped_ratios_by_hand(name, flags, capped):
-    metrics = policy_loss(name, five_tokens(), 6, **flags)[1]  # ess is 0.926, below every ratio
+    metrics = step_metrics(name, five_tokens(), 6, **flags)  # ess is 0.926, below every ratio
     assert metrics["capped_frac"].item() == pytest.approx(capped)
 
 
@@ -574,7 +585,8 @@ def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
     tokens = five_tokens(ref_logprobs=[p / 2 for p in FIVE["pi"]])
     method = replace(METHODS[name], objective=METHODS["reinforce"].objective, preset={})
     only = {f.__name__: f for f in (every_token, *method.passes)}[token_filter]
-    loss, metrics = policy_loss(method, tokens, 6, token_filter=only, kl_coef=kl_coef, **flags)
+    method = method.bind(**flags)
+    loss, metrics = loss_and_metrics(method, in_pass(method, tokens, only), 6, kl_coef=kl_coef)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     kl = [kl_coef * 0.5 * (w > 0 or token_filter == "every_token") for w in weights]  # 1 - 1 / 2
     wanted = [(-a * w + k) / 5 for a, w, k in zip(FIVE["advantages"], weights, kl)]
@@ -588,7 +600,7 @@ def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
 def test_equal_entropies_are_chosen_together():
     tokens = five_tokens(entropy=[2, 2, 1, 1, 1])
     for name, share, weight in (("top_entropy", 0.2, 0.4), ("bottom_entropy", 0.2, 0.6)):
-        metrics = policy_loss(name, tokens, 6, entropy_share=share)[1]
+        metrics = step_metrics(name, tokens, 6, entropy_share=share)
         assert metrics["weight_mean"].item() == pytest.approx(weight)
 
 
@@ -596,7 +608,7 @@ def test_entropies_that_rounding_sets_apart_are_chosen_together():
     """Tokens of one context have one entropy; float32 rounds it differently in each micro-batch."""
     near = five_tokens(entropy=[2, 2 - 3e-7, 1, 1 + 3e-7, 1.001])
     for name, share, weight in (("top_entropy", 0.2, 0.4), ("bottom_entropy", 0.2, 0.4)):
-        metrics = policy_loss(name, near, 6, entropy_share=share)[1]
+        metrics = step_metrics(name, near, 6, entropy_share=share)
         assert metrics["weight_mean"].item() == pytest.approx(weight)
 
 
@@ -610,7 +622,7 @@ def test_far_ratios_are_bounded(apart, ratio, k3):
     tokens = Tokens(new.requires_grad_(), old.double(), torch.zeros(1, 1), old < 0,
                     torch.zeros(1, 1), ref_logprobs=old.double())
     assert tokens.ratio.item() == pytest.approx(ratio)
-    loss, metrics = policy_loss("grpo", tokens, 1, kl_coef=1.0)
+    loss, metrics = loss_and_metrics("grpo", tokens, 1, kl_coef=1.0)
     assert loss.item() == pytest.approx(k3) and metrics["kl_ref"].item() == pytest.approx(k3)
     (gradient,) = torch.autograd.grad(loss, new)
     assert gradient.item() == pytest.approx(0 if abs(apart) > 20 else 1 - math.exp(-apart))
@@ -621,12 +633,12 @@ def test_p3os_divergence_is_bounded_at_ten():
     tokens = Tokens(new, torch.tensor([[-20.0, -1.0]]).double(), torch.zeros(1, 2),
                     torch.ones(1, 2).bool(), torch.zeros(1, 2))
     wanted = ((10 + math.exp(-10) - 1) + (-10 + math.exp(10) - 1)) / 2 / 2
-    assert policy_loss("p3o", tokens, 2)[0].item() == pytest.approx(wanted)
+    assert policy_loss("p3o", tokens, 2).item() == pytest.approx(wanted)
 
 
 def test_a_certain_token_is_in_the_last_bin():
     for bins in (1, 2, 4):
-        metrics = policy_loss("acpo", five_tokens(), 6, bins=bins)[1]
+        metrics = step_metrics("acpo", five_tokens(), 6, bins=bins)
         assert [f"clip_range/bin{i}" in metrics for i in range(5)] == [i < bins for i in range(5)]
 
 
@@ -635,7 +647,7 @@ def test_bin_spread_near_one_is_not_rounding_error():
     log_ratio = 1e-4 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     old = torch.full((64, 64), -2.0)
     tokens = Tokens(old + log_ratio, old, torch.ones(64, 64), torch.ones(64, 64).bool(), old)
-    _, metrics = policy_loss("grpo", tokens, 64)
+    metrics = step_metrics("grpo", tokens, 64)
     exact = (tokens.logprobs.double() - old.double()).exp().std(correction=0).item()
     assert metrics["ratio_std/bin0"].item() == pytest.approx(exact, rel=1e-2)
 
@@ -650,13 +662,13 @@ def test_clip_shares_by_side():
         torch.ones(1, 5).bool(),
         torch.zeros(1, 5),
     )
-    _, metrics = policy_loss("grpo", tokens, 5)
+    metrics = step_metrics("grpo", tokens, 5)
     assert (metrics["clip_high_frac"], metrics["clip_low_frac"], metrics["clip_frac"]) == (
         0.2,
         0.2,
         0.4,
     )
-    _, metrics = policy_loss("cispo", tokens, 5, ratio_max=1.2)
+    metrics = step_metrics("cispo", tokens, 5, ratio_max=1.2)
     assert metrics["clip_frac"] == 0 and metrics["capped_frac"] == 0.4
 
 
@@ -671,7 +683,7 @@ def test_entropy_selection(name, keep):
         torch.tensor([[True] * 5 + [False]]),
         torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 9.0]]),
     )
-    loss, _ = policy_loss(name, tokens, 6)
+    loss = policy_loss(name, tokens, 6)
     loss.backward()
     assert (-5 * tokens.logprobs.grad[0]).tolist() == pytest.approx(
         keep + [0]
@@ -681,12 +693,12 @@ def test_entropy_selection(name, keep):
 def test_ar_lopti_passes_share_the_tokens_out():
     tokens = random_tokens()
     method = METHODS["ar_lopti"]
-    low, high = (policy_loss("ar_lopti", tokens, 7, token_filter=only)[0] for only in method.passes)
-    both = policy_loss("ar_lopti", tokens, 7)[0]
+    low, high = (policy_loss(method, in_pass(method, tokens, f), 7) for f in method.passes)
+    both = policy_loss("ar_lopti", tokens, 7)
     assert (low + high).item() == pytest.approx(both.item()) and low != 0 and high != 0
     assert (
-        policy_loss("ar_lopti", tokens, 7, prob_alpha=0.0)[0]
-        == policy_loss(replace(METHODS["dapo"], preset=dict(eps_high=0.24)), tokens, 7)[0]
+        policy_loss("ar_lopti", tokens, 7, prob_alpha=0.0)
+        == policy_loss(replace(METHODS["dapo"], preset=dict(eps_high=0.24)), tokens, 7)
     )
 
 
@@ -726,7 +738,7 @@ def test_corrections_by_hand(name, bounds, weights):
     counts in the denominator. Logged are the mean of w, the share of zeros, and of tokens whose
     weight is neither 0 nor what it is without bounds."""
     tokens = corrected_tokens()
-    loss, metrics = policy_loss("dapo", tokens, 3, correction=name,
+    loss, metrics = loss_and_metrics("dapo", tokens, 3, correction=name,
                                 **{f"correction_{side}": x for side, x in bounds.items()})
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     wanted = [[-w * a / 6 for w in row] for row, a in zip(weights, (1, -1, 2))]
@@ -757,9 +769,9 @@ def test_truncation_has_the_bits_of_what_tis_cap_was():
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_a_correction_of_nothing_changes_nothing(name):
     tokens = random_tokens()
-    plain = policy_loss("grpo", tokens, 7)[0]
+    plain = policy_loss("grpo", tokens, 7)
     tokens.sampler_logprobs = tokens.old_logprobs.clone()
-    loss, metrics = policy_loss("grpo", tokens, 7, correction=name)
+    loss, metrics = loss_and_metrics("grpo", tokens, 7, correction=name)
     assert loss == plain and metrics["correction_mean"] == 1
     assert metrics["correction_dropped"] == metrics["correction_truncated"] == 0
 
@@ -769,12 +781,12 @@ def test_a_correction_of_nothing_changes_nothing(name):
 def test_corrections_of_a_far_sampler_are_finite(name, far, cancelling):
     """Ratios beyond e^20 and e^-20 count as these, and so do products; e^-20 is above 0."""
     tokens = corrected_tokens([[math.exp(60)] * 2, [1.0], [math.exp(-60)]])
-    loss, metrics = policy_loss("dapo", tokens, 3, correction=name)
+    loss, metrics = loss_and_metrics("dapo", tokens, 3, correction=name)
     assert loss.isfinite() and metrics["correction_dropped"].item() == pytest.approx(far)
-    loss = policy_loss("dapo", tokens, 3, correction="sequence_truncate", correction_high=1e300)[0]
+    loss = policy_loss("dapo", tokens, 3, correction="sequence_truncate", correction_high=1e300)
     assert loss.item() == pytest.approx((-2 * math.exp(20) + 1 - 2 * math.exp(-20)) / 4)
     tokens = corrected_tokens([[math.exp(60), math.exp(-60)]])
-    metrics = policy_loss("dapo", tokens, 3, correction=name)[1]
+    metrics = step_metrics("dapo", tokens, 3, correction=name)
     assert metrics["correction_dropped"] == cancelling
 
 
@@ -799,13 +811,13 @@ def test_corrected_losses_of_slices_add_up(name):
     tokens.sampler_logprobs = tokens.old_logprobs + 0.2 * torch.randn(
         9, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     flags = dict(correction=name, correction_low=0.9, correction_high=1.1)
-    whole, metrics = policy_loss("grpo", tokens, 7, **flags)
+    whole, metrics = loss_and_metrics("grpo", tokens, 7, **flags)
     assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
     size = losses.step_size(tokens.mask, 7)
     parts = [policy_loss("grpo", replace(tokens, **{
         f: getattr(tokens, f)[rows] for f in ("logprobs", "old_logprobs", "advantages", "mask",
                                               "entropy", "sampler_logprobs")}),
-        7, size=size, **flags)[0] for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
+        7, size=size, **flags) for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
 
@@ -822,7 +834,7 @@ def sequence_tokens(pi_old=((0.2, 0.4), (0.5, 0.4), (0.2, 0.4)), **others):
 def test_vespo_by_hand():
     """phi(1.5) = 1.5^2 e^(3 (1 - 1.5)) where A >= 0, phi(0.6) = 0.6^3 e^(2 (1 - 0.6)) below."""
     tokens = sequence_tokens()
-    loss, _ = policy_loss("vespo", tokens, 2)
+    loss = policy_loss("vespo", tokens, 2)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     success, failure = 2.25 * math.exp(-1.5), 0.216 * math.exp(0.8)
     assert (6 * gradient).flatten().tolist() == pytest.approx(
@@ -830,12 +842,12 @@ def test_vespo_by_hand():
     logs = math.log(0.3) + math.log(0.4)
     assert 6 * loss.item() == pytest.approx((-2 * success + failure) * logs)
     other = policy_loss("vespo", tokens, 2, k_pos=0.0, lambda_pos=0.0, k_neg=1.0, lambda_neg=0.0)
-    assert 6 * other[0].item() == pytest.approx((-2 + 0.6) * logs)  # phi = 1, and W
+    assert 6 * other.item() == pytest.approx((-2 + 0.6) * logs)  # phi = 1, and W
 
 
 def test_vespo_far_off_policy_is_zero():
     tokens = sequence_tokens(pi_old=((1e-40, 1.0), (1.0, 1e-40), (1.0, 1.0)))
-    loss, metrics = policy_loss("vespo", tokens, 2)
+    loss, metrics = loss_and_metrics("vespo", tokens, 2)
     assert loss == 0 and metrics["clip_frac"].item() == pytest.approx(4 / 6)
 
 
@@ -843,7 +855,7 @@ def test_luspo_is_gspo_times_the_length():
     """s = sqrt(1.5) is above 1.2, sqrt(0.6) below 0.8: no gradient. sqrt(1.2) has none of A = 0."""
     tokens = sequence_tokens(pi_old=((0.2, 0.4), (0.36, 0.4), (0.2, 0.4)))
     tokens.mask[1, 1] = False
-    loss, _ = policy_loss("luspo", tokens, 2, eps_low=0.2, eps_high=0.2)
+    loss = policy_loss("luspo", tokens, 2, eps_low=0.2, eps_high=0.2)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     s = 0.3 / 0.36  # of one token
     assert loss.item() == pytest.approx((2 * -2 * 1.2 + s) / 3)
@@ -857,7 +869,7 @@ def test_opsm_by_hand(delta, kept):
     tokens = sequence_tokens(pi_old=((0.2, 0.4), (0.4, 0.4), (0.36, 0.4)),
                              advantages=[[2.0], [-1.0], [1.0]])
     method = replace(METHODS["opsm"], objective=METHODS["reinforce"].objective, preset={})
-    loss, _ = policy_loss(method, tokens, 2, opsm_delta=delta)
+    loss = policy_loss(method, tokens, 2, opsm_delta=delta)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     wanted = [[-a * k / 6] * 2 for a, k in zip((2, -1, 1), kept)]
     assert gradient.flatten().tolist() == pytest.approx(sum(wanted, []))
@@ -885,8 +897,8 @@ def test_completions_without_a_token_do_not_count():
         )
     )
     for name in METHODS:
-        assert policy_loss(name, empty, 7)[0].item() == pytest.approx(
-            policy_loss(name, short, 7)[0].item(), abs=1e-12
+        assert policy_loss(name, empty, 7).item() == pytest.approx(
+            policy_loss(name, short, 7).item(), abs=1e-12
         )
 
 
@@ -917,9 +929,9 @@ def test_a_new_method_is_a_function_and_a_row():
     assert method.flags == dict(bend=2.0) and "squared(bend=3.0)" in describe(
         "mine", method.bind(bend=3.0)
     )
-    loss, metrics = policy_loss(method, random_tokens(), 7, bend=3.0)
+    loss, metrics = loss_and_metrics(method, random_tokens(), 7, bend=3.0)
     counted = replace(method, objective=lambda tokens: (squared(tokens), dict(mine=0.5)))
-    assert policy_loss(counted, random_tokens(), 7)[1]["mine"] == 0.5  # any number can be logged
+    assert step_metrics(counted, random_tokens(), 7)["mine"] == 0.5  # any number can be logged
     assert loss.isfinite() and "clip_frac" in metrics and every_token in method.functions
 
 
@@ -937,7 +949,7 @@ def test_half_precision_is_computed_in_float32():
             )
         )
     )
-    assert policy_loss("acpo", half, 7)[0].dtype == torch.float32
+    assert policy_loss("acpo", half, 7).dtype == torch.float32
 
 
 def test_the_cards_print():

@@ -61,7 +61,7 @@ def batch(model):
     return batch
 
 
-def gradient(model, batch, method, size, monkeypatch, **coefficients):
+def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients):
     def parts(batch, *_):
         return [
             list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)
@@ -71,6 +71,9 @@ def gradient(model, batch, method, size, monkeypatch, **coefficients):
     model.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
         method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
+    if weigh:
+        tokens = batch.tokens(batch.old_logprobs, batch.entropy)
+        batch = replace(batch, weight=method.call(weigh, tokens))
     metrics = policy.backward(model, batch, method, 9, **coefficients)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), metrics
 
@@ -82,14 +85,14 @@ def gradient(model, batch, method, size, monkeypatch, **coefficients):
     ids=["plain", "all"],
 )
 def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch):
-    for token_filter in METHODS[name].passes:
+    for weigh in METHODS[name].passes:
         whole, told = gradient(
             model,
             batch,
             METHODS[name],
             ROWS,
             monkeypatch,
-            token_filter=token_filter,
+            weigh,
             **coefficients,
         )
         assert whole.norm() > 1e-6
@@ -100,7 +103,7 @@ def test_the_split_does_not_matter(model, batch, name, coefficients, monkeypatch
                 METHODS[name],
                 size,
                 monkeypatch,
-                token_filter=token_filter,
+                weigh,
                 **coefficients,
             )
             assert (cut - whole).norm() <= 1e-9 * whole.norm()
@@ -119,14 +122,13 @@ def only(batch, rows):
 def test_rows_without_an_advantage_are_left_out(model, batch, name, some, monkeypatch):
     """Gradients and what is logged are those of all rows, however the step is cut."""
     batch, method = only(batch, some), METHODS[name]
-    for token_filter in method.passes:
+    for weigh in method.passes:
         with monkeypatch.context() as patch:
             patch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(ROWS)])
-            whole, told = gradient(model, batch, method, ROWS, patch, token_filter=token_filter)
+            whole, told = gradient(model, batch, method, ROWS, patch, weigh)
         assert (whole.norm() > 1e-6) == bool(some) or name in ("p3o", "gspo", "luspo")
         for size in (1, 3, ROWS):
-            found, metrics = gradient(model, batch, method, size, monkeypatch,
-                                      token_filter=token_filter)
+            found, metrics = gradient(model, batch, method, size, monkeypatch, weigh)
             assert (found - whole).norm() <= 1e-9 * whole.norm()
             lengths = batch.prompt_len + batch.completion_len
             left = lengths if method.whole_step else lengths[[*some] or [0]]
@@ -435,8 +437,8 @@ def test_what_the_entropy_bonus_adds(model, batch, monkeypatch):
         assert metrics["entropy_loss"].item() == pytest.approx(-0.1 * bonus)
         assert "entropy_loss" not in plain and plain["loss"] == metrics["pg_loss"]
         assert metrics["loss"].item() == pytest.approx(plain["loss"].item() - 0.1 * bonus)
-    low, high, both = (told("ar_lopti", entropy_coef=0.1, token_filter=f)[1]["entropy_loss"].item()
-                       for f in (*METHODS["ar_lopti"].passes, policy.every_token))
+    low, high, both = (told("ar_lopti", entropy_coef=0.1, weigh=f)[1]["entropy_loss"].item()
+                       for f in (*METHODS["ar_lopti"].passes, None))
     assert low + high == pytest.approx(both) and low < 0 and high < 0
 
 

@@ -44,7 +44,7 @@ def test_the_list_of_full_has_flags_that_exist():
 def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path):
     _, code = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
     before = set(vars(losses))
-    exec(code, vars(losses))  # METHODS itself: experiment/cli.py has it, too
+    exec(code, vars(losses))  # METHODS itself: experiment/flags.py has it, too
     near = tmp_path / "near.jsonl"
     row = dict(prompt="1", answer=dict(nums=[1], target=1), reward="countdown")
     near.write_text(json.dumps(row) + "\n")

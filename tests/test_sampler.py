@@ -7,9 +7,10 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from engine import policy
+from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw
 from engine.loading import eos_ids
-from engine.sampler import has_vllm, make_sampler, seed_of
+from engine.sampler import has_vllm, make_sampler
 
 KINDS = [
     "transformers",

@@ -10,7 +10,7 @@ import torch
 import train
 from conftest import ROOT
 from data.recipe import settings_of
-from experiment import checkpoint, log
+from experiment import log
 from experiment.check import Setting, check_golds
 from experiment.failures import RunFailed
 from rewards import REWARDS, VERIFIERS
@@ -139,7 +139,7 @@ def test_the_best_checkpoint_stays_when_evaluations_stop_and_goes_when_they_are_
     assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"] == best
     assert (tmp_path / "run" / "checkpoints" / f"rollout_{best['rollout']:06d}").exists()
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["flags"]["eval_checksum"]  # still known, should evaluations go on
+    assert config["checksums"]["held-out problems"]  # should evaluations go on
     train.main([*out, "--rollouts", "4", "--eval_every", "4", "--eval_problems", "3"])
     assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"]["rollout"] == 4
 
@@ -156,14 +156,14 @@ def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(base, tmp_path,
     args, _ = train.parse_args([*out, "--no-save_rollouts"])
     assert args.save_rollouts is False and args.origin["lr"] == "as the run had it"
     text = help_of(capsys, *out)
-    assert "rollouts in all (1)" in text and "defaults above are the run's own" in text
+    assert "rollouts in all (1)" in text
 
 
 def test_a_switch_that_is_off_in_a_run_stays_off(tmp_path, monkeypatch):
-    from experiment.cli import Parser
-    parser = Parser(prog="x")
+    from experiment.flags import Parser
+    parser = Parser("x")
     parser.flag("soft", True, "a switch that is on")
-    parser.restore(dict(soft=False))
+    parser.take(dict(soft=False), "config.json")
     assert parser.parse_args([]).soft is False
 
 
@@ -181,21 +181,10 @@ def test_odd_values_are_a_sentence(flags, named, capsys):
     assert named in refused(capsys, *flags)
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(base, tmp_path, monkeypatch):
-    run(base, tmp_path / "run")
-
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-    monkeypatch.setattr(checkpoint, "checksum", denied)
-    with pytest.raises(RunFailed, match="cannot be read: Permission denied"):
-        checkpoint.newest(tmp_path / "run")
-    assert (tmp_path / "run" / "checkpoints" / "rollout_000002").exists()
-
-
 def test_a_config_without_a_method_is_refused(base, tmp_path, capsys):
     run(base, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"flags": {}}')
-    assert "nobody knows what the run was" in refused(capsys, "--out", str(tmp_path / "run"),
+    assert "cannot be read" in refused(capsys, "--out", str(tmp_path / "run"),
                                                       "--resume")
 
 
@@ -324,7 +313,7 @@ def test_held_out_problems_are_as_many_as_there_are(base, tmp_path, capsys):
     """Unless a number of them was asked for."""
     data = own_file(tmp_path, "4")
     args, method = train.parse_args(["--data", data, "--sampler", "transformers"])
-    from experiment.cli import load_data
+    from experiment.model import load_data
     _, test_set, _ = load_data(args)
     assert len(test_set) == args.eval_problems == 4
     args, method = train.parse_args(["--data", data, "--sampler", "transformers",

@@ -17,11 +17,13 @@ LINES, TOKENS = 2179, 15_600
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
-MAY_IMPORT = {  # at the top of a file; what stands within a function is imported when it is called
-    "losses.py": set(), "graders": set(), "rewards.py": {"graders"}, "data": {"rewards"},
-    "engine": {"losses"}, "eval.py": {"data", "rewards", "graders", "engine", "experiment"},
-    "experiment": OURS - {"train", "analysis"}, "train.py": OURS - {"analysis"},
-    "analysis": OURS - {"train"}}
+BELOW = {"losses", "graders", "rewards", "data", "engine"}
+MAY_IMPORT = {  # also within functions
+    "losses.py": set(), "graders": set(), "rewards.py": {"graders"}, "data": {"rewards", "graders"},
+    "engine": {"losses"}, "experiment": BELOW,
+    "analysis": {"losses", "data", "engine", "experiment"},
+    "eval.py": BELOW | {"experiment", "analysis"}, "train.py": OURS,
+    "study": OURS, "examples": {"losses", "data", "rewards", "graders"}}
 FOLDERS = [name for name in MAY_IMPORT if not name.endswith(".py")]
 SOURCES = sorted(path for name in FOLDERS for path in (ROOT / name).glob("*.py")) + sorted(
     ROOT.glob("*.py"))
@@ -49,19 +51,45 @@ def test_a_function_fits_on_a_screen(path):
             assert node.end_lineno - node.lineno < most, f"{path.name}: {node.name}"
 
 
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+           for path in SOURCES}
+
+
+def imports_of(path):
+    """The modules that a file imports, anywhere in it, by their full names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):  # a module of a package, or a name in a module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return found
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_imports_point_one_way(path):
     folder = path.name if path.parent == ROOT else path.parent.name
-    imported = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
+    imported = {name.split(".")[0] for name in imports_of(path)}
     allowed = MAY_IMPORT[folder] | {folder}
-    assert imported & OURS <= allowed, f"{name_of(path)} imports {imported & OURS - allowed}"
+    ours = imported & (OURS | {"study", "examples", "bench"})
+    assert ours <= allowed, f"{name_of(path)} imports {ours - allowed}"
     if path.name == "losses.py":
         assert imported - set(sys.stdlib_module_names) == {"torch"}
+
+
+def test_no_imports_go_in_a_circle():
+    below = {name: (imports_of(path) & set(MODULES)) - {name} for name, path in MODULES.items()}
+
+    def visit(name, above):
+        assert name not in above, " -> ".join([*above[above.index(name):], name])
+        if name not in done:
+            for imported in below[name]:
+                visit(imported, [*above, name])
+            done.add(name)
+    done = set()
+    for name in MODULES:
+        visit(name, [])
 
 
 @pytest.mark.parametrize("command", ["train.parse_args(['--loss', 'fade'])",

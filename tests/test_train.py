@@ -92,7 +92,7 @@ def run(model, out, *flags):
         ("--model /nowhere/at/all", "/nowhere/at/all"),
         ("--model {root}", "config.json"),
         ("--data nope", "nope"),
-        ("--data_dir {root}", "countdown is made"),
+        ("--data_dir {root}", "countdown is generated"),
         ("--eval_problems 100000", "--eval_problems"),
         ("--out {root}/tests/run", "already"),
         ("--entropy_coef nan", "--entropy_coef"),
@@ -112,7 +112,7 @@ def run(model, out, *flags):
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
         ("--offload", "torchrun --nproc_per_node 1"),
         ("--tp 2", "--tp 2"),
-        ("--tp 1 --force", "--force overrules what --resume refuses"),
+        ("--tp 1 --force", "--force overrules a refusal of --resume"),
         ("--check --resume", "--check tries a setting"),
         ("--lora_rank -1", "--lora_rank"),
         ("--lora_alpha 8", "--lora_alpha scales the adapters"),
@@ -376,14 +376,14 @@ PLAIN = own_objective()
         (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has no default"),
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
-        (Method(tensor_state, PLAIN, token_mean), "a Tensor into state['mean']"),
-        (Method(taken_state, PLAIN, token_mean), "adv/mean is logged already"),
+        (Method(tensor_state, PLAIN, token_mean), "logs 'mean', a Tensor in its state"),
+        (Method(taken_state, PLAIN, token_mean), "logs 'mean', which is logged already"),
         (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [2], where"),
         (Method(centred, not_keyword_only, token_mean), "put * before it"),
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
         (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
         (Method(centred, raises, token_mean), "raises of losses.py raises AttributeError"),
-        (Method(centred, logs_a_vector, token_mean), "'mine', which is [16] numbers"),
+        (Method(centred, logs_a_vector, token_mean), "'mine', of shape [16]"),
         (Method(centred, logs_a_taken_name, token_mean), "'entropy', which is logged already"),
         (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
         (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
@@ -406,7 +406,7 @@ def test_a_resumed_run_notices_other_code_of_its_method(base, tmp_path, monkeypa
     monkeypatch.setitem(METHODS, "mine", Method(centred, logs_another_number, token_mean))
     with pytest.raises(SystemExit) as stop:
         train.main([*again, "--rollouts", "3"])
-    assert stop.value.code == 2 and "the functions of mine in losses.py" in capsys.readouterr().err
+    assert stop.value.code == 2 and "the functions of the method are not" in capsys.readouterr().err
     train.main([*again, "--rollouts", "3", "--force"])
 
 
@@ -617,9 +617,9 @@ def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
     def advantages(method, rewards, state):
         return torch.tensor([1.0, 0, 0, 0])[:, None].expand_as(rewards)
 
-    def watched(policy, optimizer, schedule, scaler, minibatch, *rest):
+    def watched(trainer, minibatch, *rest):
         steps.append((len(set(minibatch.group.tolist())), len(minibatch.ids)))
-        return update(policy, optimizer, schedule, scaler, minibatch, *rest)
+        return update(trainer, minibatch, *rest)
 
     monkeypatch.setattr(train, "group_advantages", advantages)
     monkeypatch.setattr(train, "update", watched)
@@ -635,13 +635,12 @@ def test_the_overlong_penalty_falls_over_the_last_tokens():
     """Of 12 tokens at most, over the last 4: DAPO, eq. 13."""
     lengths, rewards = [4, 8, 9, 10, 11, 12], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
     completions = [Completion([1] * n, [0.0] * n, n == 12) for n in lengths]
-    groups = [train.Group({}, [1], completions[k:k + 3], [], rewards[k:k + 3]) for k in (0, 3)]
-    batch = make_batch([[1]] * 6, completions)
+    rewards, batch = torch.tensor(rewards).view(2, 3), make_batch([[1]] * 6, completions)
     args = argparse.Namespace(max_tokens=12, overlong_penalty=4)
     shaped = [[1, 1, 0.75], [-0.5, -0.75, 0]]
-    assert train.rewards_of(groups, batch, args).tolist() == shaped
+    assert train.shaped(rewards, batch, args).tolist() == shaped
     args.overlong_penalty = 0
-    assert train.rewards_of(groups, batch, args).tolist() == [rewards[:3], rewards[3:]]
+    assert train.shaped(rewards, batch, args) is rewards
 
 
 def test_overlong_penalty_and_masking(base, tmp_path, graded):

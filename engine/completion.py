@@ -1,0 +1,19 @@
+"""A completion, and the words that both samplers share."""
+
+import hashlib
+from dataclasses import dataclass
+
+RUINED = ("the model's probabilities are not numbers any more: an optimizer step has ruined the "
+          "weights (a lower --lr helps)")
+
+
+@dataclass
+class Completion:
+    tokens: list[int]      # with the end-of-sequence token, where there is one
+    logprobs: list[float]  # of each token, as the sampler drew it: after temperature (or raw)
+    truncated: bool        # stopped by max_tokens and not by an end-of-sequence token
+
+
+def seed_of(*parts):
+    """A seed from (seed, rollout, ...): the same in every process, unrelated to its neighbours."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
