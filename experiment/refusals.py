@@ -1,17 +1,96 @@
-"""A method on a toy batch, before a model loads: a mistake in a row is one sentence that names the
-function."""
+"""Combinations of flags that cannot work, and faults in a row of METHODS: each is one sentence and
+exit code 2, before a model loads."""
 
+import importlib.util
 import inspect
+import os
 import zlib
 from functools import partial
 
 import torch
 
+import data
 import losses
+from engine import parallel
+from engine.sampler import has_vllm
 from experiment import failures
 from losses import Tokens, keyword_only
 
 refuse = partial(failures.refuse, "train.py")
+
+
+def check(args, method):
+    check_ranks(args)
+    check_combinations(args, method)
+    check_packages(args)
+    check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
+
+
+def check_ranks(args):
+    ranks = parallel.world()
+    if sentence := parallel.unusable_gpu():
+        refuse(sentence)
+    if args.offload and "RANK" not in os.environ:
+        refuse("--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ...")
+    if args.tp > 1 and args.sampler != "vllm":
+        refuse(f"--tp {args.tp} is vLLM's: not for --sampler {args.sampler}")
+    if ranks % args.tp:
+        refuse(f"--tp {args.tp}: the number of ranks, {ranks}, must be a multiple of it")
+    if (engines := ranks // args.tp) > min(args.problems_per_rollout, args.eval_problems):
+        refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems "
+               f"{args.eval_problems} must be at least the number of engines, {engines}")
+    if args.deterministic and torch.cuda.is_available() \
+            and torch.cuda.get_device_capability() < (8, 0):
+        refuse("--deterministic needs a GPU of compute capability 8.0 or more: vLLM's kernels that "
+               "do not depend on the batch do")
+
+
+def check_combinations(args, method):
+    sequences = args.problems_per_rollout * args.group_size
+    if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
+        refuse(f"--data_dir: {args.data} is generated, not read")
+    if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
+        refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
+    if sequences % args.steps_per_rollout:
+        refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
+               f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
+    if args.shuffle == "groups" and args.problems_per_rollout % args.steps_per_rollout:
+        refuse(f"--shuffle groups: {args.problems_per_rollout} problems, a group each, do not "
+               f"divide into --steps_per_rollout {args.steps_per_rollout}")
+    if args.overlong_penalty > args.max_tokens:
+        refuse(f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
+               f"{args.max_tokens}")
+    if args.overlong_penalty and method.advantage is losses.maxrl:
+        refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
+    if not args.correction:
+        for name in ("correction_low", "correction_high"):
+            if getattr(args, name) is not None:
+                refuse(f"--{name} is a bound of --correction, which is not given")
+        return
+    if args.old_logprobs == "sampler":
+        refuse(f"--correction {args.correction} corrects for the sampler a second time: "
+               "--old_logprobs sampler is already its own")
+    if args.sampler_logprobs == "raw" and args.sampler_temperature != 1:
+        refuse(f"--correction {args.correction} is by the probabilities that the sampler drew from,"
+               " which --sampler_logprobs raw are at temperature 1 alone")
+    try:
+        losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
+    except ValueError as e:
+        refuse(str(e))
+
+
+def check_packages(args):
+    if args.max_num_seqs is not None and args.sampler != "vllm":
+        refuse(f"--max_num_seqs {args.max_num_seqs} is for --sampler vllm")
+    if args.sampler == "vllm" and not has_vllm():
+        refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
+               "more")
+    for package in ("wandb", "trackio", "tensorboard"):
+        if getattr(args, package) and not importlib.util.find_spec(package):
+            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+
+
+# ---------------------------------------------------------------------------- a row of METHODS
 
 # keys under adv/ and policy/ that are logged for every method
 OF_ADVANTAGES = {"mean", "max", "min", "mass_pos", "mass_neg", "token_mass_pos", "token_mass_neg"}
@@ -93,7 +172,7 @@ def check_method(name, method, group_size, shaped=False):
                 refuse(f"{of}, which is logged already; give it another name")
 
 
-def method_checksum(method):
+def checksum(method):
     """Of the source of a row's functions; None where there is no source, as in a notebook."""
     try:
         return zlib.crc32("".join(inspect.getsource(f) for f in method.functions).encode())
