@@ -189,7 +189,7 @@ def tokens_of(batch):
 
 
 def optimizing_of(policy, fused=True):
-    """-> optimizer, schedule and scaler, as train.load_policy makes them."""
+    """-> optimizer, schedule and scaler, as train.load_trainer makes them."""
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6,
                                   weight_decay=0.0, fused=fused)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
@@ -199,7 +199,8 @@ def optimizing_of(policy, fused=True):
 
 def update(policy, optimizing, batch):
     """One optimizer step of train.py -> the gradient's norm."""
-    return training.update(policy, *optimizing, batch, METHODS["grpo"], FLAGS)["grad_norm"].item()
+    trainer = training.Trainer(policy, None, *optimizing)
+    return training.update(trainer, batch, METHODS["grpo"], FLAGS)["grad_norm"].item()
 
 
 def gradient(policy, batch):
