@@ -1,11 +1,9 @@
-"""train.py --check: everything that goes wrong in silence, tried on a few completions before the
-GPU hours are spent.
+"""train.py --check: silent faults, tried on a few completions before the GPU hours are spent.
 
-Each check returns rows (what, figure, is it right, what to change). Each has failed where somebody
-meant to break it: tests/test_check.py.
+Each check yields rows (subject, figure, is it right, flags to change). tests/test_check.py breaks
+each of them.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +12,18 @@ import torch
 
 import data
 from engine import parallel
-from engine.completion import seed_of
+from engine.completion import Completion, seed_of
 from engine.parallel import say
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from engine.sampler import Completion
-from rewards import GOLDS, grade
+from rewards import grade
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
+WRONG = "<answer>-987654321</answer> \\boxed{-987654321}\n```python\n-987654321\n```"
 
 
 @dataclass
 class Setting:
-    """What a run starts with, and the completions that it is tried on."""
+    """The parts of a run, and the completions that they are tried on."""
 
     args: Any
     method: Any
@@ -36,35 +34,35 @@ class Setting:
     train_set: Any
     test_set: list
     left_out: list
-    problems: list = None     # PROMPTS of them
-    prompts: list = None      # their token ids
-    completions: list = None  # EACH of every prompt
+    groups: list = None       # data.Groups: EACH completions of PROMPTS problems
     batch: Batch = None       # of all of them
 
     @property
     def exact(self):
-        """Is everything computed in float32? bfloat16 rounds here and there."""
+        """Is everything computed in float32?"""
         return self.args.dtype == self.args.sampler_dtype == "float32"
 
 
 def sampled(s, temperature, seed):
-    """-> completions of each prompt, and the Batch of them; each engine samples its share."""
-    def completions_of(prompts, engine):
-        return s.sampler.sample(prompts, EACH, seed=seed_of("check", seed, engine),
-                                temperature=temperature, max_tokens=s.args.max_tokens)
-    groups = parallel.map_over_engines(completions_of, s.prompts, s.args.tp)
-    pairs = [(prompt, c) for prompt, group in zip(s.prompts, groups) for c in group]
+    """-> the Groups, each engine sampling its share, and the Batch of them."""
+    def on_engine(problems, engine):
+        return data.sample_groups(
+            s.sampler, s.tokenizer, problems, EACH, seed=seed_of("check", seed, engine),
+            temperature=temperature, max_tokens=s.args.max_tokens, template=s.args.template)
+    problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
+    groups = parallel.map_over_engines(on_engine, problems, s.args.tp)
+    pairs = [(group.prompt, c) for group in groups for c in group.completions]
     return groups, make_batch(*zip(*pairs), parallel.device())
 
 
-def agreement(s, what, batch, temperature):
+def agreement(s, when, batch, temperature):
     """Log probabilities of sampler and trainer at a temperature, for the same weights."""
     s.policy.temperature = temperature
     gaps = (compute_logprobs(s.policy, batch)[0] - batch.sampler_logprobs)[batch.mask].abs()
     s.policy.temperature = s.args.temperature
     # in bfloat16 single tokens are off: there the mean counts
     kind, gap, limit = ("largest", gaps.max(), 1e-3) if s.exact else ("mean", gaps.mean(), 0.05)
-    return (f"log probabilities of sampler and trainer, {what}",
+    return (f"log probabilities of sampler and trainer, {when}",
             f"{kind} gap {gap.item():.1e}, limit {limit}", gap.item() < limit,
             "--sampler_dtype, --sampler; the versions in requirements.txt")
 
@@ -76,8 +74,8 @@ def check_sampler(s):
 
 
 def check_ends(s):
-    """Do completions end, and only where an end-of-sequence token stands?"""
-    completions = [c for group in s.completions for c in group]
+    """Does an end-of-sequence token end completions, and stand nowhere else in them?"""
+    completions = [c for group in s.groups for c in group.completions]
     ended, eos = [c for c in completions if not c.truncated], set(s.eos)
     right = (bool(ended) and all(c.tokens[-1] in eos for c in ended)
              and all(not set(c.tokens[:-1]) & eos for c in completions))
@@ -88,57 +86,25 @@ def check_ends(s):
 
 def check_rewards(s):
     """Are some completions right and some wrong? Otherwise there is nothing to learn."""
-    texts = [[data.decode(s.tokenizer, c, prompt) for c in group]
-             for prompt, group in zip(s.prompts, s.completions)]
-    rewards, counters = grade(s.problems, texts)
-    solved, n = sum(r == 1 for group in rewards for r in group), PROMPTS * EACH
+    solved, n = sum(r == 1 for group in s.groups for r in group.rewards), PROMPTS * EACH
+    unreadable, first = sum(f is not None for g in s.groups for f in g.faults), s.groups[0]
     example = "" if 0 < solved < n else (
-        f": {s.tokenizer.decode(s.prompts[0])[-80:]!r} -> {texts[0][0][-80:]!r}, "
-        f"gold {s.problems[0]['answer']!r}")
+        f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
+        f"gold {first.problem['answer']!r}")
     yield ("some completions are right and some wrong",
-           f"{solved} of {n} right, {counters['unparsed_answer']} unreadable{example}",
+           f"{solved} of {n} right, {unreadable} unreadable{example}",
            0 < solved < n, "--data, --template, --model, --max_tokens")
 
 
-def wrong_answer(problem):
-    """A completion that does not solve the problem."""
-    gold = problem["answer"]
-    longer = [*gold, 7] if isinstance(gold, list) else 0
-    texts = {"math": f"\\boxed{{{gold}7}}", "table": f"<answer>{json.dumps(longer)}</answer>",
-             "countdown": "<answer>7</answer>", "code": "```python\n7\n```"}
-    return texts.get(problem["reward"], "")  # an empty text solves no problem
-
-
-def right_answer(problem):
-    """-> verifier, completion: the gold answer as a completion, where it can be written as one."""
-    gold = problem["answer"]
-    texts = {"math": f"\\boxed{{{gold}}}", "table": f"<answer>{json.dumps(gold)}</answer>"}
-    if problem["reward"] in texts:
-        return problem["reward"], texts[problem["reward"]]
-    return "gold_" + problem["reward"], ""
-
-
 def check_golds(s):
-    """Do gold answers grade themselves right, and wrong ones wrong?"""
+    """Can the verifiers grade the gold answers, and does a wrong answer get nothing?"""
+    loaded = len(s.train_set) + len(s.test_set) + len(s.left_out)
+    yield ("gold answers can be graded", f"{len(s.left_out)} of {loaded} left out, limit 1%",
+           len(s.left_out) <= 0.01 * loaded, "--data, the answers in it")
     listed = isinstance(s.train_set, list)
     rows = s.train_set if listed else data.batch(s.train_set, 256, s.args.seed, 0)
     problems = rows[:256] + s.test_set[:256]
-    checked = [p for p in problems if p["reward"] in GOLDS]
-    unknown = sorted({p["reward"] for p in problems} - set(GOLDS))
-    rewards = []
-    if checked:
-        verifiers, texts = zip(*map(right_answer, checked))
-        rewards, _ = grade([dict(p, reward=name) for p, name in zip(checked, verifiers)],
-                           [[text] for text in texts])
-    right, left_out = sum(r == 1 for r, in rewards), len(s.left_out)
-    loaded = len(s.train_set) + len(s.test_set) + left_out
-    yield ("gold answers grade themselves right",
-           f"{right} of {len(checked)}, {left_out} left out at loading, limit 99%"
-           + (f"; not checked: {', '.join(unknown)}, which GOLDS in rewards.py lacks"
-              if unknown else ""),
-           right >= 0.99 * len(checked) and left_out <= 0.01 * loaded,
-           "--data, the answers in it")
-    rewards, _ = grade(problems, [[wrong_answer(p)] for p in problems])
+    rewards, _ = grade(problems, [[WRONG] for _ in problems])
     wrong = sum(r == 1 for r, in rewards)
     yield ("a wrong answer grades as wrong", f"{wrong} of {len(problems)} taken for right",
            wrong == 0, "--data, REWARDS in rewards.py")
@@ -193,7 +159,7 @@ def check_memory(s):
     args, device = s.args, parallel.device()
     longest = args.max_prompt_tokens + args.max_tokens
     n = max(1, s.policy.budget // longest) * parallel.world()
-    prompt, tokens = s.prompts[0][:1] * args.max_prompt_tokens, [s.eos[0]] * args.max_tokens
+    prompt, tokens = s.groups[0].prompt[:1] * args.max_prompt_tokens, [s.eos[0]] * args.max_tokens
     completion = Completion(tokens, [-1.0] * args.max_tokens, True)
     batch = make_batch([prompt] * n, [completion] * n, device)
     batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
@@ -211,8 +177,7 @@ def check_memory(s):
 
 
 def check_sync(s):
-    """Last of all, since it changes the weights: so much that bfloat16's rounding is nothing beside
-    it."""
+    """The last check: it changes the weights, by more than bfloat16 rounds."""
     s.sampler.wake()
     for factor in (-1.0, 0.5):
         with torch.no_grad():
@@ -228,16 +193,14 @@ CHECKS = (check_sampler, check_ends, check_rewards, check_golds, check_memory, c
 
 
 def run(*setting):
-    """Prints the rows as they come -> the exit code: 0 where all of it is right, else 1."""
+    """Prints the rows as they come -> the exit code: 0 if all are right, else 1."""
     s = Setting(*setting)
-    s.problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
-    s.prompts = [data.encode(s.tokenizer, p, s.args.template) for p in s.problems]
-    s.completions, s.batch = sampled(s, s.args.temperature, 0)
+    s.groups, s.batch = sampled(s, s.args.temperature, 0)
     failed = 0
     for check in CHECKS:
-        for what, figure, right, change in check(s):
+        for subject, figure, right, change in check(s):
             failed += not right
-            say(f"{' ok ' if right else 'FAIL'}  {what}: {figure}"
+            say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"
                 + ("" if right else f"\n      to change: {change}"))
     say(f"{failed} of the rows failed" if failed else "all of it is as it should be")
     s.sampler.close()

@@ -141,7 +141,7 @@ def test_a_gold_answer_that_does_not_parse(base, capsys, tmp_path):
     broken = file_of(tmp_path, ["123454321"] * 19 + ["\\frac{1}{"])
     # the base solves none of these either, which is another row's business
     assert failing(capsys, "--data", broken, "--eval_every", "0") == [
-        "gold answers grade themselves right",
+        "gold answers can be graded",
         "some completions are right and some wrong",
     ]
     whole = file_of(tmp_path, ["123454321"] * 20)
@@ -151,20 +151,8 @@ def test_a_gold_answer_that_does_not_parse(base, capsys, tmp_path):
 
 
 def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
-    monkeypatch.setattr(
-        check,
-        "wrong_answer",
-        lambda p: f"<answer>{'+'.join(map(str, p['answer']['nums']))}</answer>",
-    )
-    monkeypatch.setattr(
-        check,
-        "grade",
-        lambda problems, texts: ([[1.0] * len(t) for t in texts], dict(unparsed_answer=0)),
-    )
-    assert failing(capsys) == [
-        "a wrong answer grades as wrong",
-        "some completions are right and some wrong",
-    ]
+    monkeypatch.setattr(check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}))
+    assert failing(capsys) == ["a wrong answer grades as wrong"]
 
 
 def test_a_gradient_that_depends_on_the_split(base, capsys, monkeypatch):

@@ -11,9 +11,7 @@ import train
 from conftest import ROOT
 from data.recipe import settings_of
 from experiment import log
-from experiment.check import Setting, check_golds
 from experiment.failures import RunFailed
-from rewards import REWARDS, VERIFIERS
 from test_train import run
 
 
@@ -271,17 +269,6 @@ def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "has no held-out part: its first 4 problems are evaluated, and learnt from, too" in said
     assert "--eval_data" in said
-
-
-def test_a_verifier_without_a_check_of_golds_is_not_said_to_be_right(monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 0.0)
-    monkeypatch.setitem(VERIFIERS, "mine", REWARDS["mine"])
-    problems = [dict(reward="mine", answer=i) for i in range(4)]
-    monkeypatch.setattr("experiment.check.grade",
-                        lambda problems, texts: ([[0.0] for _ in texts], {}))
-    setting = Setting(None, None, None, None, None, [], problems, [], [])
-    what, figure, right, _ = next(check_golds(setting))
-    assert figure.startswith("0 of 0") and "not checked: mine" in figure and right
 
 
 def test_the_readme_names_the_flags_that_are_looked_for():
