@@ -3,73 +3,241 @@
     python eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmarks aime24,amc23 --out evals/qwen
     python eval.py --completions FILE.jsonl --benchmarks aime24,amc23 --out evals/again
 
-The second command grades completions that a file holds. A command that was cut off continues when
-it is started again. The flags stand in experiment/eval_flags.py, reading and writing completions in
-experiment/completions.py. train.py's --eval_every uses `sample_rows` and `summarise`, too.
+The second command grades the completions of a file. A command that was cut off continues when it is
+started again. train.py's --eval_every uses `summarise`, too.
 """
 
-import itertools
-from collections import Counter
+import json
+import os
+import sys
+from collections import Counter, defaultdict
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
 
 import data
-from data.recipe import BASE
+from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
-from engine.sampler import make_sampler
-from experiment import completions, eval_flags
-from experiment.eval_flags import refuse
+from engine.sampler import default_kind, has_vllm, make_sampler
+from experiment import failures
+from experiment.files import folder_fault, lock, write
+from experiment.flags import Parser
+from experiment.log import versions
+from experiment.model import read_tokenizer
 from experiment.stats import interval, mean, pass_at_k, powers_of_two, standard_error
+from experiment.tables import results_table
 from graders import sandbox
 from rewards import Unparsed, final_answer, grade
 
-# completions of an engine that are sampled, graded and written at once. A GPU gets many: it waits
-# for the longest of them
+# completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
-parse_args = partial(eval_flags.parse, description=__doc__)
+SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
+            "template", "sampler", "dtype", "seed")  # flags without a meaning for --completions
+FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
+refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
+
+
+def whole_numbers(text):
+    return sorted({int(number) for number in text.split(",")})
+
+
+def add_flags(flag):
+    flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
+    flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
+         "{prompt, answer, reward} rows, with commas between")
+    flag("data_dir", None, "folder of local JSONL files with the Hub's fields, instead of the Hub")
+    flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
+    flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
+    flag("samples", 16, "completions of each problem, n", least=1)
+    flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
+    flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
+    flag("top_p", 1.0, "draw from the most probable tokens of this probability together", above=0)
+    flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
+    flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
+    flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
+    flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
+    flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
+    flag("lcb_to", None, "LiveCodeBench's contests up to this day")
+    flag("sampler", default_kind(), "the program that samples", choices=("vllm", "transformers"))
+    flag("dtype", parallel.default_dtype(), "precision", choices=("float32", "bfloat16", "float16"))
+    flag("seed", 0, "seed of the sampler")
+    flag("lenient", False, "mathematics: accept an answer outside of a box, too")
+    flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
+    flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
+    flag("out", "eval", "the folder for the results")
+
+
+def parse_args(argv=None):
+    parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
+    add_flags(parser.flag)
+    try:
+        recipe = settings_of(parser.parse_known_args(argv)[0].model)
+    except ValueError as e:
+        refuse(str(e))
+    parser.take({name: recipe[name] for name in ("max_tokens", "max_prompt_tokens")
+                 if name in recipe}, "the model's recipe.json")
+    parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
+    args = parser.parse_args(argv)
+    parser.check_ranges(args)
+    for name, value in vars(args).items():
+        if value == "":
+            refuse(f"--{name} is empty: give it a value, or leave it out")
+        if name.startswith("lcb_") and value and "livecodebench" not in args.benchmarks:
+            refuse(f"--{name} is for livecodebench alone")
+    if args.top_p > 1:
+        refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
+    if 0 < args.temperature < 1e-3:  # logits divided by less overflow
+        refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
+    if args.sampler == "vllm" and not has_vllm():
+        refuse("--sampler vllm: vllm is not installed; --sampler transformers needs no more")
+    if args.completions:
+        if not Path(args.completions).is_file():
+            refuse(f"--completions {args.completions}: there is no such file")
+        vars(args).update(dict.fromkeys(SAMPLING))
+    elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
+        refuse(sentence)
+    return args
+
+
+def load_benchmarks(args):
+    """-> the problems of all benchmarks, each with `place`, its benchmark and its number there."""
+    problems = []
+    try:
+        for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
+            rows = data.load(name, args.split, args.data_dir, lcb_release=args.lcb_release,
+                             lcb_from=args.lcb_from, lcb_to=args.lcb_to)
+            problems += [dict(row, place=(name, number))
+                         for number, row in enumerate(islice(rows, args.limit or None))]
+        sandbox.prepare(problems, args.allow_unsafe_code)
+    except (data.DataError, PermissionError) as e:
+        refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
+    for problem in problems:
+        if args.lenient and problem["reward"] == "math":
+            problem["reward"] = "lenient_math"
+    return problems
+
+
+def load_model(args, problems):
+    """-> the sampler and the tokenizer of --model"""
+    try:
+        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template)
+    except ValueError as e:
+        refuse(str(e))
+    if (longest := max(lengths)) > args.max_prompt_tokens:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
+               f"{problems[lengths.index(longest)]['id']} has {longest} tokens")
+    if (total := args.max_prompt_tokens + args.max_tokens) > positions:
+        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
+               f"are more than the model's {positions} positions")
+    parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
+                 f"{args.max_tokens}, temperature {args.temperature:g}")
+    try:
+        return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
+                            max_length=total), tokenizer
+    except Exception as e:  # there is no end to what can be wrong with weights
+        refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
+
+
+def read_groups(path, problems):
+    """-> for each problem its rows in a file of completions, without their scores."""
+    found = defaultdict(list)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                name, id = row["benchmark"], str(row["id"])
+                found[name, id].append(dict(
+                    benchmark=name, id=id, completion=str(row["completion"]), score=None,
+                    tokens=int(row.get("tokens") or 0), truncated=bool(row.get("truncated"))))
+            except (ValueError, KeyError, TypeError, OverflowError) as e:
+                if line.endswith(b"\n"):  # else a killed process was writing it
+                    refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
+    return [found[problem["place"][0], problem["id"]] for problem in problems]
+
+
+def append(path, groups):
+    with open(path, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for rows in groups for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def begin(args, problems, out, size):
+    """Makes and locks the folder. -> the rows of the first problems that it or --completions has,
+    graded again: whole chunks, so that the others get the seeds of one uninterrupted command."""
+    settings = {name: value for name, value in vars(args).items() if name not in FREE}
+    path = out / "completions.jsonl"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock(out)
+        if path.exists() and path.stat().st_size:
+            before = json.loads((out / "settings.json").read_text())
+            for name, value in settings.items():
+                if value != before.get(name):
+                    refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
+        write(out / "settings.json", json.dumps(settings, indent=1))
+    except BlockingIOError:
+        refuse(f"--out {out} is another process's at this moment")
+    except (OSError, ValueError) as e:
+        refuse(f"--out {out} cannot be used: {e}")
+    source = Path(args.completions or path)
+    groups = read_groups(source, problems) if source.exists() else []
+    counts = list(map(len, groups))
+    n = args.samples or min(counts)
+    if args.completions and not 0 < n == max(counts):
+        refuse(f"{source} has {n} completions of problem {problems[counts.index(n)]['id']} and "
+               f"{max(counts)} of another; --limit N grades the first N problems")
+    if args.k and not 1 <= args.k[0] <= args.k[-1] <= n:
+        refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
+    whole = next((i for i, count in enumerate(counts) if count != n), len(counts))
+    groups = groups[:whole if whole == len(problems) else whole // size * size]
+    rewards, _ = grade(problems[:len(groups)],
+                       [[row["completion"] for row in rows] for rows in groups])
+    groups = [[dict(row, score=score) for row, score in zip(*pair, strict=True)]
+              for pair in zip(groups, rewards, strict=True)]
+    write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
+    return groups
+
+
+def sample_rest(args, problems, groups, path, size):
+    """Adds the rows of the other problems to groups. A chunk has problems of several benchmarks,
+    because engines wait for its longest completion; each rank's engine samples a share of it."""
+    from tqdm import tqdm
+    sampler, tokenizer = load_model(args, problems)
+    for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
+        chunk = problems[start:start + size]
+        def on_engine(share, engine):
+            return data.sample_groups(
+                sampler, tokenizer, share, args.samples, template=args.template,
+                seed=seed_of("eval.py", args.seed, *chunk[0]["place"], engine), top_p=args.top_p,
+                temperature=args.temperature, max_tokens=args.max_tokens)
+        sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
+                    for row in group.rows()]
+                   for group in parallel.map_over_engines(on_engine, chunk)]
+        parallel.on_rank0(partial(append, path, sampled))
+        groups += sampled
+    sampler.close()
 
 
 def majority(answers, rewards):
-    """maj@n of one problem: the reward of the most frequent answer; where several are equally
-    frequent, the mean of theirs. None among the answers votes for nothing."""
+    """maj@n of one problem: the mean reward of its most frequent answers. None is no answer."""
     reward_of = dict(zip(answers, rewards, strict=True))
     votes = Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return 0.0
-    most = max(votes.values())
-    return mean(reward_of[answer] for answer, count in votes.items() if count == most)
+    most = max(votes.values(), default=0)
+    return mean([reward_of[answer] for answer, count in votes.items() if count == most] or [0.0])
 
 
 def vote(completion):
-    """The answer that a completion votes for in maj@n, None where it has none.
-
-    Numbers vote by their value, so that 0.5 and 1/2 are one answer."""
+    """The answer of a completion, a number by its value: 0.5 and 1/2 are one. None without one."""
     from graders.math_equal import clean, number, tight  # imports sympy, which takes a second
     try:
         text, _ = clean(final_answer(completion))
     except Unparsed:
         return None
     return tight(text) if number(text) is None else number(text)
-
-
-def sample_rows(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
-                top_p=1.0, template=None):
-    """-> for each problem its completions as rows {completion, score, tokens, truncated}, and the
-    grader's counters."""
-    prompts = [data.encode(tokenizer, problem, template) for problem in problems]
-    groups = sampler.sample(prompts, samples, seed=seed, temperature=temperature,
-                            max_tokens=max_tokens, top_p=top_p)
-    texts = [[data.decode(tokenizer, completion, prompt) for completion in group]
-             for prompt, group in zip(prompts, groups, strict=True)]
-    rewards, counters = grade(problems, texts)
-    rows = [[dict(completion=text, score=reward, tokens=len(completion.tokens),
-                  truncated=completion.truncated)
-             for text, reward, completion in zip(*columns, strict=True)]
-            for columns in zip(texts, rewards, groups, strict=True)]
-    return rows, counters
 
 
 def summarise(groups, ks):
@@ -102,108 +270,37 @@ def benchmark_results(problems, groups, ks):
     return results
 
 
-# ---------------------------------------------------------------------------- the command
-
-def load_benchmarks(args):
-    """-> {benchmark: problems}"""
-    sets = {}
-    for name in dict.fromkeys(args.benchmarks.split(",")):
-        try:
-            problems = data.load(name, args.split, args.data_dir, lcb_release=args.lcb_release,
-                                 lcb_from=args.lcb_from, lcb_to=args.lcb_to)
-        except data.DataError as e:
-            refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
-        sets[name] = list(itertools.islice(problems, args.limit or None))
-    try:
-        sandbox.prepare(list(itertools.chain(*sets.values())), args.allow_unsafe_code)
-    except PermissionError as e:
-        refuse(str(e))
-    if args.lenient:
-        for problem in itertools.chain(*sets.values()):
-            if problem["reward"] == "math":
-                problem["reward"] = "lenient_math"
-    return sets
-
-
-def load_model(args, sets):
-    """-> the sampler and the tokenizer of --model"""
-    if not args.model:
-        args.model = BASE
-    tokenizer, eos = eval_flags.load_tokenizer(args, sets)
-    parallel.say(eval_flags.in_force(args))
-    try:
-        sampler = make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
-                               max_length=args.max_prompt_tokens + args.max_tokens)
-    except Exception as e:  # there is no end to what can be wrong with weights
-        refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
-    return sampler, tokenizer
-
-
-def sample_rest(args, sets, path):
-    """Samples and grades what completions.jsonl does not hold yet, chunk by chunk. A chunk goes
-    across benchmarks: engines wait for its longest completion, and not at each benchmark's end.
-    Under torchrun every rank has an engine, and takes its share of each chunk."""
-    left = parallel.on_rank0(partial(completions.resume, path, sets, args.samples))
-    if not left:
-        return
-    from tqdm import tqdm
-    sampler, tokenizer = load_model(args, sets)
-    size = max(1, CHUNK * parallel.world() // args.samples)
-    with tqdm(total=len(left), unit="problem", disable=parallel.rank() > 0) as bar:
-        for start in range(0, len(left), size):
-            chunk = left[start:start + size]
-
-            def rows_of(share, engine):
-                rows, _ = sample_rows(
-                    sampler, tokenizer, [sets[name][i] for name, i in share], args.samples,
-                    template=args.template, seed=seed_of("eval.py", args.seed, *chunk[0], engine),
-                    temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens)
-                return rows
-            groups = parallel.map_over_engines(rows_of, chunk)
-            parallel.on_rank0(partial(completions.append_chunk, path, [
-                dict(benchmark=name, id=sets[name][i]["id"], **row)
-                for (name, i), rows in zip(chunk, groups, strict=True) for row in rows]))
-            bar.update(len(chunk))
-    sampler.close()
-
-
-def grade_file(args, sets, path):
-    """Grades the rows of --completions. Nothing is written before all of them are graded."""
-    graded = []
-    given = completions.given_groups(args.completions, sets, args.k)
-    for name, groups in given.items():
-        texts = [[row["completion"] for row in rows] for rows in groups]
-        rewards, _ = grade(sets[name], texts)
-        for rows, scores in zip(groups, rewards, strict=True):
-            for row, score in zip(rows, scores, strict=True):
-                graded.append(dict(row, tokens=row.get("tokens") or 0,
-                                   truncated=bool(row.get("truncated")), score=score))
-    completions.write_whole(path, graded)
-
-
-def report(args, sets, path, out):
-    """Writes eval.json, eval.md and passk.png from completions.jsonl, and prints the table."""
-    from experiment.report import write_report
-    groups = completions.rows_by_problem(path, sets, args.samples)
-    args.k = args.k or powers_of_two(min(len(group[0]) for group in groups.values()))
-    results = {name: benchmark_results(sets[name], groups[name], args.k) for name in sets}
-    write_report(out, vars(args), results, args.k)
+def report(args, problems, groups, out):
+    """Prints the table and writes eval.json, eval.md and passk.png."""
+    from analysis import figures, runs
+    ks, results = args.k or powers_of_two(len(groups[0])), {}
+    for name, pairs in groupby(zip(problems, groups, strict=True), lambda p: p[0]["place"][0]):
+        results[name] = benchmark_results(*zip(*pairs, strict=True), ks)
+    content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
+    table = results_table(results, ks)
+    write(out / "eval.md", table + "\n")
+    write(out / "eval.json", json.dumps(content, indent=1))
+    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
+                   for name, numbers in results.items()}, out / "passk.png", figures.ERRORS)
+    print(table)
 
 
 def main(argv=None):
     args = parse_args(argv)
-    sets, out = load_benchmarks(args), Path(args.out)
-    path = out / "completions.jsonl"
-    parallel.start()
-    parallel.on_rank0(partial(completions.claim_folder, out, vars(args), sets))
-    if args.completions:
-        parallel.on_rank0(partial(grade_file, args, sets, path))
-    else:
-        sample_rest(args, sets, path)
-    if parallel.rank() == 0:  # vLLM has taken the process group with it
-        report(args, sets, path, out)
-    parallel.stop()
+    try:
+        problems, out = load_benchmarks(args), Path(args.out)
+        parallel.start()
+        size = max(1, CHUNK * parallel.world() // (args.samples or 1))
+        groups = parallel.on_rank0(partial(begin, args, problems, out, size))
+        if len(groups) < len(problems):
+            sample_rest(args, problems, groups, out / "completions.jsonl", size)
+        if parallel.rank() == 0:  # vLLM has taken the process group with it
+            report(args, problems, groups, out)
+        parallel.stop()
+    except (OSError, FloatingPointError, KeyboardInterrupt) as e:
+        print(f"eval.py: {str(e) or 'interrupted'}; the same command continues", file=sys.stderr)
+        sys.exit(130 if isinstance(e, KeyboardInterrupt) else 1)
 
 
 if __name__ == "__main__":
-    eval_flags.run(main)
+    main()

@@ -119,7 +119,7 @@ class Group(NamedTuple):
     seconds: float      # of the slowest grading
 
     def rows(self):
-        """The completions as eval.py keeps them."""
+        """The completions as rows of eval.py's completions.jsonl."""
         return [dict(completion=text, score=reward, tokens=len(c.tokens), truncated=c.truncated)
                 for text, reward, c in zip(self.texts, self.rewards, self.completions, strict=True)]
 

@@ -6,3 +6,18 @@ def markdown_table(head, rows):
     lines = [head, *rows]
     texts = ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
     return "\n".join([texts[0], "|---" * len(head) + "|", *texts[1:]])
+
+
+def results_table(results, ks):
+    """results: {benchmark: its numbers}. In brackets is the standard error; "-" is unknown."""
+    def shown(value):
+        return "-" if value is None else f"{value:.3f}"
+    rows = [{"benchmark": name, "problems": r["problems"],
+             "mean@n": f"{r[f'mean@{n}']:.3f} (n={n}, se {shown(r['standard_error'])})",
+             "95% interval": "-".join(map(shown, r["interval"])),
+             **{f"pass@{k} (se)": f"{r[f'pass@{k}']:.3f} ({shown(r[f'pass@{k}_stderr'])})"
+                for k in ks},
+             "maj@n": shown(r.get(f"maj@{n}")), "truncated": shown(r["truncated_frac"]),
+             "length": f"{r['mean_length']:.0f}", "reward": shown(r["reward"])}
+            for name, r in results.items() for n in [r["samples"]]]
+    return markdown_table(list(rows[0]), [row.values() for row in rows])

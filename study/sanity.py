@@ -32,15 +32,14 @@ def choose_problems(path):
     import data
     from data.recipe import BASE
     from engine.sampler import make_sampler
-    from eval import sample_rows
     from experiment.model import read_tokenizer
     candidates = [data.load("countdown", "train")[i] for i in range(8 * PROBLEMS)]
     tokenizer, eos, *_ = read_tokenizer(BASE, candidates, None)
     sampler = make_sampler("transformers", BASE, dtype="float32", max_length=64, eos=eos)
-    rows, _ = sample_rows(sampler, tokenizer, candidates, 64, seed=0, temperature=1.0,
-                          max_tokens=16)
-    kept = [problem for problem, of_problem in zip(candidates, rows, strict=True)
-            if 0.2 <= sum(row["score"] == 1 for row in of_problem) / 64 <= 0.8]
+    groups = data.sample_groups(sampler, tokenizer, candidates, 64, seed=0, temperature=1.0,
+                                max_tokens=16)
+    kept = [group.problem for group in groups
+            if 0.2 <= sum(reward == 1 for reward in group.rewards) / 64 <= 0.8]
     if len(kept) < PROBLEMS:
         sys.exit(f"sanity.py: the base solves only {len(kept)} puzzles sometimes")
     write(path, "".join(json.dumps(problem) + "\n" for problem in kept[:PROBLEMS]))

@@ -14,7 +14,7 @@ from data import tiny
 from data.recipe import BASE, save_base, settings_of
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
-from eval import sample_rows, summarise
+from eval import summarise
 from study import worked
 
 MADE = {"countdown": tiny, "worked": worked}
@@ -99,8 +99,9 @@ def test_the_base_solves_some_and_has_something_to_learn(task):
     sampler = make_sampler("transformers", folder, dtype="float32", max_length=length,
                            eos=eos_ids(folder, tokenizer))
     problems = data.load(task, "test") if task == "countdown" else worked.held_out()[:256]
-    rows, _ = sample_rows(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
-                          max_tokens=settings["max_tokens"])
+    groups = data.sample_groups(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
+                                max_tokens=settings["max_tokens"])
+    rows = [group.rows() for group in groups]
     scores = summarise(rows, [16])
     error = scores["mean@16_stderr"]
     assert scores["mean@16"] == pytest.approx(SCORES[task], abs=2 * error) and error < 0.01
