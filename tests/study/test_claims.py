@@ -486,7 +486,7 @@ def test_the_lemma_is_judged_where_what_it_drops_is_smallest():
 
 def test_what_equals_the_gradient_without_the_clip_is_not_judged():
     """On these rollouts CISPO does, as published; ACPO's does not."""
-    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    updates = json.loads(results.UPDATES.read_text())
     of = {claim.claim: claim for claim in updates_claims.claims()}
     as_published, = (c for name, c in of.items() if "CISPO, which gates nothing" in name)
     released, = (c for name, c in of.items() if "CISPO as its released code" in name)
@@ -509,7 +509,7 @@ def test_the_effective_number_of_problems_is_kishs():
 
 
 def test_every_claim_about_updates_has_a_verdict():
-    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    updates = json.loads(results.UPDATES.read_text())
     rows = [claim.row(updates) for claim in updates_claims.claims()]
     assert len(rows) > 25 and len(updates["seeds"]) == 8
     assert {row[-1].split(":")[0] for row in rows} <= set(KINDS)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from analysis import anatomy as of_steps
 from analysis import quantities, runs
 from losses import METHODS, Tokens
 from study import anatomy, theory
@@ -77,7 +78,7 @@ def test_the_sides_of_remark_1():
     assert result["low_over_high"] == pytest.approx(1.0)
     assert sum(result["low"]["tokens"]) == 4 and sum(result["high"]["tokens"]) == 1
     # what we had before is another number: 0.9, 0.9, 0 and 0.8, each by its size
-    assert anatomy.dominance(tokens, GRPO)["low"]["mean"] == pytest.approx(2.6 / 4)
+    assert of_steps.dominance(tokens, GRPO)["low"]["mean"] == pytest.approx(2.6 / 4)
 
 
 def test_a_side_without_tokens_has_no_ratio():
@@ -185,7 +186,7 @@ def test_slope_of_narrow_groups():
 
 
 def test_too_few_tokens_for_a_line_have_no_slope():
-    assert anatomy.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
+    assert of_steps.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
 
 
 # ---------------------------------------------------------------------------- clipped tokens
@@ -279,7 +280,7 @@ def test_seq_mean_over_the_selected_tokens():
     assert by_all == pytest.approx([(1 + 100) / 3 / 3, 2 * 10 / 2 / 3, 0])
     assert selected == pytest.approx([(1 + 100) / 2 / 2, 2 * 10 / 1 / 2, 0])
     assert kept.batch.mask.sum() == 6  # the batch is as it was
-    assert quantities.selected_shares(kept.batch.mask, chosen) == pytest.approx((3 / 6, 2 / 3))
+    assert anatomy.selected_shares(kept.batch.mask, chosen) == pytest.approx((3 / 6, 2 / 3))
 
 
 def test_token_mean_over_the_selected_tokens():
@@ -315,7 +316,7 @@ def test_the_released_codes_selection_by_entropy():
     entropy = [[0.1, 0.2, 0.3, 0.9, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1], [0.3, 0.5] + [None] * 8]
     pi = [[0.5] * 10, [0.5] * 2 + [None] * 8]
     tokens = some_tokens(pi, pi, pi, entropy)
-    chosen = quantities.top_entropy_of_each(tokens)
+    chosen = anatomy.top_entropy_of_each(tokens)
     assert chosen.nonzero().tolist() == [[0, 3], [0, 4], [1, 1]]
 
 
