@@ -1,5 +1,5 @@
 """More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, FADE's
-prediction of the entropy's change, and all that RESULTS.md has of one kept rollout.
+prediction of the entropy's change, and all numbers of RESULTS.md of one kept rollout.
 
 Each analysis takes an open rollout (analysis/rollout.py) with any Hugging Face model and returns
 plain numbers; the function ..._table beside it writes them as a Markdown table.
@@ -12,13 +12,12 @@ from dataclasses import replace
 import torch
 
 import losses
-from analysis.anatomy import number, steps
-from analysis.quantities import HIGH, LOW
 from analysis.rollout import open_rollout, walk
 from engine.loading import layers_of
 from experiment.log import numbers
 from experiment.tables import markdown_table
 from losses import Method, cells, every_token, gradient_mass, ppo_clip
+from study.quantities import HIGH, LOW, steps
 
 
 def top_entropy_of_each(tokens, share=0.2):
@@ -111,9 +110,12 @@ def walk_to(kept, after, lr):
 
 
 def gradient_of(kept, matrices, method=None, token_filter=every_token):
-    """{name: gradient of a matrix} of the rollout as one optimizer step."""
+    """{name: gradient of a matrix} of the rollout as one optimizer step, by another method's loss
+    if one is given."""
     kept.policy.zero_grad()
-    kept.backward(token_filter=token_filter, method=method)
+    own, kept.method = kept.method, method or kept.method
+    kept.backward(token_filter=token_filter)
+    kept.method = own
     return {n: p.grad.detach().clone() for n, p in matrices.items()}
 
 
@@ -205,6 +207,8 @@ def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
 
 
 def subsets_table(result):
+    def number(x):
+        return "-" if x is None else f"{x:.3g}"
     keys = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
     rows = [(name, *(number(v.get(key)) for key in keys))
             for name, v in result["subsets"].items()]
