@@ -1,6 +1,6 @@
 """Tables and figures of runs, and the anatomy of their updates.
 
-    python -m analysis curves runs/*     held-out scores, reward, entropy, clipping, KL over rollouts
+    python -m analysis curves runs/*     held-out scores, reward, entropy, clipping and KL
     python -m analysis table runs/*      a line for each method, with intervals over seeds
     python -m analysis passk runs/*      pass@k, the chance that one of k completions is right,
                                          before and after training

@@ -49,7 +49,8 @@ def token_statistics(tokens, method, bins=5):
                 tokens=here.sum(), gradient=size[here].sum() / size.sum().clamp(min=1e-12),
                 clipped=(weight[here] == 0).float().mean(),
                 weight=(weight[here] / advantage[here].abs()).mean(),
-                ratio_std=ratio[here].std(correction=0), size=size[here].mean())
+                ratio_std=(ratio[here] - ratio[here].mean()).square().mean().sqrt(),
+                size=size[here].mean())
             lines.append(dict(sign=sign, bin=i, **{key: x.item() for key, x in numbers.items()}))
     return lines
 

@@ -10,8 +10,9 @@ import torch
 
 import train
 from analysis import rollout
+from experiment import log
 from study import __main__ as command
-from study import anatomy, theory
+from study import anatomy, figures, quantities
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def kept_run(base, tmp_path_factory):
     """One rollout of fade in 4 steps."""
     out = tmp_path_factory.mktemp("kept") / "run"
     train.main(["--model", base, "--loss", "fade", "--out", str(out), "--save_rollouts", *(
-        "--sampler transformers --rollouts 1 --problems_per_rollout 16 --group_size 8 "
+        "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
         "--steps_per_rollout 4 --max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
         "--tokens_per_micro_batch 4096 --warmup 2 --schedule cosine --entropy_coef 0.01").split()])
     return out
@@ -30,23 +31,44 @@ def kept(kept_run):
     return rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt")
 
 
-def test_subsets_of_tokens_add_up_to_the_gradient(kept):
-    result = anatomy.compare_subsets(kept)
-    # the entropy bonus is taken apart, too
-    assert result["after"] == 2 and result["sum_error"] < 2e-6
+def test_subsets_of_tokens_add_up_to_the_gradient(kept, tmp_path):
+    """The entropy bonus is taken apart, too."""
+    kept.policy.double()  # but for transformers' RMSNorm, which is in float32
+    with pytest.raises(ValueError, match="took 4"):
+        anatomy.compare_subsets(kept, layers=1, after=5)
+    result = anatomy.compare_subsets(kept, layers=1, k=4)
+    assert result["after"] == 2 and result["sum_error"] < 2e-7
     subsets = result["subsets"]
     assert subsets["full"]["norm"] == pytest.approx(1) and subsets["full"]["angle"] < 1e-3
-    assert len(subsets["full"]["matrices"]) == 3 * 7  # blocks x weight matrices
+    assert len(subsets["full"]["matrices"]) == 7
     # at 1e-3, something is clipped
     assert subsets["no clip"]["norm"] != subsets["full"]["norm"]
-    with pytest.raises(ValueError, match="took 4"):
-        anatomy.compare_subsets(kept, after=5)
+    figures.subsets(dict(result, rollout=1, method="fade"), tmp_path / "subsets.png")
+    assert (tmp_path / "subsets.png").stat().st_size > 10_000
 
 
-def test_subsets_add_up_closer_in_float64(kept):
-    kept.policy.double()  # but for transformers' RMSNorm, which is in float32
-    result = anatomy.compare_subsets(kept, layers=1, k=4)
-    assert result["sum_error"] < 2e-7 and len(result["subsets"]["full"]["matrices"]) == 7
+def test_steps(kept, tmp_path):
+    result = quantities.steps(kept)
+    assert list(result["slope"]) == list(result["own_slope"]) == [1, 2, 4]
+    assert list(result["reversal"]) == [0, 1, 2, 4] and len(result["tables"]) == 4
+    assert result["ratios"]["low"]["std"] > result["ratios"]["high"]["std"] > 0
+    with_advantage = int((kept.batch.mask & (kept.batch.advantages != 0)).sum())
+    clipped = result["clipped"]
+    for kind in ("clipped", "passed"):  # every token is in one step
+        met = sum(step[kind]["tokens"] for step in clipped["steps"])
+        assert met == clipped["rollout"][kind]["tokens"]
+    for when in ("rollout", "after"):
+        counts = [clipped[when][kind]["tokens"] for kind in ("clipped", "passed")]
+        assert sum(counts) == with_advantage and min(counts) > 0
+        share = counts[0] / with_advantage
+        assert share == pytest.approx(sum(
+            line["tokens"] * (line["clipped"] or 0) for line in clipped[when]["by_entropy"]
+        ) / with_advantage)
+    # before the first step all ratios are 1: G is (1 - pi) A
+    start = result["reversal"][0]
+    assert start["low"]["size"] > start["high"]["size"] and sum(start["low"]["tokens"]) > 20
+    figures.steps(log.numbers(dict(result, rollout=1, method="fade", lr=1e-3)), tmp_path / "s.png")
+    assert (tmp_path / "s.png").stat().st_size > 10_000
 
 
 def test_anatomy_of_a_rollout(kept_run):
@@ -75,24 +97,16 @@ def test_principal_angles():
     assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("s, low, high", [(0.2, 0.2, 0.2), (0.4, 0.2, 0.3), (0.8, 0.2, 0.28)])
-def test_equation_53_is_the_expectation_and_56_is_not(s, low, high):
-    mean, error, _ = theory.monte_carlo(s, low, high)
-    assert abs(mean - theory.expected_gradient(s, low, high)) < 4 * error
-    assert abs(mean - theory.expected_gradient(s, low, high, 56)) > 20 * error
-
-
-def test_entropy_changes(kept):
-    result = anatomy.entropy_changes(kept)
+def check_entropy_changes(result):
     changes = result["advantages"]
     assert changes["raw"]["mass_neg"] == 0
     # lengths differ a little
     asym = changes["asym"]
     assert asym["mass_pos"] == pytest.approx(2 * asym["mass_neg"], rel=0.02)
     assert all(v["measured"] != 0 for v in changes.values())
-    h = kept.batch.entropy[kept.batch.mask].mean().item()
     for v in changes.values():  # over mean |A| = m_S + m_F
-        first_term = (v["mass_pos"] - v["mass_neg"]) * h / (v["mass_pos"] + v["mass_neg"])
+        sign_axis = (v["mass_pos"] - v["mass_neg"]) / (v["mass_pos"] + v["mass_neg"])
+        first_term = sign_axis * (changes["raw"]["predicted"] - changes["raw"]["covariance"])
         assert v["predicted"] - v["covariance"] == pytest.approx(first_term, rel=0.02, abs=1e-3)
         assert v["covariance"] - v["reversed"] == pytest.approx(v["predicted"] - v["covariance"])
     columns = ([v[key] for v in changes.values()] for key in ("predicted", "measured"))
@@ -100,12 +114,12 @@ def test_entropy_changes(kept):
     assert result["correlation_predicted"] == pytest.approx(correlation, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["subsets", "entropy"])
-def test_figures_of_a_rollout(kept_run, tmp_path, capsys, name):
-    out = tmp_path / f"{name}.png"
-    command.main([name, str(kept_run / "rollouts" / "rollout_000001.pt"), "--out", str(out)])
-    assert capsys.readouterr().out.splitlines()[-1] == f"written: {out}, {tmp_path / name}.json"
-    assert out.stat().st_size > 10_000 and json.loads((tmp_path / f"{name}.json").read_text())
+def test_the_figure_of_a_rollout(kept_run, tmp_path, capsys):
+    out = tmp_path / "entropy.png"
+    command.main(["entropy", str(kept_run / "rollouts" / "rollout_000001.pt"), "--out", str(out)])
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"written: {out}, {tmp_path / 'entropy.json'}" and out.stat().st_size > 10_000
+    check_entropy_changes(json.loads((tmp_path / "entropy.json").read_text()))
 
 
 @pytest.mark.parametrize("args", [["subsets"], ["theory", "x.pt"], ["nope"], []])
