@@ -119,7 +119,7 @@ def table(groups):
         cells = [cell([of(x) for run in members if (x := values(run, name))])
                  for name, of in COLUMNS.values()]
         rows.append([label, flags["loss"], flags["steps_per_rollout"],
-                     "-".join(map(str, dict.fromkeys((done[0], done[-1])))), len(members),
+                     "-".join(map(str, sorted({done[0], done[-1]}))), len(members),
                      held_out(flags), *cells])
     head = ("run", "method", "steps", "rollouts", "seeds", "held out", *COLUMNS)
     return markdown_table(head, rows) + "\n"

@@ -297,25 +297,21 @@ def test_words_that_begin_with_a_space():
 
 
 def test_no_text_is_markup(page):
-    """Of what a model or a prompt says nothing stands in the file but in base64."""
-    text = page.read_text()
+    """The texts of a model or a prompt are in the file as base64 alone, and its policy allows its
+    own script and no network."""
+    text, template = page.read_text(), tokens.TEMPLATE.read_text()
     assert "hacked" not in text and text.count("<!-- data -->") == 0
     assert "<b>1" not in text and "\u2028" not in text
-    template = tokens.TEMPLATE.read_text()
     rest = re.sub(r'<script type="text/plain" id="[\w-]+">[\w+/=]*</script>\n?', "", text)
     rest = re.sub(r'<script type="application/json" id="page">[^<]*</script>\n?', "", rest)
     assert rest.count("<script") == template.count("<script") == 1
     filled = tokens.fill(dict(name="</script><script>\u2028&"), {})
     assert '"\\u003c/script>\\u003cscript>\\u2028&"' in filled
     assert header(filled) == dict(name="</script><script>\u2028&")
-
-
-def test_the_policy_allows_its_own_script_and_no_network(page):
-    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">',
-                         page.read_text())
+    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "unsafe" not in policy and "http" not in policy and "connect" not in policy
-    assert not re.search(r"(src|href)=", tokens.TEMPLATE.read_text())
+    assert not any(word in policy for word in ("unsafe", "http", "connect"))
+    assert not re.search(r"(src|href)=", template)
 
 
 # ---------------------------------------------------------------------------- bad input
@@ -421,13 +417,6 @@ def visit(browser):
 
 
 PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
-MOVE = """async () => {  // the milliseconds of a move of the slider to its end, painted
-    const slider = document.getElementById("step"), began = performance.now();
-    slider.value = slider.max;
-    slider.dispatchEvent(new Event("input"));
-    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-    return performance.now() - began;
-}"""
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 
 
@@ -497,29 +486,24 @@ def test_colours_are_those_of_the_numbers(visit, rollout, page):
 
 
 def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
-    tab, (kept, states) = visit(page), expected(rollout, "grpo")
+    tab, states = visit(page), expected(rollout, "grpo")[1]
     colour_by(tab, "clipped or not")
     at_step(tab, 4)
-    lengths = kept.batch.completion_len.tolist()
-    marks = {"up": "overline", "down": "underline"}
-    found = []
+    marks, found = {tokens.UP: "overline", tokens.DOWN: "underline"}, set()
     for row in (0, 2, 3):
         lines = tab.evaluate(f"""[...document.querySelectorAll(
             ".completion:nth-child({row + 1}) .tokens span")].map(span =>
             [getComputedStyle(span).textDecorationLine, span.style.backgroundColor])""")
-        assert len(lines) == lengths[row]
         for place, (line, drawn) in enumerate(lines):
-            gone = states[4].gradient[row, place] == 0
-            up = states[4].advantages[row, place] > 0
-            kind = ("up" if up else "down") if gone else None
-            assert line == (marks[kind] if kind else "none")
-            status = {None: tokens.PASSES, "up": tokens.UP, "down": tokens.DOWN}[kind]
+            status = tokens.PASSES
+            if states[4].gradient[row, place] == 0:
+                status = tokens.UP if states[4].advantages[row, place] > 0 else tokens.DOWN
+            assert line == marks.get(status, "none")
             wanted = tokens.STATUSES[status][2]
             assert [int(x) for x in re.findall(r"\d+", drawn)] == [
                 int(wanted[i:i + 2], 16) for i in (1, 3, 5)]
-            found.append(kind)
-    assert {None, "down"} <= set(found)
-    assert "clipped down" in tab.locator("#legend").inner_text()
+            found.add(status)
+    assert {tokens.PASSES, tokens.DOWN} <= found
 
 
 @pytest.mark.parametrize("way", ["hover", "focus", "tap"])
@@ -581,30 +565,6 @@ def test_keys(visit, page):
     assert all(word in documented for word in ("Tab", "Home", "slider", "method", "colour"))
 
 
-def test_methods_are_switched_on_the_same_rollout(visit, rollout, page):
-    """Each has its own walk from the same start; the step stays."""
-    tab, ratios = visit(page), {}
-    assert tab.locator("#method option").all_inner_texts() == ["grpo", "acpo"]
-    for name in ("grpo", "acpo", "grpo"):
-        tab.locator("#method").select_option(label=name)
-        until(tab,
-            f"document.getElementById('method-text').textContent.startsWith('{name} =')")
-        _, states = expected(rollout, name)
-        for step in (0, 4):
-            at_step(tab, step)
-            tab.locator(TOKEN.format(4, 3)).hover()
-            ratios[name, step] = float(panel(tab)["ratio"])
-            assert ratios[name, step] == pytest.approx(states[step].ratio[3, 2].item(), rel=7e-4)
-            assert number_in(tab, "entropy") == pytest.approx(
-                states[step].measured["entropy"].item(), rel=1e-3)
-    assert ratios["grpo", 0] == ratios["acpo", 0] == 1
-    assert ratios["grpo", 4] != ratios["acpo", 4]
-
-
-def number_in(tab, word):
-    return float(re.search(rf"{word} ([\d.]+)", tab.locator("#summary").inner_text())[1])
-
-
 def test_the_completions_of_a_step_are_marked(visit, page):
     tab, method = visit(page), header(page.read_text())["methods"][0]
     for step in (0, 1, 2, 4):
@@ -617,31 +577,23 @@ def test_the_completions_of_a_step_are_marked(visit, page):
 
 def test_filters(visit, page):
     tab = visit(page)
-
-    def there():
-        return tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
-            (x, k) => x.offsetParent ? [k] : [])""")
     said = header(page.read_text())["problems"]
-    assert there() == [0, 1, 2, 3]
     titles = tab.locator(".completion h2").all_inner_texts()
     assert [title[:7] for title in titles] == ["✓ right", "✗ wrong", "✗ wrong", "✓ right"]
-    facts = tab.locator(".completion .facts:first-of-type").all_inner_texts()
-    assert all(f"reward {int(c['reward'])}" in fact and "advantage" in fact
-               for fact, c in zip(facts, said[0], strict=True))
-    for reward, end, expected_rows in (("right", "all", [0, 3]), ("wrong", "all", [1, 2]),
-                                       ("all", "truncated", []), ("all", "ended", [0, 1, 2, 3])):
+
+    def there(reward, end):
         tab.locator("#reward").select_option(reward)
         tab.locator("#end").select_option(end)
-        assert there() == expected_rows
-        assert tab.locator("#count").inner_text() == f"{len(expected_rows)} of 4 completions"
-    tab.locator("#reward").select_option("wrong")  # and it stays with another problem
-    tab.locator("#end").select_option("all")
-    tab.locator("#problem").select_option(index=1)
+        rows = tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
+            (x, k) => x.offsetParent ? [k] : [])""")
+        assert tab.locator("#count").inner_text() == f"{len(rows)} of 4 completions"
+        return rows
+    assert there("right", "all") == [0, 3] and there("all", "truncated") == []
+    assert there("all", "ended") == [0, 1, 2, 3] and there("wrong", "all") == [1, 2]
+    tab.locator("#problem").select_option(index=1)  # they stay with another problem
     until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
-    assert there() == [k for k, c in enumerate(said[1]) if not c["right"]]
-    tab.locator("#end").select_option("truncated")
-    assert there() == [3] and "truncated" in tab.locator(".completion").nth(3).inner_text()
-    assert "↵\nprompt" in tab.locator("#prompt").evaluate("x => x.textContent")
+    assert there("wrong", "all") == [k for k, c in enumerate(said[1]) if not c["right"]]
+    assert there("wrong", "truncated") == [3]
 
 
 def test_texts_are_data(visit, page):
@@ -665,13 +617,10 @@ def test_completions_of_3000_tokens(visit, model, tmp_path):
     path = kept_rollout(tmp_path / "long", model, [texts], [[1.0, 0.0, 0.0, 1.0]], max_tokens=3100,
                         prompts=["p"])
     main(["tokens", str(path), "--methods", "grpo", "--out", str(tmp_path / "long.html")])
-    began = time.perf_counter()
     tab = visit(tmp_path / "long.html")
-    assert time.perf_counter() - began < 30  # on a machine that does other things, too
     assert tab.locator(".tokens span").count() == 4 * 3001
     colour_by(tab, "ratio")
-    assert tab.evaluate(MOVE) < 10_000
-    # what is far from the screen is painted when one comes to it, and again after a move
+    # a token far from the screen is painted when one comes to it, and again after a move
     first, last = tab.locator(TOKEN.format(1, 1)), tab.locator(TOKEN.format(4, 3001))
     is_of_now = "shown.spans.at(-1).style.backgroundColor === lookOf(4 * 3001 - 1).background"
     for step in (4, 0):
@@ -681,7 +630,5 @@ def test_completions_of_3000_tokens(visit, model, tmp_path):
         assert not tab.evaluate(is_of_now)
         last.scroll_into_view_if_needed()
         until(tab, is_of_now)
-    last.hover()
-    assert panel(tab)["place"] == "3001 of 3001"
     tab.set_viewport_size(dict(width=360, height=700))  # there is no space in them to break at
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
