@@ -1,220 +1,193 @@
-"""Tables, figures and the anatomy of updates, from the folders of runs and from kept rollouts.
+"""Tables and figures of runs, and the anatomy of their updates.
 
-    python -m analysis curves runs/*     a few numbers over the rollouts
+    python -m analysis curves runs/*     held-out scores, reward, entropy, clipping and KL
     python -m analysis table runs/*      a line for each method, with intervals over seeds
-    python -m analysis passk runs/*      pass@k before and after
-    python -m analysis fade runs/*       gradient masses, controllers, entropy, rank of the head's
-                                         change
-    python -m analysis p3o runs/*        effective sample size, capped tokens, KL within a rollout
-    python -m analysis keep runs/* --out results.jsonl
-                                         the runs' numbers in one small file, which all of these
-                                         read too
+    python -m analysis passk runs/*      pass@k, the chance that one of k completions is right,
+                                         before and after training
+    python -m analysis fade runs/*       FADE's gradient masses and controllers, entropy, and how
+                                         close the LM head's change is to rank one
+    python -m analysis p3o runs/*        effective sample size, capped and clipped tokens, KL over
+                                         the optimizer steps of a rollout
 
     python train.py --loss grpo --rollouts 1 --save_rollouts --eval_every 0 --out runs/kept
     R=runs/kept/rollouts/rollout_000001.pt
-    python -m analysis steps $R          ratios, gradient sizes and clipping, step by step
+    python -m analysis steps $R          ratios, gradient sizes and clipping after each step
     python -m analysis replay $R         the gradients of all methods on one rollout
     python -m analysis tokens $R --methods grpo,acpo
-                                         a page for the browser: every token, step by step
+                                         a page for the browser: probability, ratio, clipping and
+                                         gradient of each token after each step
 
-Every command says which files it wrote, and `python -m analysis COMMAND --help` its flags. Runs
-whose flags differ in nothing but the seed are one line.
+A command ends with the names of the files that it wrote; `python -m analysis COMMAND --help` has
+its flags. Runs whose flags differ in nothing but the seed are one line.
 """
 
 # torch, transformers and matplotlib are imported where a command needs them: --help is to be quick
-import fnmatch
+import argparse
 import json
 import sys
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from analysis.flags import OF_RUNS, beside, parse, refuse
+from experiment import failures
 
-SHOWN = 3  # so many runs a sentence names
+refuse = partial(failures.refuse, "analysis")
+# command: the file to write without --out, and the flags of a command that takes a rollout
+COMMANDS = dict(
+    curves=["curves.png"], table=["table.md"], passk=["passk.png"], fade=["fade.png"],
+    p3o=["p3o.png"], steps=["steps.png", "model", "lr", "steps"],
+    replay=["replay.json", "model", "methods"],
+    tokens=["tokens.html", "model", "lr", "steps", "methods", "problems"])
+
+
+def positive(text, kind=float):
+    if not 0 < kind(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return kind(text)
+
+
+def count(text):
+    return positive(text, int)
+
+
+def method_names(text):
+    from losses import METHODS
+    if unknown := listed(name for name in text.split(",") if name not in METHODS):
+        raise argparse.ArgumentTypeError(f"no such method: {unknown}; there are {listed(METHODS)}")
+    return text.split(",")
+
+
+FLAGS = dict(
+    model=dict(help="Hugging Face model that the steps are taken with; for a later rollout than "
+                    "the first, the checkpoint before it (default: the run's)"),
+    lr=dict(type=positive, help="learning rate of the steps (default: the run's)"),
+    steps=dict(type=count, help="number of optimizer steps (default: the run's)"),
+    methods=dict(type=method_names,
+                 help="methods of losses.py, with commas between (default: of replay all, of "
+                      "tokens the run's)"),
+    problems=dict(type=count, help="number of the rollout's problems on the page (default: all)"),
+    out=dict(type=Path, help="file to write; the numbers of steps and replay go into a .json "
+                             "(default: beside the run or rollout)"))
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, *flags) in COMMANDS.items():
+        sub = commands.add_parser(name, allow_abbrev=False)
+        if flags:
+            sub.add_argument("rollout", type=Path, help="a file of train.py --save_rollouts")
+        else:
+            sub.add_argument("runs", nargs="+", type=Path, help="folders of runs, as runs/*")
+        for flag in (*flags, "out"):
+            sub.add_argument(f"--{flag}", **FLAGS[flag])
+    return parser
+
+
+def output(out, paths, command):
+    """-> the file to write: --out, or one in the folder that the first path lies in. There the name
+    of a path that is alone stands in front, so that no run's own figure is written over."""
+    name = COMMANDS[command][0]
+    if out is None:
+        first = paths[0].resolve()
+        return first.with_name(f"{first.stem}-{name}" if len(paths) == 1 else name)
+    if out.is_dir() or not out.parent.is_dir():  # the figure may be minutes away
+        refuse(f"--out {out} is no file in a folder that is there; it may be {name}")
+    return out
+
+
+@contextmanager
+def refusing(path):
+    """Where ValueError is raised, ends with one sentence and exit code 2."""
+    try:
+        yield
+    except ValueError as e:
+        refuse(f"{path}: {e}")
 
 
 def note(message):
     print(f"analysis: {message}", file=sys.stderr)
 
 
-def wrote(*files):
-    """Every command's last line."""
-    print(f"written: {', '.join(map(str, files))}")
-
-
-def some(texts):
-    """The first few, and how many more there are."""
-    texts = list(map(str, texts))
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return ", ".join(texts[:SHOWN]) + more
+def listed(things):
+    return ", ".join(map(str, things))
 
 
 # ---------------------------------------------------------------------------- commands on runs
 
 
-def read_runs(paths, only):
-    """The runs of the paths, each seed once, those with a name like one of `only`; refuses paths
-    that hold none."""
-    from analysis.runs import distinct, is_run, read
-    for path in paths:
-        if not path.exists():
-            refuse(f"{path}: there is no such folder or file; train.py writes a run's folder, "
-                   "which its --out names")
-    there = [path for path in paths if is_run(path)] or paths[:1]
-    if there[0].is_dir() and not is_run(there[0]):
-        refuse(f"{there[0]} holds no run: it has no metrics.jsonl and config.json")
-    if others := [path for path in paths if path not in there]:  # a shell's runs/* names all
-        note(f"left out, for they hold no run: {some(map(str, others))}")
-    try:
-        runs = [run for path in there for run in read(path)]
-    except (OSError, ValueError) as e:
-        refuse(str(e))
-    if only:
-        runs = [run for run in runs
-                if any(fnmatch.fnmatch(run["name"], pattern) for pattern in only.split(","))]
-    if not runs:
-        refuse(f"no run in {' '.join(map(str, paths))}"
-               + (f" is named like {only}" if only else ""))
-    runs, left_out = distinct(runs)
-    if left_out:
-        twice = some(f"{run['name']}, seed {run['seed']} ({used['path']} is used, {run['path']} "
-                     "is not)" for used, run in left_out)
-        note("runs of one setting and one seed count once, the longest of them, or of equally "
-             f"long ones the last folder given: {twice}")
-    return runs
-
-
-def analyze_runs(command, paths, only=None, out=None):
-    from analysis import figures
-    from analysis.masses import masses
-    from analysis.runs import find_runs, grouped, keep, table, table_notes
-    paths = find_runs(paths) or list(map(Path, paths))
-    runs = read_runs(paths, only)
-    groups, out = grouped(runs), out or beside(paths, command)
-    try:
-        if command == "table":
-            text = table(runs)
-            Path(out).write_text(text)
-            print(f"{text}\n{table_notes(runs)}")
-        elif command == "keep":
-            keep(runs, out)
-        elif command == "curves":
-            figures.curves(groups, out)
-        elif command == "passk":
-            draw_pass_at_k(runs, out)
-        elif command == "fade":
-            figures.fade(groups, masses(), out)
-        elif command == "p3o":
-            figures.p3o(groups, out)
-    except OSError as e:
-        refuse(f"{out} cannot be written: {e.strerror}; --out names another file")
-    wrote(out)
-
-
-def draw_pass_at_k(runs, out):
-    from analysis import figures
-    from analysis.runs import evaluations, grouped, is_evaluated, pass_at_k
-    evaluated = [run for run in runs if is_evaluated(run)]
-    makes = "train.py --eval_every N evaluates before training and after every N rollouts"
-    if not evaluated:
-        refuse(f"passk: none of {some(run['path'] for run in runs)} was evaluated after training; "
-               f"{makes}")
-    if len(evaluated) < len(runs):
-        missing = some(run["path"] for run in runs if not is_evaluated(run))
-        note(f"passk leaves out {missing}: not evaluated after training; {makes}")
-    if not any(evaluations(run)[0]["rollout"] == 0 for run in evaluated):
-        note(f"the figure has no base: no run was evaluated before training; {makes}")
-    groups = grouped(evaluated)
-    figures.passk(pass_at_k(groups), out, figures.passk_caption(groups))
+def of_runs(command, paths, out):
+    from analysis import figures, runs
+    # a shell's runs/* has figures and tables, too
+    found = [runs.read(path) for path in paths if (path / "metrics.jsonl").exists()]
+    groups = runs.grouped(run for run, in found)
+    if not found:
+        refuse(f"{listed(paths)}: no run's folder is among these; train.py --out names one")
+    if sum(map(len, groups.values())) < len(found):
+        note("runs are given twice: a seed of a setting counts once, by its longest run")
+    if command == "table":
+        out.write_text(runs.table(groups))
+        print(f"{out.read_text()}\n{runs.NOTES}")
+    elif command == "passk":
+        results = runs.pass_at_k(groups)
+        if results.keys().isdisjoint(groups):
+            refuse("passk: no run was evaluated after training, as by train.py --eval_every 10")
+        figures.passk(results, out)
+    else:
+        figures.curves(groups, out, command)
+    print(f"written: {out}")
 
 
 # ---------------------------------------------------------------------------- commands on a rollout
 
 
-def rollout_file(path):
-    """Refuses a path that is no file, with the rollouts that there are."""
-    if not path.exists():
-        refuse(f"{path}: there is no such file; train.py --save_rollouts keeps rollouts, in its "
-               "folder's rollouts/")
-    if path.is_dir():
-        kept = sorted(path.glob("**/rollout_*.pt"))
-        refuse(f"{path} is a folder, not the file of a rollout: " + (
-            f"it holds {some(kept)}" if kept else
-            "it holds none; train.py --save_rollouts keeps them"))
-
-
-def analyze_rollout(command, path, out=None, model=None, methods=None, lr=None, steps=None):
-    rollout_file(Path(path))
+def of_rollout(command, path, out, model, **options):
     from analysis import anatomy, figures
     from analysis.rollout import open_rollout
-    from losses import METHODS
-    try:
+    with refusing(path):
         kept = open_rollout(path, model)
-    except ValueError as e:
-        refuse(f"{path}: {e}")
-    try:
-        if command == "steps":
-            result = anatomy.steps(kept, steps, lr)
-            draw, as_table = figures.steps, anatomy.steps_table
-        elif command == "replay":
-            result = anatomy.replay(kept, methods.split(",") if methods else METHODS)
-            draw, as_table = figures.replay, anatomy.replay_table
-    except ValueError as e:
-        refuse(f"{path}: {e}")
-    about = dict(rollout=kept.rollout, method=kept.flags["loss"], lr=lr or kept.flags["lr"])
-    write({**about, **result}, out or beside([path], command), draw, as_table)
+        result = getattr(anatomy, command)(kept, **options)
+    write(dict(rollout=kept.rollout, method=kept.flags["loss"],
+               lr=options.get("lr") or kept.flags["lr"], **result), out,
+          getattr(anatomy, f"{command}_table"), getattr(figures, command, None))
 
 
-def analyze_tokens(path, out=None, model=None, methods=None, lr=None, steps=None, problems=None):
-    rollout_file(Path(path))
+def write(result, out, as_table, draw=None):
+    """Writes the numbers into a .json, the figure beside it, and prints the table."""
+    from experiment.log import numbers
+    files = [Path(out).with_suffix(".json")]
+    files[0].write_text(json.dumps(numbers(result), indent=1))
+    if draw:
+        draw(result, out)
+        files.insert(0, out)
+    print(f"{as_table(result)}\nwritten: {listed(files)}")
+
+
+def of_tokens(path, out, **options):
     from analysis import tokens
-    from analysis.rollout import open_rollout
-    out = Path(out or beside([path], "tokens"))
-    try:
-        if saved := tokens.saved(path):  # before a model loads
-            flags, prompt = saved
-            tokenizer, eos = tokens.read_tokenizer(model or flags["model"], prompt)
-        kept = open_rollout(path, model)
-        names = methods.split(",") if methods else [flags["loss"]]
-        page, remark = tokens.page_of(kept, path, tokenizer, eos, names, steps, lr, problems)
-    except ValueError as e:
-        refuse(f"{path}: {e}")
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as e:
-        refuse(f"{out} cannot be written: {e.strerror}; --out names another file")
+    with refusing(path):
+        page, remark = tokens.make_page(path, **options)
+    out.write_text(page, encoding="utf-8")
     if remark:
         note(remark)
-    if len(page) > 50e6:
-        note(f"the page has {len(page) / 1e6:.0f} MB; --problems N shows fewer problems")
-    wrote(out)
-
-
-def write(result, out, draw, as_table):
-    """Writes the figure, and the numbers into a .json beside it, and prints the table."""
-    from experiment.log import numbers
-    out = Path(out)
-    numbers_file = out.with_suffix(".json")
-    try:
-        numbers_file.write_text(json.dumps(numbers(result), indent=1))
-        draw(result, out)
-    except OSError as e:
-        refuse(f"{out} or {numbers_file} cannot be written: {e.strerror}; --out names other files")
-    print(as_table(result))
-    wrote(out, numbers_file)
+    print(f"written: {out}")
 
 
 def main(argv=None):
-    args = parse(argv, __doc__)
-    if args.command in OF_RUNS:
-        analyze_runs(args.command, args.paths, args.only, args.out)
+    options = vars(make_parser().parse_args(argv))
+    command, out, runs, path = (options.pop(name, None)
+                                for name in ("command", "out", "runs", "rollout"))
+    out = output(out, runs or [path], command)
+    if runs:
+        of_runs(command, runs, out)
+    elif not path.is_file():
+        refuse(f"{path} is no file; train.py --save_rollouts keeps rollouts, such as "
+               "runs/kept/rollouts/rollout_000001.pt")
+    elif command == "tokens":
+        of_tokens(path, out, **options)
     else:
-        path, = args.paths
-        options = {name: value for name, value in vars(args).items()
-                   if name not in ("command", "paths")}
-        if args.command == "tokens":
-            analyze_tokens(path, **options)
-        else:
-            analyze_rollout(args.command, path, **options)
+        of_rollout(command, path, out, **options)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,22 @@ bytes, then high bytes: most are small, so that they deflate well.
 """
 
 import base64
+import copy
 import hashlib
 import json
 import math
 import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from analysis.quantities import weight_on_logprob
-from analysis.rollout import NO_ROLLOUT, walk
+from analysis.anatomy import logged, weight_on_logprob
+from analysis.rollout import first_line, open_rollout, walk
 from engine.loading import eos_ids
 from experiment.log import numbers
-from losses import METHODS, correct, describe, measure
+from losses import correct, describe
 
 LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -59,60 +59,33 @@ MAPS = dict(  # of equally far stops. In each, what is dark is what stands out
 MAPS["high_is_dark"] = MAPS["low_is_dark"][::-1]
 
 
-# ---------------------------------------------------------------------------- before a model loads
-
-
-def saved(path):
-    """The flags of the run that kept a rollout, and the token ids of its first prompt; None where
-    the file is no rollout, of which open_rollout says more. Raises ValueError for a run whose
-    method there is no more."""
-    try:
-        kept = torch.load(path, map_location="cpu", weights_only=False)
-        flags, batch = kept["flags"], kept["batch"]
-        name, prompt = flags["loss"], batch["ids"][0, :batch["prompt_len"][0]].tolist()
-    except NO_ROLLOUT:
-        return None
-    if name not in METHODS:
-        raise ValueError(f"its run's method {name} is not in losses.py: its steps cannot be taken "
-                         f"again; there are {', '.join(METHODS)}")
-    return flags, prompt
-
-
-def read_tokenizer(model, prompt):
-    """-> the tokenizer, and the ids that end a completion. Raises ValueError, a sentence, for one
-    that cannot be read or has no text for the ids of a prompt."""
-    advice = "--model names a folder that has it, such as a checkpoint of the run"
-    from transformers import AutoTokenizer
-
-    from data import hub
-    try:
-        hub.reach(model, "model")
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        eos = eos_ids(model, tokenizer)
-    except Exception as e:  # there is no end to what can be wrong with a folder
-        raise ValueError(f"the tokenizer of {model} cannot be read ({hub.reason(e)}); "
-                         f"{advice}") from None
-    if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
-        raise ValueError(f"the tokenizer of {model} has no text for the rollout's tokens: its "
-                         f"files are not complete; {advice}")
-    return tokenizer, eos
-
-
 # ---------------------------------------------------------------------------- texts
 
 
-def token_texts(tokenizer, ids, alone):
+def read_tokenizer(model, prompt):
+    """-> the tokenizer, and the ids that end a completion. Raises ValueError for a model without
+    one, or without a text for the ids of a prompt."""
+    from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        eos = eos_ids(model, tokenizer)
+        if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
+            raise ValueError("it has no text for the rollout's tokens")
+    except Exception as e:  # a folder can be wrong in any way
+        raise ValueError(f"the tokenizer of {model} cannot be used ({first_line(e)}); --model "
+                         "names a folder that has one, such as a checkpoint of the run") from None
+    return tokenizer, eos
+
+
+def token_texts(tokenizer, ids):
     """The text of each token; together they are the text of all.
 
     A character can be spread over several tokens: the last has it, and those before have "". What
-    is never completed is U+FFFD. alone: a dict of the texts of single tokens, which is filled."""
+    is never completed is U+FFFD."""
     def decode(part):
         return tokenizer.decode(part, clean_up_tokenization_spaces=False)
-    for i in ids:
-        if i not in alone:
-            alone[i] = decode([i])
-    whole, pieces = decode(ids), [alone[i] for i in ids]
-    if "".join(pieces) == whole:
+    pieces = [decode([i]) for i in ids]
+    if "".join(pieces) == decode(ids):
         return pieces
     pieces, start, done = [], 0, 0  # the text of ids[:done] is out; ids[start:done] is context
     for end in range(1, len(ids) + 1):
@@ -133,26 +106,30 @@ def is_right(kept):
     return (rewards - 1).abs() < 1e-6
 
 
-def problem_text(kept, problem, tokenizer, alone):
-    """What the page says of a problem in words: its prompt, and its completions' tokens."""
-    batch, size = kept.batch, kept.rewards.shape[1]
-    rows = range(problem * size, (problem + 1) * size)
-    ids = [row.tolist() for row in batch.ids[rows.start:rows.stop].cpu()]
-    first, lengths = batch.prompt_len.tolist(), batch.completion_len.tolist()
-    tokens = [line[first[r]:first[r] + lengths[r]] for r, line in zip(rows, ids, strict=True)]
-    return dict(prompt=tokenizer.decode(ids[0][:first[rows.start]]), ids=tokens,
-                texts=[token_texts(tokenizer, line, alone) for line in tokens])
+def completions_of(kept, eos):
+    """The page's facts of each completion of the rollout, the same for all methods."""
+    batch, limit = kept.batch, kept.flags["max_tokens"]
+    last = batch.ids.gather(1, (batch.prompt_len + batch.completion_len - 1)[:, None])
+    columns = batch.completion_len, kept.rewards, is_right(kept), last
+    return [dict(tokens=n, reward=round(reward, 6), right=right,
+                 truncated=n >= limit and end not in eos)
+            for n, reward, right, end in zip(*(x.flatten().tolist() for x in columns))]
+
+
+def problem_text(batch, rows, tokenizer):
+    """A problem's prompt, and its completions' tokens as ids and texts. rows: a range."""
+    start = batch.prompt_len.tolist()
+    end = (batch.prompt_len + batch.completion_len).tolist()
+    ids = [batch.ids[row, start[row]:end[row]].tolist() for row in rows]
+    return dict(prompt=tokenizer.decode(batch.ids[rows[0], :start[rows[0]]].tolist()), ids=ids,
+                texts=[token_texts(tokenizer, line) for line in ids])
 
 
 # ---------------------------------------------------------------------------- numbers
 
 
-def logprob_code(x):
-    return (-x.double() * LOGPROB).round().clamp(0, 65535).long().cpu().numpy()
-
-
-def entropy_code(x):
-    return (x.double() * ENTROPY).round().clamp(0, 65535).long().cpu().numpy()
+def code(x, scale):
+    return (x.double() * scale).round().clamp(0, 65535).long().cpu().numpy()
 
 
 def signed_code(x):
@@ -164,17 +141,6 @@ def signed_value(code):
     """What a code of signed_code stands for."""
     size = np.exp((np.abs(code) - 1) / GRADIENT) * SMALLEST
     return np.where(code == 0, 0.0, np.sign(code) * size)
-
-
-@dataclass
-class Walked:
-    """What a method's steps do to the n tokens of the page, in the order of the completions."""
-
-    text: str          # of the method
-    advantages: list   # of each completion of the rollout
-    shares: list       # the rows of the completions that each step had
-    summary: list      # of the whole rollout, at each state
-    codes: dict        # {logprob, entropy, gradient, status}: [states, n] each
 
 
 def token_codes(tokens, method, shown, coefficients):
@@ -197,48 +163,40 @@ def token_codes(tokens, method, shown, coefficients):
     status[(weight == 0) & (clean.advantages < 0)] = DOWN
     status[clean.advantages == 0] = NO_ADVANTAGE
     status[~tokens.mask] = OUT
-    return dict(logprob=logprob_code(tokens.logprobs[shown]),
-                entropy=entropy_code(tokens.entropy[shown]),
+    return dict(logprob=code(tokens.logprobs[shown], -LOGPROB),
+                entropy=code(tokens.entropy[shown], ENTROPY),
                 gradient=signed_code(gradient[shown]), status=status[shown].long().cpu().numpy())
 
 
-def summary(tokens, method):
-    """A few means over the whole rollout, as train.py logs them of a step."""
-    measured = measure(method, tokens.without_junk())
-    return numbers({name: measured[name].item() for name in ("entropy", "approx_kl", "ess",
-                                                             "clip_high_frac", "clip_low_frac")})
-
-
-def walk_of(kept, shown, steps=None, lr=None):
-    """Takes the steps of the method that kept uses. -> Walked"""
-    method, states, shares, summaries = kept.method, [], [], []
-    for _, rows, _ in walk(kept, steps, lr):
+def walked(kept, name, shown, steps=None, lr=None):
+    """Takes the steps of a method. -> for the header its text, the shares (rows of each step), a
+    summary of the rollout at each state, as train.py logs it of a step, and the advantages of the
+    completions; and {array: codes [states, n]} of the n shown tokens."""
+    kept.follow(name)
+    states, shares, summaries = [], [], []
+    for _, rows in walk(kept, steps, lr):
         tokens = kept.tokens()
-        states.append(token_codes(tokens, method, shown, kept.coefficients))
-        summaries.append(summary(tokens, method))
+        states.append(token_codes(tokens, kept.method, shown, kept.coefficients))
+        summaries.append(numbers(logged(tokens, kept.method, "entropy", "approx_kl", "ess",
+                                        "clip_high_frac", "clip_low_frac")))
         if rows is not None:
             shares.append(rows.tolist())
-    codes = {name: np.stack([state[name] for state in states]) for name in states[0]}
-    return Walked("", kept.batch.advantages[:, 0].tolist(), shares, summaries, codes)
+    advantages = [float(f"{a:.6g}") for a in kept.batch.advantages[:, 0].tolist()]
+    return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
+                 advantages=advantages),
+            {key: np.stack([state[key] for state in states]) for key in states[0]})
 
 
 def walks(kept, names, shown, steps=None, lr=None):
-    """{name: Walked} of each method from the same start. A method has its flags at their defaults;
-    the run's own has the run's, and its coefficients."""
-    run_name, run_method, coefficients = kept.flags["loss"], kept.method, kept.coefficients
-    start, result = [p.detach().clone() for p in kept.policy.parameters()], {}
+    """walked of each method, from the same start. -> two lists"""
+    start, found = copy.deepcopy(kept.policy.state_dict()), []
     for name in dict.fromkeys(names):
-        with torch.no_grad():
-            for p, value in zip(kept.policy.parameters(), start, strict=True):
-                p.copy_(value)
-        kept.coefficients = coefficients if name == run_name else {}
+        kept.policy.load_state_dict(start)
         try:
-            kept.use(run_method if name == run_name else METHODS[name])
-            result[name] = walk_of(kept, shown, steps, lr)
+            found.append(walked(kept, name, shown, steps, lr))
         except ValueError as e:
             raise ValueError(f"the steps of {name} cannot be taken: {e}") from None
-        result[name].text = describe(name, kept.method)
-    return result
+    return zip(*found)
 
 
 # ---------------------------------------------------------------------------- the payload
@@ -248,11 +206,12 @@ def deflated(raw):
     return base64.b64encode(zlib.compress(raw, 9)).decode()
 
 
-def pack(arrays):
-    """Arrays of codes [states, n] -> text."""
+def pack(arrays, part):
+    """A part, a slice of the tokens, of {name: codes [states, n]} -> text."""
     parts = []
-    for array in arrays:
-        change = np.diff(array, axis=0, prepend=0).astype(np.int16).astype(np.int32)  # modulo 2^16
+    for array in arrays.values():
+        change = np.diff(array[:, part], axis=0, prepend=0)
+        change = change.astype(np.int16).astype(np.int32)  # modulo 2^16
         folded = ((change << 1) ^ (change >> 31)).astype(np.uint16)  # 0, -1, 1, -2: 0, 1, 2, 3
         parts += [(folded & 255).astype(np.uint8), (folded >> 8).astype(np.uint8)]
     return deflated(b"".join(part.tobytes() for part in parts))
@@ -268,7 +227,7 @@ def reference_codes(kept, shown, start):
     trainer = old
     if torch.equal(old, sampler):
         trainer = -torch.from_numpy(start["logprob"][0]).to(old) / LOGPROB
-    return dict(old=logprob_code(old)[None], gap=signed_code(trainer - sampler)[None])
+    return dict(old=code(old, -LOGPROB)[None], gap=signed_code(trainer - sampler)[None])
 
 
 def round_up(x):
@@ -279,55 +238,35 @@ def round_up(x):
     return next(f * unit for f in (1, 2, 5, 10) if f * unit >= x * 0.999)
 
 
-def quantities(walked, reference):
-    """What the tokens can be coloured by, and from where to where the colours go: for ratio, |G|
-    and the sampler, where one token in a hundred may lie beyond."""
+def quantities(methods, codes, reference):
+    """The quantities that colour a token, and the ends of their colours: for ratio, |G| and the
+    sampler, one token in a hundred may lie beyond."""
     def far(values):
-        return float(np.quantile(np.abs(values), 0.99)) if values.size else 0.0
-    every = [w.codes for w in walked.values()]
-    entropy = round_up(max(int(c["entropy"].max()) for c in every) / ENTROPY)
-    advantage = round_up(max(abs(a) for w in walked.values() for a in w.advantages))
-    spread = max(far(c["logprob"] - reference["old"]) for c in every) / LOGPROB
-    ratio = 1 + round_up(math.expm1(min(spread, 10)))
-    gradient = round_up(max(far(signed_value(c["gradient"])) for c in every))
-    gap = round_up(far(signed_value(reference["gap"])))
-
-    def quantity(key, name, kind, low, high, scale="linear"):
-        return dict(key=key, name=name, map=kind, low=low, high=high, scale=scale)
-    return [quantity("probability", "probability", "low_is_dark", 0, 1),
-            quantity("entropy", "entropy (nats)", "high_is_dark", 0, entropy),
-            quantity("advantage", "advantage", "diverging", -advantage, advantage),
-            quantity("ratio", "ratio", "diverging", 1 / ratio, ratio, "log"),
-            quantity("clipped", "clipped or not", None, 0, 0),
-            quantity("gradient", "|gradient|", "high_is_dark", gradient / 1000, gradient, "log"),
-            quantity("gap", "trainer against sampler", "diverging", -gap, gap)]
+        return round_up(float(np.quantile(np.abs(values), 0.99)))
+    entropy = round_up(max(c["entropy"].max() for c in codes) / ENTROPY)
+    advantage = round_up(max(abs(a) for method in methods for a in method["advantages"]))
+    spread = max(np.quantile(np.abs(c["logprob"] - reference["old"]), 0.99) for c in codes)
+    ratio = 1 + round_up(math.expm1(min(spread / LOGPROB, 10)))
+    gradient = max(far(signed_value(c["gradient"])) for c in codes)
+    gap = far(signed_value(reference["gap"]))
+    rows = (("probability", "probability", "low_is_dark", 0, 1, "linear"),
+            ("entropy", "entropy (nats)", "high_is_dark", 0, entropy, "linear"),
+            ("advantage", "advantage", "diverging", -advantage, advantage, "linear"),
+            ("ratio", "ratio", "diverging", 1 / ratio, ratio, "log"),
+            ("clipped", "clipped or not", None, 0, 0, "linear"),
+            ("gradient", "|gradient|", "high_is_dark", gradient / 1000, gradient, "log"),
+            ("gap", "trainer against sampler", "diverging", -gap, gap, "linear"))
+    return [dict(zip(("key", "name", "map", "low", "high", "scale"), row)) for row in rows]
 
 
-def completions_of(kept, eos, problems):
-    """What the page says of each completion of its problems, whatever the method."""
-    batch, limit = kept.batch, kept.flags["max_tokens"]
-    size, right = kept.rewards.shape[1], is_right(kept)
-    lengths, rewards = batch.completion_len.tolist(), kept.rewards.flatten().tolist()
-    last = batch.ids.gather(1, (batch.prompt_len + batch.completion_len - 1)[:, None])[:, 0]
-    truncated = [n >= limit and i not in eos for n, i in zip(lengths, last.tolist(), strict=True)]
-    return [[dict(tokens=lengths[row], reward=round(rewards[row], 6),
-                  right=bool(right.flatten()[row]), truncated=truncated[row])
-             for row in range(problem * size, (problem + 1) * size)]
-            for problem in range(problems)]
-
-
-def note_on_start(kept, path):
-    """-> a sentence, where the weights of the walk's start are not those that pi_old is of, and
-    what to add to it for whoever has the run's folder."""
+def note_on_start(kept):
+    """A sentence, where the weights of the walk's start are not those of pi_old; else ""."""
     tokens = kept.tokens()
     away = tokens.log_ratio[tokens.mask].abs()
     if away.max() < 1e-3:
-        return "", ""
-    said = (f"Before the first step the log ratios are {away.mean():.2g} on average and up to "
+        return ""
+    return (f"Before the first step the log ratios are {away.mean():.2g} on average and up to "
             f"{away.max():.2g}: the model is not quite the one that the ratio is taken against")
-    before = Path(path).resolve().parent.parent / "checkpoints" / f"rollout_{kept.rollout - 1:06d}"
-    found = kept.rollout > 1 and (before / "config.json").exists()
-    return said, f"; the weights of rollout {kept.rollout} are --model {before}" if found else ""
 
 
 def short(name):
@@ -336,39 +275,39 @@ def short(name):
     return Path(name).name if Path(name).exists() else str(name)
 
 
-def page_of(kept, path, tokenizer, eos, names, steps=None, lr=None, problems=None):
-    """-> the page's HTML, and a note for whoever makes it, or "".
+def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None):
+    """-> the HTML of a kept rollout's page, and a note on the weights that it begins with, or "".
 
-    names: of the methods. problems: how many the page shows, from the first; None is all.
-    Raises ValueError for a method whose steps cannot be taken on this rollout."""
-    size = kept.rewards.shape[1]
-    problems = min(problems or len(kept.rewards), len(kept.rewards))
-    lengths, alone = kept.batch.completion_len, {}
-    shown = torch.arange(kept.batch.mask.shape[1], device=lengths.device) < lengths[:, None]
-    shown[problems * size:] = False
-    note, advice = note_on_start(kept, path)
-    walked = walks(kept, names, shown, steps, lr)
-    reference = reference_codes(kept, shown, next(iter(walked.values())).codes)
+    methods: names, by default the run's. problems: their number on the page, from the first; None
+    is all. Raises ValueError for a rollout, a model or a method whose steps cannot be taken."""
+    kept = open_rollout(path, model)
+    flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape
+    tokenizer, eos = read_tokenizer(model or flags["model"],
+                                    batch.ids[0, :batch.prompt_len[0]].tolist())
+    n = min(problems or count, count) * size
+    lengths = batch.completion_len
+    shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
+    shown[n:] = False
+    note = note_on_start(kept)
+    of_methods, codes = walks(kept, methods or [flags["loss"]], shown, steps, lr)
+    reference, facts = reference_codes(kept, shown, codes[0]), completions_of(kept, eos)
+    groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
-        rollout=kept.rollout, run=kept.flags["loss"], model=short(tokenizer.name_or_path),
-        data=short(kept.flags["data"]), lr=lr or kept.flags["lr"], note=note, size=size,
+        rollout=kept.rollout, run=flags["loss"], model=short(tokenizer.name_or_path),
+        data=short(flags["data"]), lr=lr or flags["lr"], note=note, size=size,
         precision=PRECISION, statuses=STATUSES, maps=MAPS,
         codes=dict(logprob=LOGPROB, entropy=ENTROPY, gradient=GRADIENT, smallest=SMALLEST),
-        quantities=quantities(walked, reference), problems=completions_of(kept, eos, problems),
-        methods=[dict(name=name, text=w.text, shares=w.shares, summary=w.summary,
-                      advantages=[float(f"{a:.6g}") for a in w.advantages[:problems * size]])
-                 for name, w in walked.items()])
-    ends = [0, *lengths[:problems * size].cumsum(0).tolist()[size - 1::size]]
-    pieces = {}
-    for p in range(problems):
-        part = slice(ends[p], ends[p + 1])
-        text = problem_text(kept, p, tokenizer, alone)
+        quantities=quantities(of_methods, codes, reference),
+        problems=[[facts[row] for row in rows] for rows in groups],
+        methods=[dict(method, advantages=method["advantages"][:n]) for method in of_methods])
+    ends, pieces = [0, *lengths.cumsum(0).tolist()], {}
+    for p, rows in enumerate(groups):
+        part, text = slice(ends[rows.start], ends[rows.stop]), problem_text(batch, rows, tokenizer)
         pieces[f"text-{p}"] = deflated(json.dumps(text).encode())
-        pieces[f"reference-{p}"] = pack(x[:, part] for x in reference.values())
-        for m, w in enumerate(walked.values()):
-            pieces[f"walk-{p}-{m}"] = pack(w.codes[name][:, part] for name in
-                                           ("logprob", "entropy", "gradient", "status"))
-    return fill(header, pieces), note + advice
+        pieces[f"reference-{p}"] = pack(reference, part)
+        for m, arrays in enumerate(codes):
+            pieces[f"walk-{p}-{m}"] = pack(arrays, part)
+    return fill(header, pieces), note
 
 
 def fill(header, pieces):

@@ -106,15 +106,20 @@ def shuffled_shares(completions, steps, seed, rollout, together=1):
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 
 
+def in_pass(batch, method, weigh):
+    """The scored Batch with the weights of its tokens in one pass of Method.passes."""
+    return replace(batch, weight=method.call(weigh, batch.tokens(batch.old_logprobs,
+                                                                 batch.entropy)))
+
+
 def minibatches(batch, method, steps, seed, rollout, together=1):
     """Yields the rows and the Batch of each optimizer step: a shuffled share of the rollout each,
     once for every pass of the method, whose weights of the tokens the Batch has."""
     shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
-    scored = batch.tokens(batch.old_logprobs, batch.entropy)
     for weigh in method.passes:
-        in_pass = replace(batch, weight=method.call(weigh, scored))
+        weighted = in_pass(batch, method, weigh)
         for rows in shares:
-            minibatch = in_pass.rows(rows.to(batch.ids.device))
+            minibatch = weighted.rows(rows.to(batch.ids.device))
             if minibatch.mask.any():  # --mask_truncated may leave no token: optim/skipped
                 yield rows, minibatch
 

@@ -22,15 +22,15 @@ def analyze(command, rollout, out):
     if command == "theory":
         def draw(result, out):
             figures.theory(result["proposition_1"], out, result["remark_1"])
-        return write(theory.everything(), out or "theory.png", draw, theory.everything_table)
+        return write(theory.everything(), out or "theory.png", theory.everything_table, draw)
     kept = open_rollout(rollout)
     measured, draw, as_table = dict(
         subsets=(anatomy.compare_subsets, figures.subsets, anatomy.subsets_table),
         entropy=(anatomy.entropy_changes, figures.entropy, anatomy.entropy_table))[command]
     about = dict(rollout=kept.rollout, method=kept.flags["loss"], lr=kept.flags["lr"])
     path = Path(rollout)
-    write({**about, **measured(kept)}, out or path.with_name(f"{path.stem}-{command}.png"), draw,
-          as_table)
+    write({**about, **measured(kept)}, out or path.with_name(f"{path.stem}-{command}.png"),
+          as_table, draw)
 
 
 def main(argv=None):

@@ -1,5 +1,5 @@
 """More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, FADE's
-prediction of the entropy's change, and all that RESULTS.md has of one kept rollout.
+prediction of the entropy's change, and all numbers of RESULTS.md of one kept rollout.
 
 Each analysis takes an open rollout (analysis/rollout.py) with any Hugging Face model and returns
 plain numbers; the function ..._table beside it writes them as a Markdown table.
@@ -12,13 +12,12 @@ from dataclasses import replace
 import torch
 
 import losses
-from analysis.anatomy import number, steps
-from analysis.quantities import HIGH, LOW
 from analysis.rollout import open_rollout, walk
 from engine.loading import layers_of
 from experiment.log import numbers
 from experiment.tables import markdown_table
-from losses import Method, cells, every_token, gradient_mass, ppo_clip
+from losses import Method, cells, gradient_mass, ppo_clip
+from study.quantities import HIGH, LOW, steps
 
 
 def top_entropy_of_each(tokens, share=0.2):
@@ -38,8 +37,8 @@ def selected_shares(mask, chosen):
 
 # on_policy: the gradient is taken where all ratios are 1. is_part: the three parts of this kind,
 # by probability, are all of the tokens
-Subset = namedtuple("Subset", "method token_filter on_policy is_part",
-                    defaults=(every_token, False, False))
+Subset = namedtuple("Subset", "method choose on_policy is_part",
+                    defaults=(None, False, False))
 
 
 ONE_STEP = "on-policy, one step"
@@ -52,7 +51,7 @@ def subsets(kept):
     high_entropy = entropy.sort(descending=True).values[top_fifth - 1].item()
 
     def tokens_with(test, is_part=False):
-        return Subset(method, lambda tokens: test(tokens).to(tokens.entropy), is_part=is_part)
+        return Subset(method, test, is_part=is_part)
 
     def objective(f, **hyperparameters):
         return Subset(replace(method, objective=f).bind(**hyperparameters))
@@ -110,10 +109,13 @@ def walk_to(kept, after, lr):
     return after
 
 
-def gradient_of(kept, matrices, method=None, token_filter=every_token):
-    """{name: gradient of a matrix} of the rollout as one optimizer step."""
+def gradient_of(kept, matrices, method=None, weight=None):
+    """{name: gradient of a matrix} of the rollout as one optimizer step, by another method's loss
+    if one is given. weight [N, T]: of its tokens; None is 1."""
     kept.policy.zero_grad()
-    kept.backward(token_filter=token_filter, method=method)
+    own, kept.method = kept.method, method or kept.method
+    kept.backward(replace(kept.batch, weight=weight))
+    kept.method = own
     return {n: p.grad.detach().clone() for n, p in matrices.items()}
 
 
@@ -145,10 +147,11 @@ def gradients_of(kept, matrices):
     tokens, old = kept.tokens(), kept.batch.old_logprobs
     for name, subset in subsets(kept).items():
         kept.batch.old_logprobs = tokens.logprobs if subset.on_policy else old
-        gradients = gradient_of(kept, matrices, subset.method, subset.token_filter)
+        weight = subset.choose and subset.choose(tokens).to(tokens.entropy)
+        gradients = gradient_of(kept, matrices, subset.method, weight)
         selected = chosen = None
-        if subset.token_filter is not every_token:
-            chosen = subset.token_filter(tokens).bool() & tokens.mask
+        if subset.choose:
+            chosen = weight.bool() & tokens.mask
             if chosen.any():
                 selected = gradient_of_selected(kept, matrices, subset.method, chosen)
         yield name, subset, gradients, selected, chosen
@@ -205,6 +208,8 @@ def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
 
 
 def subsets_table(result):
+    def number(x):
+        return "-" if x is None else f"{x:.3g}"
     keys = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
     rows = [(name, *(number(v.get(key)) for key in keys))
             for name, v in result["subsets"].items()]

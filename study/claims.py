@@ -1,7 +1,7 @@
 """What the papers claim about training, a claim an entry: where it stands, how well we know it,
-which settings of results/grid.txt are compared in which quantity, and the test of it.
+which settings of study/results/grid.txt are compared in which quantity, and the test of it.
 
-The claims about single updates stand in analysis/claims_of_updates.py.
+The claims about single updates are in study/claims_of_updates.py.
 """
 
 import statistics

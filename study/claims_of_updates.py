@@ -1,13 +1,12 @@
 """What the papers claim of single updates, a claim an entry: measured on the first rollout of each
 of several seeds, or computed from the paper's own assumptions (study/results/updates.json).
 
-The quantities are defined in analysis/quantities.py, analysis/anatomy.py, study/anatomy.py and
-study/theory.py; the claims about training stand in study/claims.py.
+The quantities are defined in study/quantities.py, study/anatomy.py and study/theory.py; the claims
+about training are in study/claims.py.
 """
 
 import math
 
-from analysis import figures as of_runs
 from experiment.tables import markdown_table
 from study import anatomy, figures, theory
 from study.claims import CAPTION, CODE, PAPER, SUMMARY, Claim
@@ -353,7 +352,7 @@ def few_tokens(updates):
 def draw(updates, folder):
     """The figures of the first rollout and of the theory."""
     first = updates["seeds"][0]
-    of_runs.steps(dict(first["steps"], rollout=1, method=first["method"], lr=first["lr"]),
+    figures.steps(dict(first["steps"], rollout=1, method=first["method"], lr=first["lr"]),
                   folder / "steps.png")
     figures.subsets(dict(first["subsets"], rollout=1, method=first["method"]),
                     folder / "subsets.png")

@@ -116,6 +116,54 @@ def passk(names, runs, out):
 # ---------------------------------------------------------------------------- of updates
 
 
+def steps(result, out):
+    """Ratio spread, ratios and the two sides of ACPO's Remark 1 along the steps of a rollout, and
+    the statistics of its tokens."""
+    figure = plt.figure(figsize=(11, 7.2))
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.15))
+    left, middle, right = above.subplots(1, 3)
+    for taken, points in result["spread"].items():
+        left.plot(*zip(*points, strict=True), ".-", lw=0.8, ms=3,
+                  label=f"after {taken}: slope {result['slope'][taken]:.2f}")
+    left.set(xlabel="log(1 - pi)", ylabel="log std(rho)")
+    left.legend()
+    side_labels = dict(low="pi <= 0.2", high="pi > 0.8")
+    for side, ratios in result["ratios"].items():
+        middle.stairs(ratios["density"], ratios["edges"],
+                      label=f"{side_labels[side]}: std {ratios['std']:.3f}")
+    middle.set(xlabel="rho after the last step", ylabel="density", yscale="log")
+    middle.legend()
+    for side, label in dict(low="pi <= 0.2", high="pi >= 0.8").items():
+        # the keys are texts where the numbers come from a JSON file
+        points = [(int(taken), sides[side]["size"], 2 * sides[side]["error"])
+                  for taken, sides in result["reversal"].items()
+                  if sides[side]["size"] is not None]
+        right.errorbar(*zip(*points, strict=True), fmt="o-", ms=3, lw=1, capsize=2, label=label)
+    right.set(xlabel="optimizer steps on the rollout",
+              ylabel="|mean of G|, uniform in pi (eq. 54, 55)")
+    right.legend(title="2 standard errors")
+    draw_token_statistics(figure, below, result["tables"])
+    save(figure, out, f"rollout {result['rollout']}, {result['method']}, learning rate "
+                      f"{result['lr']:g}; bins of the token's probability, a fifth each")
+
+
+def draw_token_statistics(figure, part, tables):
+    """A panel for each number; a column for each optimizer step, a row for each kind of token."""
+    panels = (("tokens", "tokens"), ("clipped", "share clipped"),
+              ("weight", "weight on log pi over |A|"), ("gradient", "share of |G|"))
+    kinds = [f"{'A < 0' if line['sign'] < 0 else 'A > 0'}, bin {line['bin']}"
+             for line in tables[0]]
+    for axis, (name, label) in zip(part.subplots(1, 4, sharey=True), panels, strict=True):
+        grid = [[float("nan") if table[i][name] is None else table[i][name] for table in tables]
+                for i in range(len(kinds))]
+        image = axis.imshow(grid, aspect="auto", cmap="viridis",
+                            extent=(0.5, len(tables) + 0.5, len(grid) - 0.5, -0.5))
+        axis.set(title=label, xlabel="optimizer step")
+        axis.grid(False)
+        figure.colorbar(image, ax=axis, shrink=0.8)
+        axis.set_yticks(range(len(grid)), kinds, fontsize=7)
+
+
 def subsets(result, out):
     """Length and direction of the gradients of subsets of the tokens, by all tokens (bars) and by
     the selected ones (diamonds)."""

@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from analysis.runs import rounded
 from data.recipe import BASE
 from experiment.checkpoint import checksum
 from experiment.tables import markdown_table
@@ -43,6 +42,15 @@ TASKS = tuple(BASES)
 
 
 # ---------------------------------------------------------------------------- measuring
+
+
+def rounded(value):
+    """To 4 significant digits, in lists and dicts too."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(v) for v in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def measure():

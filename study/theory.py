@@ -9,8 +9,8 @@ import math
 import numpy as np
 import torch
 
-from analysis.quantities import slope
 from experiment.tables import markdown_table
+from study.quantities import slope
 
 # ---------------------------------------------------------------------------- ACPO
 

@@ -10,10 +10,8 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
 import zlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,14 +21,14 @@ import torch
 import train
 from analysis import tokens
 from analysis.__main__ import main
-from analysis.quantities import signed_gradient
+from analysis.anatomy import signed_gradient
 from analysis.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
 from experiment.checkpoint import save_rollout
-from experiment.cli import flags_of
-from losses import METHODS, measure
+from experiment.flags import flags_of
+from losses import measure
 
 HOSTILE = "<script>window.hacked=1</script>"
 COMPLETIONS = [  # of two problems
@@ -111,8 +109,8 @@ def codes(text, name, states, n):
 def expected(rollout, name):
     """What the analysis says of each state of a method's walk, in float64 lists over [N, T]."""
     kept, states = open_rollout(rollout), []
-    kept.use(kept.method if name == kept.flags["loss"] else METHODS[name])
-    for _, rows, _ in walk(kept):
+    kept.follow(name)
+    for _, rows in walk(kept):
         t = kept.tokens()
         states.append(SimpleNamespace(
             logprobs=t.logprobs.double(), ratio=t.ratio.double(), entropy=t.entropy.double(),
@@ -131,7 +129,7 @@ def shown_of(kept):
 
 def test_codes_keep_what_they_promise():
     x = torch.tensor([0.0, -1e-4, -0.5, -12.3, -31.9, -100.0])
-    back = -tokens.logprob_code(x) / tokens.LOGPROB
+    back = -tokens.code(x, -tokens.LOGPROB) / tokens.LOGPROB
     assert np.abs(back - x.numpy())[:-1].max() <= 0.5 / tokens.LOGPROB + 1e-6
     assert back[-1] == -65535 / tokens.LOGPROB
     x = torch.tensor([0.0, 1e-12, -3e-7, 0.1, -2.5, 40.0], dtype=torch.float64)
@@ -139,16 +137,16 @@ def test_codes_keep_what_they_promise():
     assert back[0] == 0 and back[1] == pytest.approx(tokens.SMALLEST)
     assert back[2:] == pytest.approx(x[2:].numpy(), rel=0.0051)
     x = torch.tensor([-1e-7, 0.0, 3.21, 11.9])  # an entropy of 0 can be rounded below
-    assert np.abs(tokens.entropy_code(x) / tokens.ENTROPY - x.numpy()).max() < 0.5001 / 1024
+    assert np.abs(tokens.code(x, 1024) / 1024 - x.numpy()).max() < 0.5001 / 1024
     assert [tokens.round_up(x) for x in (0, 0.3, 0.02, 7, 1.0)] == [1, 0.5, 0.02, 10, 1]
 
 
 @pytest.mark.parametrize("low, high", [(0, 65536), (-32767, 32768), (0, 3)])
 def test_packed_arrays_come_back(low, high):
-    arrays = np.random.default_rng(0).integers(low, high, (3, 5, 7))
-    data = zlib.decompress(base64.b64decode(tokens.pack(arrays)))
-    text = f'<script type="text/plain" id="x">{tokens.deflated(data)}</script>'
-    assert (codes(text, "x", 5, 7) == arrays % 65536).all()
+    arrays = np.random.default_rng(0).integers(low, high, (3, 5, 9))
+    packed = tokens.pack(dict(enumerate(arrays)), slice(2, 9))
+    text = f'<script type="text/plain" id="x">{packed}</script>'
+    assert (codes(text, "x", 5, 7) == arrays[:, :, 2:] % 65536).all()
 
 
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
@@ -199,15 +197,12 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
 def test_select_and_advantage_0_have_a_status(model, tmp_path):
     path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4],
                         loss="top_entropy")
-    main(["tokens", str(path), "--steps", "2", "--lr", "1e-5", "--problems", "2"])
+    main(["tokens", str(path), "--steps", "2", "--lr", "1e-5"])
     text = path.with_name("rollout_000001-tokens.html").read_text()
-    kept, states = expected(path, "top_entropy")
-    shown = shown_of(kept)
+    shown = shown_of(open_rollout(path))
     for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
         n = int(shown[4 * problem:4 * problem + 4].sum())
-        status = codes(text, f"walk-{problem}-0", 3, n)[3][0]
-        assert set(status.tolist()) == kinds
-    assert header(text)["methods"][0]["name"] == "top_entropy"
+        assert set(codes(text, f"walk-{problem}-0", 3, n)[3][0].tolist()) == kinds
 
 
 def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
@@ -238,15 +233,13 @@ def test_fewer_problems_and_a_method_of_two_passes(rollout, tmp_path):
     assert len(method["advantages"]) == 4 and "walk-1-0" not in out.read_text()
 
 
-def test_what_a_completion_is(rollout, page, model, tmp_path):
+def test_what_a_completion_is(rollout, page):
     said = header(page.read_text())["problems"]
-    kept = open_rollout(rollout)
-    assert [[c["tokens"] for c in group] for group in said] == (
-        kept.batch.completion_len.view(2, 4).tolist())
-    assert [[c["reward"] for c in group] for group in said] == REWARDS
-    assert [[c["right"] for c in group] for group in said] == [[r == 1 for r in g] for g in REWARDS]
-    truncated = [[c["truncated"] for c in group] for group in said]
-    assert truncated == [[len(t.encode()) >= 48 for t in group] for group in COMPLETIONS]
+    lengths = open_rollout(rollout).batch.completion_len.view(2, 4).tolist()
+    assert said == [[dict(tokens=n, reward=reward, right=reward == 1,
+                          truncated=len(text.encode()) >= 48)
+                     for n, reward, text in zip(*columns)]
+                    for columns in zip(lengths, REWARDS, COMPLETIONS)]
 
 
 def test_a_late_right_completion_is_right(model, tmp_path):
@@ -284,10 +277,10 @@ def test_texts_of_tokens_are_the_text(page, model):
 def test_bytes_that_are_no_text(tokenizer, text, cut):
     """A completion can end within a character, or hold bytes that are none."""
     ids = tokenizer.encode(text)[:cut]
-    pieces = tokens.token_texts(tokenizer, ids, {})
+    pieces = tokens.token_texts(tokenizer, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
     stray = [tokenizer.encode("é")[1], *tokenizer.encode("ab"), tokenizer.encode("é")[0]]
-    pieces = tokens.token_texts(tokenizer, [*stray, *ids], {})
+    pieces = tokens.token_texts(tokenizer, [*stray, *ids])
     assert "".join(pieces) == tokenizer.decode([*stray, *ids]) and len(pieces) == 4 + len(ids)
 
 
@@ -299,30 +292,26 @@ def test_words_that_begin_with_a_space():
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    pieces = tokens.token_texts(tokenizer, [1, 2, 3, 1], {})
+    pieces = tokens.token_texts(tokenizer, [1, 2, 3, 1])
     assert pieces == ["the", " cat", "s", " the"]
 
 
 def test_no_text_is_markup(page):
-    """Of what a model or a prompt says nothing stands in the file but in base64."""
-    text = page.read_text()
+    """The texts of a model or a prompt are in the file as base64 alone, and its policy allows its
+    own script and no network."""
+    text, template = page.read_text(), tokens.TEMPLATE.read_text()
     assert "hacked" not in text and text.count("<!-- data -->") == 0
     assert "<b>1" not in text and "\u2028" not in text
-    template = tokens.TEMPLATE.read_text()
     rest = re.sub(r'<script type="text/plain" id="[\w-]+">[\w+/=]*</script>\n?', "", text)
     rest = re.sub(r'<script type="application/json" id="page">[^<]*</script>\n?', "", rest)
     assert rest.count("<script") == template.count("<script") == 1
     filled = tokens.fill(dict(name="</script><script>\u2028&"), {})
     assert '"\\u003c/script>\\u003cscript>\\u2028&"' in filled
     assert header(filled) == dict(name="</script><script>\u2028&")
-
-
-def test_the_policy_allows_its_own_script_and_no_network(page):
-    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">',
-                         page.read_text())
+    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "unsafe" not in policy and "http" not in policy and "connect" not in policy
-    assert not re.search(r"(src|href)=", tokens.TEMPLATE.read_text())
+    assert not any(word in policy for word in ("unsafe", "http", "connect"))
+    assert not re.search(r"(src|href)=", template)
 
 
 # ---------------------------------------------------------------------------- bad input
@@ -336,59 +325,42 @@ def refused(capsys, *args):
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("analysis.rollout.load", None)  # no model is loaded for what comes here
-    said = refused(capsys, rollout, "--methods", "grpo,nope")
-    assert "no such method: nope" in said and "grpo, dr_grpo" in said
-    assert "no such file" in refused(capsys, tmp_path / "no.pt")
-    assert "no rollout that" in refused(capsys, __file__)
+def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)
         assert "no rollout that" in refused(capsys, tmp_path / f"{number}.pt")
+    saved = torch.load(rollout, weights_only=False)
     for part in ("rewards", "hp", "state"):
-        saved = torch.load(rollout, weights_only=False)
-        del saved[part]
-        torch.save(saved, tmp_path / "part.pt")
+        torch.save({name: x for name, x in saved.items() if name != part}, tmp_path / "part.pt")
         assert "no rollout that" in refused(capsys, tmp_path / "part.pt")
-    assert "there is no folder" in refused(capsys, rollout, "--out", tmp_path / "no" / "a.html")
     assert "--problems" in refused(capsys, rollout, "--problems", "0")
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
     said = refused(capsys, rollout, "--model", bare)
     assert f"the tokenizer of {bare}" in said and "--model" in said
-    saved = torch.load(rollout, weights_only=False)
-    saved["flags"]["loss"] = "mine"
-    torch.save(saved, tmp_path / "mine.pt")
-    said = refused(capsys, tmp_path / "mine.pt")
-    assert "its run's method mine is not in losses.py" in said and "grpo, dr_grpo" in said
 
 
 def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
     said = refused(capsys, rollout, "--steps", "3")
-    assert "the steps of grpo cannot be taken: its 8 completions do not divide into 3" in said
+    assert "the steps of grpo cannot be taken: its 8 completions" in said
     said = refused(capsys, rollout, "--lr", "1e8")
     assert "the steps of grpo cannot be taken: they lead to weights whose probabilities" in said
     saved = torch.load(rollout, weights_only=False)
     saved["batch"]["mask"][:] = False
     torch.save(saved, tmp_path / "none.pt")
-    assert "no completion of this rollout is in the loss" in refused(capsys, tmp_path / "none.pt")
+    assert "none of its completions has a gradient" in refused(capsys, tmp_path / "none.pt")
     path = kept_rollout(tmp_path / "a", model, rewards=[[0.5, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]])
     assert "the steps of passk cannot be taken: passk counts successes" in refused(
         capsys, path, "--methods", "grpo,passk")
 
 
-def test_other_weights_than_those_that_sampled_are_noted(rollout, small, tmp_path, capsys):
+def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path, capsys):
     saved = torch.load(rollout, weights_only=False)
-    folder = tmp_path / "run" / "rollouts"
-    before = tmp_path / "run" / "checkpoints" / "rollout_000001"
-    folder.mkdir(parents=True)
-    shutil.copytree(saved["flags"]["model"], before)
     saved["batch"]["old_logprobs"] = saved["batch"]["old_logprobs"] - 0.25
-    torch.save(dict(saved, rollout=2), folder / "rollout_000002.pt")
-    main(["tokens", str(folder / "rollout_000002.pt"), "--problems", "1"])
-    said = capsys.readouterr().err
-    assert "log ratios are 0.25 on average and up to 0.25" in said and f"--model {before}" in said
-    text = (folder / "rollout_000002-tokens.html").read_text()
+    torch.save(saved, tmp_path / "a.pt")
+    main(["tokens", str(tmp_path / "a.pt"), "--problems", "1"])
+    assert "log ratios are 0.25 on average and up to 0.25" in capsys.readouterr().err
+    text = (tmp_path / "a-tokens.html").read_text()
     assert "0.25 on average" in header(text)["note"] and str(tmp_path) not in text
 
 
@@ -445,13 +417,6 @@ def visit(browser):
 
 
 PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
-MOVE = """async () => {  // the milliseconds of a move of the slider to its end, painted
-    const slider = document.getElementById("step"), began = performance.now();
-    slider.value = slider.max;
-    slider.dispatchEvent(new Event("input"));
-    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-    return performance.now() - began;
-}"""
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 
 
@@ -521,29 +486,24 @@ def test_colours_are_those_of_the_numbers(visit, rollout, page):
 
 
 def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
-    tab, (kept, states) = visit(page), expected(rollout, "grpo")
+    tab, states = visit(page), expected(rollout, "grpo")[1]
     colour_by(tab, "clipped or not")
     at_step(tab, 4)
-    lengths = kept.batch.completion_len.tolist()
-    marks = {"up": "overline", "down": "underline"}
-    found = []
+    marks, found = {tokens.UP: "overline", tokens.DOWN: "underline"}, set()
     for row in (0, 2, 3):
         lines = tab.evaluate(f"""[...document.querySelectorAll(
             ".completion:nth-child({row + 1}) .tokens span")].map(span =>
             [getComputedStyle(span).textDecorationLine, span.style.backgroundColor])""")
-        assert len(lines) == lengths[row]
         for place, (line, drawn) in enumerate(lines):
-            gone = states[4].gradient[row, place] == 0
-            up = states[4].advantages[row, place] > 0
-            kind = ("up" if up else "down") if gone else None
-            assert line == (marks[kind] if kind else "none")
-            status = {None: tokens.PASSES, "up": tokens.UP, "down": tokens.DOWN}[kind]
+            status = tokens.PASSES
+            if states[4].gradient[row, place] == 0:
+                status = tokens.UP if states[4].advantages[row, place] > 0 else tokens.DOWN
+            assert line == marks.get(status, "none")
             wanted = tokens.STATUSES[status][2]
             assert [int(x) for x in re.findall(r"\d+", drawn)] == [
                 int(wanted[i:i + 2], 16) for i in (1, 3, 5)]
-            found.append(kind)
-    assert {None, "down"} <= set(found)
-    assert "clipped down" in tab.locator("#legend").inner_text()
+            found.add(status)
+    assert {tokens.PASSES, tokens.DOWN} <= found
 
 
 @pytest.mark.parametrize("way", ["hover", "focus", "tap"])
@@ -605,30 +565,6 @@ def test_keys(visit, page):
     assert all(word in documented for word in ("Tab", "Home", "slider", "method", "colour"))
 
 
-def test_methods_are_switched_on_the_same_rollout(visit, rollout, page):
-    """Each has its own walk from the same start; the step stays."""
-    tab, ratios = visit(page), {}
-    assert tab.locator("#method option").all_inner_texts() == ["grpo", "acpo"]
-    for name in ("grpo", "acpo", "grpo"):
-        tab.locator("#method").select_option(label=name)
-        until(tab,
-            f"document.getElementById('method-text').textContent.startsWith('{name} =')")
-        _, states = expected(rollout, name)
-        for step in (0, 4):
-            at_step(tab, step)
-            tab.locator(TOKEN.format(4, 3)).hover()
-            ratios[name, step] = float(panel(tab)["ratio"])
-            assert ratios[name, step] == pytest.approx(states[step].ratio[3, 2].item(), rel=7e-4)
-            assert number_in(tab, "entropy") == pytest.approx(
-                states[step].measured["entropy"].item(), rel=1e-3)
-    assert ratios["grpo", 0] == ratios["acpo", 0] == 1
-    assert ratios["grpo", 4] != ratios["acpo", 4]
-
-
-def number_in(tab, word):
-    return float(re.search(rf"{word} ([\d.]+)", tab.locator("#summary").inner_text())[1])
-
-
 def test_the_completions_of_a_step_are_marked(visit, page):
     tab, method = visit(page), header(page.read_text())["methods"][0]
     for step in (0, 1, 2, 4):
@@ -641,31 +577,23 @@ def test_the_completions_of_a_step_are_marked(visit, page):
 
 def test_filters(visit, page):
     tab = visit(page)
-
-    def there():
-        return tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
-            (x, k) => x.offsetParent ? [k] : [])""")
     said = header(page.read_text())["problems"]
-    assert there() == [0, 1, 2, 3]
     titles = tab.locator(".completion h2").all_inner_texts()
     assert [title[:7] for title in titles] == ["✓ right", "✗ wrong", "✗ wrong", "✓ right"]
-    facts = tab.locator(".completion .facts:first-of-type").all_inner_texts()
-    assert all(f"reward {int(c['reward'])}" in fact and "advantage" in fact
-               for fact, c in zip(facts, said[0], strict=True))
-    for reward, end, expected_rows in (("right", "all", [0, 3]), ("wrong", "all", [1, 2]),
-                                       ("all", "truncated", []), ("all", "ended", [0, 1, 2, 3])):
+
+    def there(reward, end):
         tab.locator("#reward").select_option(reward)
         tab.locator("#end").select_option(end)
-        assert there() == expected_rows
-        assert tab.locator("#count").inner_text() == f"{len(expected_rows)} of 4 completions"
-    tab.locator("#reward").select_option("wrong")  # and it stays with another problem
-    tab.locator("#end").select_option("all")
-    tab.locator("#problem").select_option(index=1)
+        rows = tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
+            (x, k) => x.offsetParent ? [k] : [])""")
+        assert tab.locator("#count").inner_text() == f"{len(rows)} of 4 completions"
+        return rows
+    assert there("right", "all") == [0, 3] and there("all", "truncated") == []
+    assert there("all", "ended") == [0, 1, 2, 3] and there("wrong", "all") == [1, 2]
+    tab.locator("#problem").select_option(index=1)  # they stay with another problem
     until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
-    assert there() == [k for k, c in enumerate(said[1]) if not c["right"]]
-    tab.locator("#end").select_option("truncated")
-    assert there() == [3] and "truncated" in tab.locator(".completion").nth(3).inner_text()
-    assert "↵\nprompt" in tab.locator("#prompt").evaluate("x => x.textContent")
+    assert there("wrong", "all") == [k for k, c in enumerate(said[1]) if not c["right"]]
+    assert there("wrong", "truncated") == [3]
 
 
 def test_texts_are_data(visit, page):
@@ -684,30 +612,15 @@ def test_texts_are_data(visit, page):
     assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)  # in their order
 
 
-def test_a_telephone_has_no_horizontal_scroll(visit, page):
-    tab = visit(page, 360, 700, has_touch=True)
-    for _ in range(2):
-        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        tab.locator(TOKEN.format(1, 4)).tap()
-        assert panel(tab)["place"].startswith("4 of")
-        box = tab.locator("#panel").bounding_box()
-        assert box["y"] + box["height"] <= 701 and box["height"] < 0.5 * 700
-        tab.locator("#problem").select_option(index=1)
-        until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
-
-
 def test_completions_of_3000_tokens(visit, model, tmp_path):
     texts = ["".join(chr(97 + (i * k) % 26) for i in range(3000)) for k in (1, 3, 5, 7)]
     path = kept_rollout(tmp_path / "long", model, [texts], [[1.0, 0.0, 0.0, 1.0]], max_tokens=3100,
                         prompts=["p"])
     main(["tokens", str(path), "--methods", "grpo", "--out", str(tmp_path / "long.html")])
-    began = time.perf_counter()
     tab = visit(tmp_path / "long.html")
-    assert time.perf_counter() - began < 30  # on a machine that does other things, too
     assert tab.locator(".tokens span").count() == 4 * 3001
     colour_by(tab, "ratio")
-    assert tab.evaluate(MOVE) < 10_000
-    # what is far from the screen is painted when one comes to it, and again after a move
+    # a token far from the screen is painted when one comes to it, and again after a move
     first, last = tab.locator(TOKEN.format(1, 1)), tab.locator(TOKEN.format(4, 3001))
     is_of_now = "shown.spans.at(-1).style.backgroundColor === lookOf(4 * 3001 - 1).background"
     for step in (4, 0):
@@ -717,22 +630,5 @@ def test_completions_of_3000_tokens(visit, model, tmp_path):
         assert not tab.evaluate(is_of_now)
         last.scroll_into_view_if_needed()
         until(tab, is_of_now)
-    last.hover()
-    assert panel(tab)["place"] == "3001 of 3001"
     tab.set_viewport_size(dict(width=360, height=700))  # there is no space in them to break at
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-if __name__ == "__main__":  # python -m tests.test_tokens PAGE: its size, and how fast it is
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-        tab = p.chromium.launch(executable_path=path, args=["--no-sandbox"]).new_page()
-        tab.goto(Path(sys.argv[1]).resolve().as_uri())
-        until(tab, PAINTED)
-        print(f"{Path(sys.argv[1]).stat().st_size / 1e6:.2f} MB, "
-              f"{tab.evaluate('performance.now()') / 1000:.2f} s to coloured tokens")
-        for name in tab.locator("#quantity option").all_inner_texts():
-            colour_by(tab, name)
-            at_step(tab, 0)
-            print(f"{tab.evaluate(MOVE):.0f} ms of a move of the slider, {name}")

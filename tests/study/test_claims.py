@@ -387,55 +387,67 @@ def test_results_md_is_what_the_numbers_give():
 
 
 SMALL = """
-import sys
-sys.path.insert(0, {root!r})
+import contextlib, io, json, sys
+from pathlib import Path
+root, folder = map(Path, sys.argv[1:])
+sys.path.insert(0, str(root))
 from study import grid as plan
-plan.RATES, plan.TUNING_SEEDS, plan.SEEDS = {{2: (1e-4,)}}, (100,), range(2)
+plan.RATES, plan.TUNING_SEEDS, plan.SEEDS = {2: (1e-4,)}, (100,), range(2)
 plan.VALIDATE_EVERY = 1
 plan.ROLLOUTS = dict(countdown=1)
 from study import train_grid as grid
 grid.PARTS = dict(held_out=slice(0, 4), tune=slice(4, 54), final=slice(54, 104))
-grid.main()
+said, kept, results = [], [], folder / "grid.jsonl"
+
+def run(*args):
+    sys.argv = ["train_grid", "--grid", str(folder / "grid.txt"), "--results", str(results),
+                "--folder", str(folder / "runs"), "--jobs", "1", *args]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            grid.main()
+            end = ""
+        except SystemExit as e:
+            end = e.code
+    said.append((out.getvalue(), end))
+    kept.append(results.read_text().splitlines() if results.exists() else [])
+
+(folder / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --eps_low {0.1,0.2}\\n")
+run("--plan")
+run("--only", "nothing*")
+run()
+(folder / "runs" / "run-1").mkdir()
+results.write_text("\\n".join(kept[-1][:-1]) + "\\n")
+run("--plan")
+run()
+(folder / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --no_such 1\\n")
+run()
+print(json.dumps([said, kept]))
 """
 
 
 def test_a_grid_is_trained_and_continues(base, tmp_path):
     """Two alternatives are tuned, the better one gets two seeds; a run that is there is not trained
-    again; a failure is named."""
-    (tmp_path / "grid.txt").write_text(
-        "countdown  a  2  tuned  --loss grpo --eps_low {0.1,0.2}\n")
-
-    def run(*args):
-        return subprocess.run(
-            [sys.executable, "-c", SMALL.format(root=str(ROOT)), "--grid", tmp_path / "grid.txt",
-             "--results", tmp_path / "grid.jsonl", "--folder", tmp_path / "runs", "--jobs", "1",
-             *args], cwd=ROOT, capture_output=True, text=True)
-    assert "0 runs are finished, 4 are left" in run("--plan").stdout
-    done = run("--only", "nothing*")
-    assert done.returncode == 0 and not (tmp_path / "grid.jsonl").exists()
-    done = run()
+    again; a failure is named. One process for all of it: it imports torch once."""
+    done = subprocess.run([sys.executable, "-c", SMALL, ROOT, tmp_path], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = (tmp_path / "grid.jsonl").read_text().splitlines()
-    kept = [json.loads(line) for line in lines]
-    assert [run["role"] for run in kept] == ["tune", "tune", "final", "final"]
-    assert [run["seed"] for run in kept] == [100, 100, 0, 1]
-    final = kept[-1]
+    (plan, nothing, first, lost, second, failure), kept = json.loads(done.stdout.splitlines()[-1])
+    assert "0 runs are finished, 4 are left" in plan[0]
+    assert nothing[1] == "" and kept[1] == []
+    runs, again = ([json.loads(line) for line in kept[i]] for i in (2, 4))
+    assert [run["role"] for run in runs] == ["tune", "tune", "final", "final"]
+    assert [run["seed"] for run in runs] == [100, 100, 0, 1]
+    final = runs[-1]
     assert {"mean@16", "pass@1", "pass@16"} <= set(final["held_out"])
     assert len(final["series"]["policy/entropy"]) == 1 and len(final["validation"]["mean"]) == 2
-    assert "| a-2 |" in done.stdout.replace("countdown/", "")
-    # the last line is lost, as by a crash of the machine: that run alone is trained again, and what
-    # a run that was interrupted left does not stay
-    (tmp_path / "runs" / "run-1").mkdir()
-    (tmp_path / "grid.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    assert "3 runs are finished, 1 are left" in run("--plan").stdout
-    assert run().returncode == 0
-    again = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
-    assert [run["id"] for run in again] == [run["id"] for run in kept]
+    assert first[1] == "" and "| a-2 |" in first[0].replace("countdown/", "")
+    # the last line is lost, as by a crash of the machine: that run alone is trained again, and
+    # files of a run that was interrupted do not stay
+    assert "3 runs are finished, 1 are left" in lost[0] and second[1] == ""
+    assert [run["id"] for run in again] == [run["id"] for run in runs]
     assert again[-1]["held_out"] == final["held_out"]  # to the bit
-    assert [path.name for path in (tmp_path / "runs").glob("run-*")] == []
-    (tmp_path / "grid.txt").write_text("countdown  a  2  tuned  --loss grpo --no_such 1\n")
-    done = run()
-    assert done.returncode == 1 and "failed: " in done.stdout and "again" in done.stderr
+    assert not (tmp_path / "runs" / "run-1").exists()
+    assert "failed: " in failure[0] and "again" in failure[1]
 
 
 # ---------------------------------------------------------------------------- updates
@@ -486,7 +498,7 @@ def test_the_lemma_is_judged_where_what_it_drops_is_smallest():
 
 def test_what_equals_the_gradient_without_the_clip_is_not_judged():
     """On these rollouts CISPO does, as published; ACPO's does not."""
-    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    updates = json.loads(results.UPDATES.read_text())
     of = {claim.claim: claim for claim in updates_claims.claims()}
     as_published, = (c for name, c in of.items() if "CISPO, which gates nothing" in name)
     released, = (c for name, c in of.items() if "CISPO as its released code" in name)
@@ -509,7 +521,7 @@ def test_the_effective_number_of_problems_is_kishs():
 
 
 def test_every_claim_about_updates_has_a_verdict():
-    updates = json.loads((ROOT / "results" / "updates.json").read_text())
+    updates = json.loads(results.UPDATES.read_text())
     rows = [claim.row(updates) for claim in updates_claims.claims()]
     assert len(rows) > 25 and len(updates["seeds"]) == 8
     assert {row[-1].split(":")[0] for row in rows} <= set(KINDS)

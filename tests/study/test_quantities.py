@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis import quantities, runs
+from analysis.anatomy import signed_gradient, weight_on_logprob
+from analysis.rollout import Kept
 from losses import METHODS, Tokens
-from study import anatomy, theory
+from study import anatomy, quantities, theory
 
 GRPO = METHODS["grpo"]
 
@@ -32,7 +33,7 @@ def some_tokens(pi, ratio, advantage, entropy=None):
 def test_g_has_a_sign_and_is_0_where_it_is_clipped():
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
-    g = quantities.signed_gradient(tokens, GRPO)
+    g = signed_gradient(tokens, GRPO)
     assert g[0].tolist() == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
 
 
@@ -77,7 +78,7 @@ def test_the_sides_of_remark_1():
     assert result["low_over_high"] == pytest.approx(1.0)
     assert sum(result["low"]["tokens"]) == 4 and sum(result["high"]["tokens"]) == 1
     # what we had before is another number: 0.9, 0.9, 0 and 0.8, each by its size
-    assert anatomy.dominance(tokens, GRPO)["low"]["mean"] == pytest.approx(2.6 / 4)
+    assert quantities.dominance(tokens, GRPO)["low"]["mean"] == pytest.approx(2.6 / 4)
 
 
 def test_a_side_without_tokens_has_no_ratio():
@@ -185,7 +186,26 @@ def test_slope_of_narrow_groups():
 
 
 def test_too_few_tokens_for_a_line_have_no_slope():
-    assert anatomy.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
+    assert quantities.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
+
+
+def test_slope_of_a_spread_that_is_known():
+    g = torch.Generator().manual_seed(0)
+    pi = torch.rand(1, 100_000, generator=g, dtype=torch.float64).clamp(1e-3, 1 - 1e-3)
+    for power in (1, 2):
+        noise = torch.randn(pi.shape, generator=g, dtype=torch.float64)
+        ratio = 1 + 0.01 * (1 - pi) ** power * noise
+        tokens = Tokens(pi.log() + ratio.log(), pi.log(), torch.ones_like(pi),
+                        torch.ones_like(pi, dtype=torch.bool), pi)
+        # 20 wide bins: a little low
+        assert quantities.slope(quantities.ratio_spread(tokens)) == pytest.approx(power, abs=0.15)
+
+
+@pytest.mark.parametrize("s, low, high", [(0.2, 0.2, 0.2), (0.4, 0.2, 0.3), (0.8, 0.2, 0.28)])
+def test_equation_53_is_the_expectation_and_56_is_not(s, low, high):
+    mean, error, _ = theory.monte_carlo(s, low, high)
+    assert abs(mean - theory.expected_gradient(s, low, high)) < 4 * error
+    assert abs(mean - theory.expected_gradient(s, low, high, 56)) > 20 * error
 
 
 # ---------------------------------------------------------------------------- clipped tokens
@@ -256,16 +276,21 @@ def three_completions():
     return Line(features), batch
 
 
+class Opened(Kept):
+    """A rollout whose advantages are given."""
+
+    def use(self, method):
+        self.method = method
+
+
 def opened(method):
-    from analysis.rollout import Kept
     policy, batch = three_completions()
-    return Kept(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
+    return Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
 
 
 def gradients(kept, chosen):
     matrices = {"weight": kept.policy.weight}
-    weight = chosen.to(torch.float64)
-    by_all = anatomy.gradient_of(kept, matrices, token_filter=lambda tokens: weight)["weight"]
+    by_all = anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64))["weight"]
     selected = anatomy.gradient_of_selected(kept, matrices, None, chosen)["weight"]
     return [(-x[0]).tolist() for x in (by_all, selected)]
 
@@ -279,7 +304,7 @@ def test_seq_mean_over_the_selected_tokens():
     assert by_all == pytest.approx([(1 + 100) / 3 / 3, 2 * 10 / 2 / 3, 0])
     assert selected == pytest.approx([(1 + 100) / 2 / 2, 2 * 10 / 1 / 2, 0])
     assert kept.batch.mask.sum() == 6  # the batch is as it was
-    assert quantities.selected_shares(kept.batch.mask, chosen) == pytest.approx((3 / 6, 2 / 3))
+    assert anatomy.selected_shares(kept.batch.mask, chosen) == pytest.approx((3 / 6, 2 / 3))
 
 
 def test_token_mean_over_the_selected_tokens():
@@ -315,7 +340,7 @@ def test_the_released_codes_selection_by_entropy():
     entropy = [[0.1, 0.2, 0.3, 0.9, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1], [0.3, 0.5] + [None] * 8]
     pi = [[0.5] * 10, [0.5] * 2 + [None] * 8]
     tokens = some_tokens(pi, pi, pi, entropy)
-    chosen = quantities.top_entropy_of_each(tokens)
+    chosen = anatomy.top_entropy_of_each(tokens)
     assert chosen.nonzero().tolist() == [[0, 3], [0, 4], [1, 1]]
 
 
@@ -328,31 +353,7 @@ def test_cispo_of_acpo_weighs_no_token_more_than_ppos_clip_does():
     cispo = anatomy.subsets(kept)["cispo of ACPO"].method
     for advantage in (1.0, -1.0):
         tokens = some_tokens([[0.5] * 200], [ratio], [[advantage] * 200])
-        ours, ppo = (quantities.weight_on_logprob(tokens, m).abs()[0] for m in (cispo, GRPO))
+        ours, ppo = (weight_on_logprob(tokens, m).abs()[0] for m in (cispo, GRPO))
         between = torch.tensor([advantage > 0 and 1.2 < r <= 1.3 for r in ratio])
         assert (ours[~between] <= ppo[~between] + 1e-9).all() and (ours[between] > 1.2).all()
         assert ours.max() == pytest.approx(1.3 if advantage > 0 else 1.45, abs=0.02)
-
-
-# ---------------------------------------------------------------------------- ranges over training
-
-
-def test_clip_ranges_of_a_rollout(tmp_path):
-    """Weighted by tokens; an empty bin's range is no range observed."""
-    def step(ranges, shares):
-        return {**{f"clip/range/bin{i}": x for i, x in enumerate(ranges)},
-                **{f"policy/bin_frac/bin{i}": x for i, x in enumerate(shares)}}
-    record = dict(rollout=1, steps=[step([0.2, 0.6], [0.5, 0.5]), step([3.0, 0.3], [0.0, 1.0])])
-    assert runs.clip_ranges(record) == pytest.approx({
-        "clip/range_mean": (0.4 + 0.3) / 2, "clip/range_max": 0.6})
-    assert runs.clip_ranges(dict(rollout=1, steps=[{"clip/frac": 0.1}])) == {}
-    three = step([0.2, 0.6, 0.3], [0.5, 0.5])
-    assert runs.clip_ranges(dict(rollout=1, steps=[three])) == {}
-    run = dict(name="acpo", seed=0, path=tmp_path, profile=[],
-               flags=dict(loss="acpo", seed=0, steps_per_rollout=2),
-               records=[{**record, "clip/range/bin0": 1.6, **runs.clip_ranges(record)}])
-    runs.keep([run], tmp_path / "kept.jsonl")
-    again, = runs.read(tmp_path / "kept.jsonl")
-    assert again["records"][0]["clip/range_max"] == 0.6
-    assert again["records"][0]["clip/range/bin0"] == 1.6
-    assert runs.average(again, "clip/range_max", max) == 0.6

@@ -1,36 +1,22 @@
-"""What ACPO measures of an update, as the paper defines it, of the tokens of one optimizer step or
-of a whole rollout: G and its means by probability, clipped tokens, selections.
+"""ACPO's measures of an update, as the paper defines them, of the tokens of one optimizer step or
+of a whole rollout, and the walk along which RESULTS.md has them.
 
-Every function takes losses.Tokens, or their numbers in one dimension, and returns plain numbers or
-masks. analysis/anatomy.py has the walks and the gradients that they are measured along.
+The functions take losses.Tokens, or their numbers in one dimension, and return plain numbers or
+masks.
 """
 
-from dataclasses import replace
+import math
 
 import torch
 
-from losses import objective_of
+from analysis.anatomy import signed_gradient, token_statistics, weight_on_logprob
+from analysis.rollout import walk
 
 LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 BANDS = dict(low=(0.0, LOW), high=(HIGH, 1.0))
 
 
-# ---------------------------------------------------------------------------- G
-
-
-def weight_on_logprob(tokens, method):
-    """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
-    not (ACPO, eq. 2)."""
-    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    return -gradient * tokens.mask
-
-
-def signed_gradient(tokens, method):
-    """G = (1 - pi) rho A 1[not clipped] of each token (ACPO, eq. 3 and 39), times what the method
-    selects, [B, T]; pi is the current policy's."""
-    weight = weight_on_logprob(tokens, method)
-    return (1 - tokens.probs) * weight * method.call(method.select, tokens)
+# ---------------------------------------------------------------------------- the reversal
 
 
 def uniform_mean(values, probs, rows, band, parts=10):
@@ -70,6 +56,20 @@ def reversal(tokens, method, parts=10):
         side["size"] = None if side["mean"] is None else abs(side["mean"])
     low, high = sides["low"]["size"], sides["high"]["size"]
     return dict(sides, low_over_high=None if low is None or not high else low / high)
+
+
+def sides(probs):
+    """Which tokens are of low and which of high probability, as masks."""
+    return dict(low=probs <= LOW, high=probs > HIGH)
+
+
+def dominance(tokens, method):
+    """The token-weighted mean of |G| of low- and high-probability tokens, and their share of the
+    sum of all |G|. It is not the quantity of ACPO's Remark 1, which `reversal` has: there the mean
+    is taken before the absolute value, and over pi that are uniform in the band."""
+    size, probs = signed_gradient(tokens, method).abs()[tokens.mask], tokens.probs[tokens.mask]
+    return {name: dict(mean=size[side].mean().item(), share=(size[side].sum() / size.sum()).item())
+            for name, side in sides(probs).items()}
 
 
 # ---------------------------------------------------------------------------- clipped tokens
@@ -123,8 +123,78 @@ def quantiles(entropy, groups=5):
     return torch.quantile(entropy.double(), inner).to(entropy)
 
 
+# ---------------------------------------------------------------------------- the spread of ratios
+
+
 def slope(points):
     """The slope of the least squares line through (x, y) points."""
     mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
     covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
     return covariance / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def ratio_spread(tokens, bins=20):
+    """[(log(1 - pi), log std(rho))] of `bins` equally large groups of tokens by pi_old. By ACPO's
+    Lemma 1 they lie on a line of slope 2.
+
+    Tokens with 1 - pi below 1e-4 are left out: their log probability is all rounding in
+    float32."""
+    rest = -tokens.old_logprobs[tokens.mask].double().expm1()
+    ratio, rest = tokens.ratio[tokens.mask][rest > 1e-4].double(), rest[rest > 1e-4]
+    groups = [part for part in rest.argsort().chunk(bins) if len(part) > 1]
+    points = [(rest[part].mean().log().item(), ratio[part].std().log().item()) for part in groups]
+    return [p for p in points if math.isfinite(p[1])]
+
+
+def ratio_histograms(tokens):
+    """{side: density, edges and std of the ratios} of low- and high-probability tokens."""
+    probs, ratio = tokens.old_logprobs.exp()[tokens.mask], tokens.ratio[tokens.mask]
+    edges, histograms = torch.linspace(0.5, 1.5, 51), {}
+    for name, side in sides(probs).items():
+        counts = torch.histc(ratio[side].clamp(0.5, 1.5).cpu(), 50, 0.5, 1.5)
+        histograms[name] = dict(density=(counts / counts.sum() * 50).tolist(),
+                                edges=edges.tolist(), std=ratio[side].std().item())
+    return histograms
+
+
+def own_slope(tokens):
+    """Lemma 1's slope on the tokens of one optimizer step: in groups of 32 tokens or more, at most
+    20 of them. None where too few tokens are left for a line."""
+    points = ratio_spread(tokens, max(2, min(20, int(tokens.mask.sum()) // 32)))
+    return slope(points) if len(points) > 1 else None
+
+
+# ---------------------------------------------------------------------------- step by step
+
+
+def steps(kept, count=None, lr=None, optimizer=torch.optim.AdamW, at=(1, 2, 4, 8, 16, 32, 64)):
+    """Ratios, gradient sizes and clipping along the optimizer steps of a method of one pass.
+
+    The whole rollout is looked at before the first step, after the last, and after those in `at`:
+    slope and spread (Lemma 1), reversal (Remark 1), dominance; own_slope is of the tokens of the
+    step just taken alone. tables and clipped["steps"] are of each step's own tokens as it met them,
+    clipped["rollout"] is of these joined, clipped["after"] of the rollout after the last step."""
+    result = dict(spread={}, slope={}, own_slope={}, reversal={}, dominance={}, tables=[])
+    met, last = [], None
+    for taken, rows in walk(kept, count, lr, optimizer):
+        if taken in at or taken == 0 or rows is None:
+            tokens = kept.tokens()
+            result["reversal"][taken] = reversal(tokens, kept.method)
+            result["dominance"][taken] = dominance(tokens, kept.method)
+            if taken:
+                result["spread"][taken] = ratio_spread(tokens)
+                result["slope"][taken] = slope(result["spread"][taken])
+                result["own_slope"][taken] = own_slope(kept.tokens(last))
+            else:
+                probs, entropy = tokens.old_logprobs.exp(), tokens.entropy
+        if rows is not None:
+            step_tokens = kept.tokens(rows)
+            result["tables"].append(token_statistics(step_tokens, kept.method))
+            met.append(clip_status(step_tokens, kept.method, probs[rows], entropy[rows]))
+        last = rows
+    edges = quantiles(entropy[tokens.mask])
+    after = clip_status(tokens, kept.method, probs, entropy)
+    clipped = dict(steps=[clipped_tokens(*status, edges) for status in met],
+                   rollout=clipped_tokens(*map(torch.cat, zip(*met, strict=True)), edges),
+                   after=clipped_tokens(*after, edges))
+    return dict(result, clipped=clipped, ratios=ratio_histograms(tokens))
