@@ -11,7 +11,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 from tqdm import tqdm
 
@@ -245,42 +244,19 @@ class Run:
 
 
 def banner(args, method, policy, out, rollout):
-    """What is about to run, in words."""
-    sequences = args.problems_per_rollout * args.group_size
-    ranks, passes = parallel.world(), len(method.passes)
-    return (
-        f"model    {args.model}\n"
-        f"settings {settings_line(args)}\n"
-        f"sampler  {sampler_line(args)}\n"
-        f"method   {losses.describe(args.loss, method)}\n"
-        f"rollout  {args.problems_per_rollout} problems x {args.group_size} completions = "
-        f"{sequences} sequences -> {args.steps_per_rollout * passes} optimizer steps of "
-        f"{sequences // args.steps_per_rollout}{', whole groups' * (args.shuffle == 'groups')}\n"
-        f"passes   of at most {policy.budget} tokens, {policy.layout}, on {ranks} "
-        f"rank{'s' * (ranks > 1)}\n"
-        f"folder   {out or 'none: --check keeps nothing'}"
-        f"{f', from rollout {rollout}' if args.resume else ''}\n"
-        f"{busy_machine()}"
-        "The loss says little about progress: watch reward, mixed groups and the held-out mean@n.")
-
-
-def settings_line(args):
-    """The settings that differ between models, and where their values come from."""
-    return ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
-                     for name in ("lr", "max_tokens", "rollouts", "dtype"))
-
-
-def sampler_line(args):
-    by_default = "sampler" not in args.origin and not torch.cuda.is_available()
-    return args.sampler + ", the default on a CPU; --sampler vllm samples as on a GPU" * by_default
-
-
-def busy_machine():
-    """A line for the banner where other processes use the cores that torch's threads count on."""
-    if torch.cuda.is_available() or "OMP_NUM_THREADS" in os.environ:
-        return ""
-    busy = psutil.cpu_percent(interval=0.3)  # this process sleeps meanwhile
-    if busy < 40:
-        return ""
-    return (f"machine  its cores are {busy:.0f}% busy with other processes: with OMP_NUM_THREADS=1 "
-            "in front, this command may be several times faster\n")
+    """The settings in force, a line each."""
+    sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
+    values = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
+                       for name in ("lr", "max_tokens", "rollouts", "dtype"))
+    lines = dict(
+        model=args.model, settings=values, sampler=args.sampler,
+        method=losses.describe(args.loss, method),
+        rollout=f"{args.problems_per_rollout} problems x {args.group_size} completions = "
+                f"{sequences} sequences -> {steps * len(method.passes)} optimizer steps of "
+                f"{sequences // steps}{', whole groups' * (args.shuffle == 'groups')}",
+        passes=f"of at most {policy.budget} tokens, {policy.layout}, on {parallel.world()} rank"
+               f"{'s' * (parallel.world() > 1)}",
+        folder=f"{out or 'none: --check keeps nothing'}"
+               f"{f', from rollout {rollout}' if args.resume else ''}")
+    return "\n".join(f"{name:<9}{value}" for name, value in lines.items()) + (
+        "\nThe loss says little about progress; reward, mixed groups and held-out mean@n do.")

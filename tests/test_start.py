@@ -1,14 +1,12 @@
 """What a user is told when a run starts and while it goes on: settings and where they come from,
-errors of evaluations, a rollout that teaches nothing, a machine that is busy."""
+errors of evaluations, a rollout that teaches nothing."""
 
 import json
 
-import psutil
 import pytest
 import torch
 
 import train
-from conftest import ROOT
 from data.recipe import settings_of
 from experiment import log
 from experiment.failures import RunFailed
@@ -250,30 +248,12 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
                                 "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
 
 
-def test_a_busy_machine_is_told_what_may_help(monkeypatch):
-    from experiment.run import busy_machine
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
-    assert "90% busy" in busy_machine() and "OMP_NUM_THREADS=1" in busy_machine()
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 10.0)
-    assert busy_machine() == ""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
-    assert busy_machine() == ""
-
-
 def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
     run(base, tmp_path / "run", "--data", own_file(tmp_path, "4"), "--eval_problems", "4",
         "--rollouts", "1")
     said = capsys.readouterr().out
     assert "has no held-out part: its first 4 problems are evaluated, and learnt from, too" in said
     assert "--eval_data" in said
-
-
-def test_the_readme_names_the_flags_that_are_looked_for():
-    readme = (ROOT / "README.md").read_text()
-    assert "--kl_coef" in readme and "--mask_truncated" in readme
 
 
 def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
@@ -284,16 +264,6 @@ def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, 
     with pytest.raises(RunFailed, match="every call of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
-
-
-def test_a_model_of_a_run_with_the_same_problems_is_named(base, tmp_path, capsys):
-    run(base, tmp_path / "run", "--rollouts", "1")
-    model = str(tmp_path / "run" / "checkpoints" / "rollout_000001")
-    capsys.readouterr()
-    run(model, tmp_path / "again", "--rollouts", "1")
-    assert "its problems come again, in the same order" in capsys.readouterr().out
-    run(model, tmp_path / "other", "--rollouts", "1", "--seed", "1")
-    assert "come again" not in capsys.readouterr().out
 
 
 def test_held_out_problems_are_as_many_as_there_are(base, tmp_path, capsys):
