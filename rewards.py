@@ -131,7 +131,7 @@ def math(completion, gold):
 
 def gold_math(_, gold):
     from graders.math_equal import readable
-    return readable(gold)
+    return type(gold) in (str, int, float) and readable(gold)
 
 
 def lenient_math(completion, gold):
@@ -198,11 +198,13 @@ SECONDS = {"code": 600.0}  # instead of TIMEOUT; each run of a program has a lim
 REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
 GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "math": gold_math,
-    "countdown": lambda _, gold: bool(gold["nums"]) and isinstance(gold["target"], int),
+    "countdown": lambda _, gold: bool(gold["nums"]) and {
+        type(number) for number in [gold["target"], *gold["nums"]]} == {int},
     "table": lambda _, gold: bool(isinstance(gold, list) and gold
                                   and table(f"<answer>{json.dumps(gold)}</answer>", gold)),
-    "code": lambda _, gold: bool(gold["tests"]) and all(
-        isinstance(test[part], str) for test in gold["tests"] for part in ("input", "output"))}
+    "code": lambda _, gold: (
+        bool(gold["tests"]) and type(gold.get("fn_name")) in (str, type(None))
+        and all(type(test["input"]) is type(test["output"]) is str for test in gold["tests"]))}
 VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
     **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}

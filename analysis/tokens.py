@@ -86,7 +86,7 @@ def read_tokenizer(model, prompt):
 
     from data import hub
     try:
-        hub.reach(model, "model")
+        hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos = eos_ids(model, tokenizer)
     except Exception as e:  # there is no end to what can be wrong with a folder

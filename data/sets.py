@@ -2,7 +2,7 @@
 
 A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
 problem {prompt, answer, (messages)}; data/sources.py adds id and reward and checks the answer.
-Known flaws stand in data/README.md.
+data/README.md has their known flaws.
 """
 
 import ast

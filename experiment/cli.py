@@ -212,8 +212,6 @@ def resolve(args, method):
     check_combinations(args)
     if method.advantage is losses.maxrl and args.overlong_penalty:
         refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
-    if method.advantage is losses.passk and args.data.startswith(data.gym.PREFIX):
-        refuse(f"passk takes rewards of 0 and 1, and --data {args.data} also has those between")
     trial.check_method(args.loss, method, args.group_size, args.max_tokens,
                        shaped=bool(args.overlong_penalty))
     check_paths(args)
@@ -366,7 +364,7 @@ def check_combinations(args):
 
 def is_made(name):
     """Are the problems of --data NAME made here, and not read?"""
-    return name in data.MADE or name.startswith(data.gym.PREFIX)
+    return name in data.MADE
 
 
 def check_correction(args):
