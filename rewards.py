@@ -221,7 +221,7 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
 
     problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
     list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
-    list to which [reward, what went wrong or None, seconds] of each completion are added.
+    list to which [reward, fault or None, seconds] of each completion are added.
     Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error and
     seconds_max. A verifier's exceptions are counted and not raised."""
     jobs = [worker.Job(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))

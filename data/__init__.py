@@ -68,7 +68,7 @@ def batch(problems, n, seed, rollout, attempt=0):
 def encode(tokenizer, problem, template=None):
     """The token ids of a problem's prompt.
 
-    template: one of TEMPLATES. None stands for "none" where the tokenizer has no chat template,
+    template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
     else for "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
     if template is None:
         mathematics = problem["reward"] == "math" and "messages" not in problem

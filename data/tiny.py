@@ -1,6 +1,6 @@
 """The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
 
-It stands in for a real base model where there is no network and no GPU. Half of the later Countdown
+It replaces a real base model where there is no network and no GPU. Half of the later Countdown
 demonstrations that it learns from are wrong: it solves some puzzles and can learn the others. It is
 an ordinary Hugging Face folder, data/base: sampler, trainer and evaluation treat it as any model.
 

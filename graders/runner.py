@@ -77,7 +77,7 @@ def fork_for_each(texts, limits, results):
 
 
 def call_function(job, scope, results):
-    """Defines the program's function and writes what it returns for each input to `results`."""
+    """Defines the program's function and writes its value for each input to `results`."""
     dumps = json.dumps  # The program may put another function into the module.
     calls = [[json.loads(line) for line in text.split("\n") if line.strip()]
              for text in job["inputs"]]

@@ -2,7 +2,7 @@
 
 On Linux `unshare` gives a program its own process tree, network (none) and file system (the
 interpreter, read-only, and an empty /tmp in memory), as far as the kernel lets this user;
-`isolation` says how far, and docs/evaluation.md what this does not stop. Elsewhere nothing isolates
+`isolation` says how far, and docs/evaluation.md names the gaps. Elsewhere nothing isolates
 a program: it is refused, or runs with limits alone where the user asks for that.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 OUTPUT = 4 << 20  # bytes that a program may print, or return
 NOBODY = 65534
-# The runner's file is not visible in the sandbox's file system, so its text goes in.
+# The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
 # This script builds the file system in which the program lives, then becomes the program.
@@ -99,7 +99,7 @@ def readable_by_all():
 
 
 def isolation():
-    """One line for the start of a run: what isolates programs here."""
+    """One line for the start of a run: the isolation of programs here."""
     kinds, command = unshared()
     shown = " ".join(k if k in kinds else f"(no {k})" for k in ("pid", "net", "mount"))
     changes_user = becomes_nobody(command) and kinds and ("mount" in kinds or readable_by_all())
@@ -114,7 +114,7 @@ def has_memory_limit():
 
 
 def refusal():
-    """One sentence: why programs are not run here, and what would happen if they were."""
+    """One sentence: why programs are not run here, and the danger if they were."""
     system = "macOS" if platform.system() == "Darwin" else platform.system()
     if system != "Linux":
         why = f"that takes Linux, and this is {system}"
@@ -220,7 +220,7 @@ def started(code, inputs, fn_name, timeout, memory_mb):
         # On a busy machine a second of computing takes longer than one by the clock.
         yield lambda: lines.read(2 * timeout + 1)
     finally:
-        # Where only the dead are left, macOS forbids what Linux finds nothing for.
+        # Where only the dead are left, the call is forbidden on macOS.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, 9)
         process.wait()

@@ -25,7 +25,7 @@ from pathlib import Path
 from graders import Unparsed, UnparsedGold, sandbox
 from graders.sandbox import LineReader
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # what a fault begins with
+FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # how a fault begins
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -150,7 +150,7 @@ def die_with_parent(life):
 def serve(module):
     """Answers each line on stdin: with a line when it is ready, and then with one for each job.
 
-    The results go to a private copy of stdout: what a verifier prints goes nowhere."""
+    The results go to a private copy of stdout; the prints of a verifier are dropped."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     module = importlib.import_module(module)
