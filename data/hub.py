@@ -5,8 +5,7 @@ import os
 
 
 def reach(name):
-    """Raises ConnectionError if the Hub, which has `name` where there is no such folder, is silent
-    for ten seconds: its clients would try for minutes."""
+    """Raises ConnectionError if `name` is an id and the Hub silent; its clients try for minutes."""
     from huggingface_hub import constants, get_session
     try:
         if not os.path.exists(name) and not constants.is_offline_mode():

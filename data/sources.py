@@ -149,7 +149,8 @@ def with_right_golds(name, problems, places, left_out=None):
             left_out.append(problem["id"])
         reward, answer = problem["reward"], str(problem["answer"])[:200]
         lines.append(f"{place} (id {problem['id']}) is left out: {reward} cannot grade the gold "
-                     f"answer {answer!r}, {fault or 'it takes ' + TAKES.get(reward, 'another')}")
+                     f"answer {answer!r} ({fault or 'not right'}); it takes "
+                     f"{TAKES.get(reward, 'others')}")
     if len(lines) > 5:
         lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers"]
     sys.stderr.writelines(line + "\n" for line in lines)
