@@ -1,11 +1,10 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       counts and examples of what the verifiers make of its rows
+    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}
 
-A verifier is a pure function (completion, answer) -> reward. To add one, write it directly below
-the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names the one it wants. A
-completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
-No other reward is touched.
+A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
+directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.
+A completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
 """
 
 import functools
@@ -17,7 +16,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Unparsed, UnparsedGold, audit, gym, worker
+from graders import Unparsed, UnparsedGold, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -25,7 +24,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 
 def verifier(f):
-    """Makes Unparsed a plain 0 for callers; `grade` calls what is underneath, to count it."""
+    """Returns 0 for an unreadable answer. `grade` unwraps it, to count those."""
     @functools.wraps(f)
     def graded(completion, answer):
         try:
@@ -38,7 +37,7 @@ def verifier(f):
 # ------------------------------------------------------------------ Countdown
 
 def the_answer(completion):
-    """What stands between the only <answer> and </answer> of a completion. Raises Unparsed."""
+    """The text in the only <answer> and </answer> of a completion. Raises Unparsed."""
     before, *after = completion.split("<answer>")
     if len(after) != 1 or after[0].count("</answer>") != 1 or "</answer>" in before:
         raise Unparsed("not exactly one answer")
@@ -130,6 +129,11 @@ def math(completion, gold):
     return 0.0
 
 
+def gold_math(_, gold):
+    from graders.math_equal import readable
+    return type(gold) in (str, int, float) and readable(gold)
+
+
 def lenient_math(completion, gold):
     """For eval.py --lenient alone: math, or the gold answer found anywhere near the end. As a
     reward it would teach a model to leave the box out, or to be cut off at the right moment."""
@@ -189,45 +193,27 @@ def code(completion, answer):
     return float(run_tests(program, answer["tests"], answer.get("fn_name")))
 
 
-rg = verifier(gym.rg)  # reasoning-gym's tasks, in graders/gym.py
-REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code, "rg": rg}
 TIMEOUT = 4.0  # seconds for one completion
-SECONDS = {"code": 600.0, "rg": 20.0}  # instead of TIMEOUT; a program has limits of its own
-
-
-# ------------------------------------------------------------------ can a gold answer be graded?
-
-def gold_math(_, gold):
-    from graders.math_equal import readable
-    return readable(gold)
-
-
-def gold_countdown(_, gold):
-    return bool(gold["nums"]) and isinstance(gold["target"], int)
-
-
-def gold_table(_, gold):
-    return bool(isinstance(gold, list) and gold
-                and table(f"<answer>{json.dumps(gold)}</answer>", gold))
-
-
-def gold_code(_, gold):
-    return bool(gold["tests"]) and all(
-        isinstance(t["input"], str) and isinstance(t["output"], str) for t in gold["tests"])
-
-
-GOLDS = {"math": gold_math, "countdown": gold_countdown, "table": gold_table, "code": gold_code,
-         "rg": gym.gold}
-VERIFIERS = {  # what the workers run; a gold answer of which nothing else is known is taken
+SECONDS = {"code": 600.0}  # instead of TIMEOUT; each run of a program has a limit, too
+REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
+GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
+    "math": gold_math,
+    "countdown": lambda _, gold: bool(gold["nums"]) and {
+        type(number) for number in [gold["target"], *gold["nums"]]} == {int},
+    "table": lambda _, gold: bool(isinstance(gold, list) and gold
+                                  and table(f"<answer>{json.dumps(gold)}</answer>", gold)),
+    "code": lambda _, gold: (
+        bool(gold["tests"]) and type(gold.get("fn_name")) in (str, type(None))
+        and all(type(test["input"]) is type(test["output"]) is str for test in gold["tests"]))}
+VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
     **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
 
 
 def prepare(names):
-    """Imports what these verifiers need, before the time of a completion runs."""
+    """Imports what these verifiers need, before the clock of a completion runs."""
     if {"math", "table", "lenient_math", "gold_math", "gold_table"} & set(names):
         import graders.math_equal  # noqa: F401  (sympy takes a second)
-    gym.prepare(names)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
@@ -235,11 +221,10 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
 
     problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
     list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
-    list to which [reward, what went wrong or None, seconds] of each completion are added.
+    list to which [reward, fault or None, seconds] of each completion are added.
     Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error and
-    seconds_max. Whatever a verifier does, grade does not raise."""
-    jobs = [worker.Job(p["reward"], text, p["answer"],
-                       seconds=timeout or SECONDS.get(p["reward"], TIMEOUT))
+    seconds_max. A verifier's exceptions are counted and not raised."""
+    jobs = [worker.Job(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
             for p, texts in zip(problems, completions, strict=True) for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
@@ -255,5 +240,20 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     return [[next(rewards) for _ in texts] for texts in completions], counters
 
 
+def main(path):
+    """Prints the counts of a file's rewards and faults, with an example of each."""
+    rows = [json.loads(line) for line in open(path, encoding="utf-8") if line.strip()]
+    details = []
+    grade(rows, [[row["completion"]] for row in rows], details=details)
+    kinds = [(fault or ("right" if reward == 1 else "wrong")).split(":")[0]
+             for reward, fault, _ in details]
+    for kind, count in Counter(kinds).most_common():
+        row = rows[kinds.index(kind)]
+        print(f"{kind}: {count}, such as ...{row['completion'][-160:]!r} for {row['answer']!r:.80}")
+
+
 if __name__ == "__main__":
-    audit.main(sys.argv[1:], REWARDS, grade)
+    try:
+        main(*sys.argv[1:])
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        sys.exit(f"rewards.py FILE.jsonl takes rows {{completion, answer, reward}}: {e!r}")

@@ -1,8 +1,8 @@
 """Problems for training and evaluation: dicts {prompt, (messages,) answer, reward, id}.
 
 prompt is plain text; messages, where a problem has them, are for models with a chat template.
-reward names a verifier in rewards.py, and answer is what that verifier compares with. Where rows
-come from and how they are read stands in data/sources.py, what sets there are in data/sets.py.
+reward names a verifier in rewards.py, and answer is its gold answer. data/sources.py reads rows;
+data/sets.py has the table of sets.
 """
 
 import functools
@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from data import countdown, gym, sources
+from data import countdown, sources
 from data.sets import SETS
 from data.sources import DataError
 from rewards import grade
@@ -27,26 +27,24 @@ ORZ = (
     " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
     "This is the problem:")
-MADE = tuple(countdown.FORMS)  # here, and not read
+MADE = tuple(countdown.FORMS)  # computed, not read
 TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
 
 
 def names():
-    return [*MADE, *SETS, gym.PREFIX + "NAME"]
+    return [*MADE, *SETS]
 
 
 def load(name, split, data_dir=None, left_out=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
-    name: one of names(), or a file.jsonl with prompt, answer and reward in every row, or a set's
-    own file; such a file has one split, which is both. data_dir: a folder of JSONL files with the
-    Hub's field names, used instead of the Hub. left_out: a list, to which the ids of problems are
-    added whose gold answer cannot be graded. options: lcb_release, lcb_from and lcb_to (days such
-    as 2024-08-01). Raises DataError."""
+    name: one of names(), or a file.jsonl with prompt, answer and reward in every row, whose one
+    split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
+    Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
+    graded. options: lcb_release, lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
+    """
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
-    if name.startswith(gym.PREFIX):
-        return gym.load(name, split)
     if name.endswith(".jsonl"):
         return sources.load_file(Path(name), left_out)
     if name in SETS:
@@ -73,7 +71,7 @@ def batch(problems, n, seed, rollout, attempt=0):
 def encode(tokenizer, problem, template=None):
     """The token ids of a problem's prompt.
 
-    template: one of TEMPLATES. None stands for "none" where the tokenizer has no chat template,
+    template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
     else for "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
     if template is None:
         mathematics = problem["reward"] == "math" and "messages" not in problem

@@ -1,7 +1,7 @@
 """Countdown: reach a target from given numbers, each used once (github.com/Jiayi-Pan/TinyZero).
 
 Problem i is a function of (seed, i): nothing is stored, and a resumed run needs no replay. A puzzle
-belongs to the held-out split by a hash of what it asks, so the two splits cannot share one.
+belongs to the held-out split by a hash of its numbers and target: the two splits share none.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def puzzle(form, seed, index, split):
 
 
 def split_of(nums, target):
-    """The split of a puzzle, whatever the order of its numbers: one in five is held out."""
+    """The split of a puzzle, the same for its numbers in any order: one in five is held out."""
     digest = hashlib.sha256(f"{sorted(nums)} {target}".encode()).digest()
     return "test" if digest[0] % 5 == 0 else "train"
 
@@ -103,7 +103,7 @@ class Generated(Sequence):
 
 
 def held_out(form, n):
-    """n held-out problems with different prompts: the same whatever the run's seed."""
+    """n held-out problems with different prompts: the same for every seed of a run."""
     return distinct((problem(form, 0, index, "test") for index in range(100 * n)), n)
 
 

@@ -1,9 +1,4 @@
-"""Do a training set and a benchmark share text?
-
-Prints every problem of the benchmark that shares 13 words in a row with the training set:
-
-    python -m data.overlap TRAIN BENCHMARK [DATA_DIR]
-"""
+"""python -m data.overlap TRAIN BENCHMARK [DATA_DIR]: which problems share 13 words in a row?"""
 
 import re
 import sys
@@ -19,37 +14,9 @@ def grams(text):
     return {" ".join(words[i:i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))}
 
 
-def overlap(train, benchmark):
-    """-> [(problem of the benchmark, a run of words that it shares with a training problem)]"""
-    train_grams = set().union(*(grams(problem["prompt"]) for problem in train))
-    pairs = []
-    for problem in benchmark:
-        shared = grams(problem["prompt"]) & train_grams
-        if shared:
-            pairs.append((problem, min(shared)))
-    return pairs
-
-
-def refuse(message):
-    print(f"data.overlap: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def main(argv):
-    if len(argv) not in (2, 3):
-        refuse("python -m data.overlap TRAIN BENCHMARK [DATA_DIR]")
-    train_name, benchmark_name, *data_dir = argv
-    try:
-        train = data.load(train_name, "train", *data_dir)
-        benchmark = data.load(benchmark_name, "test", *data_dir)
-    except data.DataError as e:
-        refuse(str(e))
-    pairs = overlap(train, benchmark)
-    for problem, words in pairs:
-        print(f"{problem['id']}: {words}")
-    print(f"{len(pairs)} of {len(benchmark)} problems of {benchmark_name} "
-          f"share {WORDS} words in a row with {train_name}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    train, benchmark, *data_dir = sys.argv[1:]
+    seen = set().union(*(grams(p["prompt"]) for p in data.load(train, "train", *data_dir)))
+    for problem in data.load(benchmark, "test", *data_dir):
+        if shared := grams(problem["prompt"]) & seen:
+            print(f"{problem['id']}: {min(shared)}")

@@ -2,7 +2,7 @@
 
 A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
 problem {prompt, answer, (messages)}; data/sources.py adds id and reward and checks the answer.
-Known flaws stand in data/README.md.
+data/README.md has their known flaws.
 """
 
 import ast
@@ -28,8 +28,7 @@ class Set:
     problem: the function from a row to a problem. splits: our split -> the Hub's; a benchmark has
     "test" alone. files: for sets that are not plain tables, a function from options to the names of
     data files in the Hub's repository. columns: the fields to read of parquet files, where others
-    (solutions) are large. licence: as data/README.md has it, with whose the problems are where they
-    have none."""
+    (solutions) are large. licence: of the set, or the owner of its problems."""
 
     hub: str
     local: tuple

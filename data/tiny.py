@@ -1,14 +1,16 @@
 """The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
 
-It stands in for a real base model where there is no network and no GPU. Half of the later Countdown
-demonstrations that it learns from are wrong, so that it solves some puzzles and has something left
-to learn. It is an ordinary Hugging Face folder, data/base, which comes with the project: sampler,
-trainer and evaluation treat it as any other model.
+It replaces a real base model where there is no network and no GPU. Half of the later Countdown
+demonstrations that it learns from are wrong: it solves some puzzles and can learn the others. It is
+an ordinary Hugging Face folder, data/base: sampler, trainer and evaluation treat it as any model.
 
     python -m data.tiny            trains it again, in about two minutes, and writes data/base
 """
 
+import json
 import random
+import tempfile
+from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, pre_tokenizers
@@ -16,7 +18,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
-from data.recipe import BASE, save_base
+from data.recipe import BASE, settings_of
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
@@ -29,8 +31,8 @@ TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should no
 def tokenizer():
     """A tokenizer with a token for each character (outside ASCII for each byte) and for each tag.
 
-    It is of Qwen2's class, without merges, because transformers loads that class for the model type
-    qwen2, whatever class was saved."""
+    It is of Qwen2's class, without merges: transformers loads that class for the model type qwen2,
+    also where another was saved."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + alphabet)}
     tok = Qwen2Tokenizer(vocabulary, merges=[], pad_token="<pad>", eos_token="<eos>",
@@ -53,10 +55,8 @@ def empty_model(recipe, vocabulary):
 
 
 def demonstration(recipe, index):
-    """-> prompt and completion for training puzzle `index`.
-
-    The completion is a solution; in the second half of the demonstrations the share `wrong` of them
-    is a random expression instead."""
+    """-> prompt and completion for training puzzle `index`: a solution, or a random expression in
+    the share `wrong` of the second half of the demonstrations."""
     rng = random.Random(f"{recipe['seed']} {index}")
     nums, target, text = countdown.puzzle("countdown", recipe["seed"], index, "train")
     if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
@@ -70,8 +70,7 @@ def train(recipe):
     tok = tokenizer()
     model = empty_model(recipe, len(tok))
     texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    prompts, completions = (tok(list(column))["input_ids"] for column in zip(*texts, strict=True))
-    pairs = list(zip(prompts, completions, strict=True))
+    pairs = list(zip(*(tok(list(column))["input_ids"] for column in zip(*texts))))
     ids = torch.zeros(len(pairs), max(len(p) + len(c) for p, c in pairs), dtype=torch.long)
     in_completion = torch.zeros_like(ids, dtype=torch.bool)
     for row, (prompt, completion) in enumerate(pairs):
@@ -84,8 +83,7 @@ def train(recipe):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
     generator = torch.Generator().manual_seed(recipe["seed"])
-    bar = tqdm(range(steps), desc="training the embedded base", unit="step")
-    half = len(ids) // 2
+    bar, half = tqdm(range(steps), desc="training the embedded base", unit="step"), len(ids) // 2
     for step in bar:
         # the first half of the steps sees right demonstrations alone, the second half mixed ones
         first = half if step >= steps // 2 else 0
@@ -101,6 +99,22 @@ def train(recipe):
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     return model.eval(), tok, loss.item()
+
+
+def save_base(folder, recipe, train, miniature):
+    """Trains a base and writes its folder, in bfloat16; the settings in recipe.json stay.
+
+    train: recipe -> model, tokenizer, last loss. miniature: changes to the recipe that make a base
+    in a second. Its loss is written, too: with it tests/test_base.py finds a change to the code."""
+    _, _, loss = train({**recipe, **miniature})
+    model, tokenizer, _ = train(recipe)
+    content = dict(settings=settings_of(folder), trained=recipe, miniature=dict(loss=loss))
+    with tempfile.TemporaryDirectory(dir=Path(folder).parent) as aside:
+        model.bfloat16().save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        Path(aside, "recipe.json").write_text(json.dumps(content, indent=1) + "\n")
+        for path in Path(aside).iterdir():
+            path.replace(Path(folder, path.name))
 
 
 if __name__ == "__main__":

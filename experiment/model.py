@@ -27,7 +27,7 @@ def read_tokenizer(model, problems, template):
     if not of_hub and not Path(model).exists():
         raise ValueError(f"--model {model}: there is no such folder")
     try:
-        hub.reach(model, "model")
+        hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
     except Exception as e:  # there is no end to what can be wrong with a folder

@@ -22,7 +22,7 @@ def config_of(model):
     if model in SHAPES:
         return Qwen2Config(**dict(zip(FIELDS, SHAPES[model], strict=True)))
     try:
-        hub.reach(model, "model")
+        hub.reach(model)
         return AutoConfig.from_pretrained(model)
     except Exception as e:  # there is no end to what can be wrong with a folder, or the Hub
         raise ValueError(f"--model {model} is no folder with a configuration, nor one of "

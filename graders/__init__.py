@@ -1,4 +1,4 @@
-"""What the verifiers stand on: killable processes, equality of mathematical answers, a sandbox.
+"""The parts of the verifiers: killable processes, equality of mathematical answers, a sandbox.
 
 Nothing here imports the rest of the project.
 """

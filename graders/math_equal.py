@@ -1,5 +1,5 @@
-"""Are two mathematical answers the same? Exact numbers first, then math-verify, then what that
-misses."""
+"""Are two mathematical answers the same? Exact numbers first, then math-verify, then the cases
+that it misses."""
 
 import functools
 import itertools
@@ -132,7 +132,7 @@ def items(text):
 
 
 def expand(text):
-    """'x = 3 \\pm 1' -> '3 + 1, 3 - 1'; what has no \\pm and no name in front stays as it is."""
+    """'x = 3 \\pm 1' -> '3 + 1, 3 - 1'; a text without \\pm or a name in front stays as it is."""
     if text.count("=") == 1:
         text = re.sub(r"^[a-zA-Z] *= *(?=.*(?:\\pm|,))", "", text)
     expanded = []
@@ -186,8 +186,7 @@ def intervals(text):
 
 
 def is_word(text):
-    """Is it words, or letters that are a name (ABC)? Those are compared as they stand, and are no
-    products."""
+    """Is it words, or a name of letters (ABC)? Those are no products: the letters are compared."""
     return (bool(re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+)*", text))
             and (max(map(len, text.split())) > 2 or not text.islower()))
 
@@ -257,7 +256,7 @@ def parses(gold):
 def readable(gold):
     """Does a gold answer parse, and equal itself by more than its letters? Never raises.
 
-    This is what data.load asks."""
+    data.load asks it of every gold answer."""
     try:
         text, _ = clean(gold)
         if not parses(gold):

@@ -1,4 +1,4 @@
-"""The inside of the sandbox: runs a program that nobody has read, once for each input.
+"""The inside of the sandbox: runs a model's program, once for each input.
 
 sandbox.py hands this text to `python -I -B -c`, with two file descriptors: the job is read from the
 first, and the results go to the second, a JSON line each. The first line is null: it is ready.
@@ -24,7 +24,7 @@ import itertools, functools, operator, io, sys, json, typing
 
 
 def kill_the_rest():
-    """Kills whatever the program left behind, if this is the first process of a tree of its own."""
+    """Kills the processes that the program left, if this is the first of a process tree."""
     if os.getpid() != 1:
         return
     try:
@@ -50,7 +50,7 @@ def fork_for_each(texts, limits, results):
 
     It returns in those processes, which are to run the program, and never in this one, which writes
     [exit code, stdout] of each to `results` and exits after the last."""
-    first = os.getpid() == 1  # of a process tree of its own
+    first = os.getpid() == 1  # of a process tree
     for text in texts:
         stdin, stdout = nameless_file(), nameless_file()
         with open(stdin, "wb", closefd=False) as file:
@@ -77,7 +77,7 @@ def fork_for_each(texts, limits, results):
 
 
 def call_function(job, scope, results):
-    """Defines the program's function and writes what it returns for each input to `results`."""
+    """Defines the program's function and writes its value for each input to `results`."""
     dumps = json.dumps  # The program may put another function into the module.
     calls = [[json.loads(line) for line in text.split("\n") if line.strip()]
              for text in job["inputs"]]

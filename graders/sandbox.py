@@ -1,9 +1,9 @@
-"""Runs programs that nobody has read against tests, in processes that cannot reach anything.
+"""Runs a model's programs against tests, in processes that cannot reach anything.
 
-On Linux `unshare` gives a program its own process tree, its own network (none) and its own file
-system (the interpreter, read-only, and an empty /tmp in memory), as far as the kernel lets this
-user; `isolation` says how far. What this does not stop is in docs/evaluation.md. Elsewhere nothing
-isolates a program: it is refused, or runs with limits alone where the user asks for that.
+On Linux `unshare` gives a program its own process tree, network (none) and file system (the
+interpreter, read-only, and an empty /tmp in memory), as far as the kernel lets this user;
+`isolation` says how far, and docs/evaluation.md names the gaps. Elsewhere nothing isolates
+a program: it is refused, or runs with limits alone where the user asks for that.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ import json
 import math
 import os
 import platform
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from graders.lines import LineReader
-
-OUTPUT = 4 << 20  # A program may print, or return, so many bytes.
+OUTPUT = 4 << 20  # bytes that a program may print, or return
 NOBODY = 65534
-# The runner's file is not visible in the sandbox's file system, so its text goes in.
+# The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
 # This script builds the file system in which the program lives, then becomes the program.
@@ -73,8 +73,8 @@ def becomes_nobody(command):
 
 
 def python_command(kinds, folder, arguments, command):
-    """The command line of Python with these arguments, without rights, and in a file system of its
-    own, built at `folder`, where `kinds` has mount. `command` is what it will be started by."""
+    """The command line of Python with these arguments, without rights and, where `kinds` has mount,
+    in a new file system, built at `folder`. `command` (unshare's) is to start it."""
     # It needs the signal again, after unshare's own: a change of user clears it.
     drop = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig=KILL"]
     if becomes_nobody(command):
@@ -89,8 +89,7 @@ def python_command(kinds, folder, arguments, command):
 
 
 def readable_by_all():
-    """May another user start this interpreter? If it is below /root, that user needs a file system
-    of its own."""
+    """May another user start this interpreter? Below /root that takes a new file system."""
     path = os.path.realpath(sys.executable)
     while path != "/":
         if not os.stat(path).st_mode & 0o001:
@@ -100,7 +99,7 @@ def readable_by_all():
 
 
 def isolation():
-    """One line for the start of a run: what isolates programs here."""
+    """One line for the start of a run: the isolation of programs here."""
     kinds, command = unshared()
     shown = " ".join(k if k in kinds else f"(no {k})" for k in ("pid", "net", "mount"))
     changes_user = becomes_nobody(command) and kinds and ("mount" in kinds or readable_by_all())
@@ -115,7 +114,7 @@ def has_memory_limit():
 
 
 def refusal():
-    """One sentence: why programs are not run here, and what would happen if they were."""
+    """One sentence: why programs are not run here, and the danger if they were."""
     system = "macOS" if platform.system() == "Darwin" else platform.system()
     if system != "Linux":
         why = f"that takes Linux, and this is {system}"
@@ -141,6 +140,40 @@ def prepare(problems, allow_unsafe):
 
 
 # ------------------------------------------------------------------ running a program
+
+class LineReader:
+    """Reads the JSON lines that arrive at a file descriptor, each by a deadline.
+
+    The buffer is this class's own: poll looks at the pipe alone, and would wait for a line that one
+    of Python's file objects has already taken into its buffer."""
+
+    def __init__(self, fd, most_bytes=float("inf")):
+        self.fd, self.most_bytes, self.buffer = fd, most_bytes, bytearray()
+        self.poll = select.poll()  # The function select() fails at descriptors from 1024 on.
+        self.poll.register(fd, select.POLLIN)
+
+    def read_chunk(self, seconds):
+        """The next bytes, b"" at the end of the pipe. Raises TimeoutError."""
+        if not self.poll.poll(max(0.0, seconds) * 1000):
+            raise TimeoutError
+        return os.read(self.fd, 1 << 16)
+
+    def read(self, seconds):
+        """The next line's value. Raises TimeoutError after `seconds`, EOFError at the pipe's end,
+        ValueError for a line that is not JSON or is longer than `most_bytes`."""
+        deadline, searched = time.monotonic() + seconds, 0  # bytes without a line's end
+        while (end := self.buffer.find(b"\n", searched)) < 0:
+            searched = len(self.buffer)
+            chunk = self.read_chunk(deadline - time.monotonic())
+            if not chunk:
+                raise EOFError("the pipe ended before the line did")
+            self.buffer += chunk
+            if len(self.buffer) > self.most_bytes:
+                raise ValueError("the line is too long")
+        line = self.buffer[:end]
+        del self.buffer[:end + 1]
+        return json.loads(line)
+
 
 def start_runner(job, folder, result_fd):
     """Starts the runner, whose results go to the pipe's end result_fd, in a folder -> its process.
@@ -187,7 +220,7 @@ def started(code, inputs, fn_name, timeout, memory_mb):
         # On a busy machine a second of computing takes longer than one by the clock.
         yield lambda: lines.read(2 * timeout + 1)
     finally:
-        # Where only the dead are left, macOS forbids what Linux finds nothing for.
+        # Where only the dead are left, the call is forbidden on macOS.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, 9)
         process.wait()

@@ -1,10 +1,10 @@
 """Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
-    python -m graders.worker rewards LIFE      what a worker runs: jobs on stdin, results on stdout
+    python -m graders.worker rewards LIFE      a worker: jobs on stdin, results on stdout
 
-The module that is named on the command line has the verifiers, in its VERIFIERS, and may have a
-function prepare(names), which imports what they need. Jobs go out as a JSON line of [name,
-completion, answer]s. Back comes a line when all is imported, then a line [reward, fault] for each.
+The module that the command line names has the verifiers in its VERIFIERS, and may have a function
+prepare(names), which imports their packages. Jobs are sent as a JSON line of [name, completion,
+answer]s. The worker answers with a line after its imports, then a line [reward, fault] for each.
 """
 
 import contextlib
@@ -14,39 +14,29 @@ import importlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from graders import Unparsed, UnparsedGold, sandbox
-from graders.lines import LineReader
+from graders.sandbox import LineReader
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # what a fault begins with
-START_SECONDS = 60.0  # A process may take so long to import the verifiers and what they need.
+FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # how a fault begins
+START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 # A small machine gets more workers than cores, so that some can hang while others work.
 WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
-class Job(NamedTuple):
-    """seconds: what one completion may take."""
-
-    name: str
-    completion: str
-    answer: object
-    seconds: float
-
+Job = namedtuple("Job", "name completion answer seconds")  # seconds: the limit of its verifier
 
 # ------------------------------------------------------------------ the parent's side
 
 class Worker:
-    """One worker process. It is started when first needed, and again after it was killed."""
+    """One worker process, started at its first job, and again after it was killed."""
 
     def __init__(self, module):
         self.module, self.process = module, None
@@ -69,7 +59,7 @@ class Worker:
             os.close(self.life)
             sandbox.sweep(process.pid)
             process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):  # The buffer may hold what it did not take.
+            with contextlib.suppress(BrokenPipeError):  # The buffer may hold jobs.
                 process.stdin.close()
 
     def run(self, jobs):
@@ -84,10 +74,10 @@ class Worker:
         try:
             if self.process is None:
                 self.start()
-            # One line, which the process reads whole before it begins: it cannot block the pipe.
+            # One line, which the process reads whole before it begins: the pipe cannot block.
             self.process.stdin.write(json.dumps([job[:3] for job in jobs]).encode() + b"\n")
             self.process.stdin.flush()
-            self.lines.read(START_SECONDS)  # It has imported what the jobs need.
+            self.lines.read(START_SECONDS)  # The imports are done.
             for job in jobs:
                 began, allowed = time.monotonic(), job.seconds
                 results.append([*self.lines.read(allowed), time.monotonic() - began])
@@ -107,9 +97,8 @@ def pool(module, size):
 
 
 def run_jobs(module, jobs, size):
-    """Runs Jobs in `size` workers that have the verifiers of `module`.
-
-    Returns a list of [reward, fault or None, seconds that it took] of each, in order."""
+    """-> [reward, fault or None, seconds that it took] of each Job, in order. They run in `size`
+    workers that have the verifiers of `module`."""
     results = [None] * len(jobs)
     # Blocks save waiting for each line; short ones, so that a slow job holds up little.
     step = max(1, min(64, -(-len(jobs) // (4 * size))))
@@ -122,7 +111,7 @@ def run_jobs(module, jobs, size):
             while True:
                 start = starts.get_nowait()
                 end = min(start + step, len(jobs))
-                while start < end:  # What a dead process left is for the next one.
+                while start < end:  # The next process takes the jobs that a dead one left.
                     block = worker.run(jobs[start:end])
                     results[start:start + len(block)] = block
                     start += len(block)
@@ -148,39 +137,20 @@ def graded(verifiers, name, completion, answer):
 
 
 def die_with_parent(life):
-    """This process is killed when the other end of the pipe `life` is closed.
+    """On Linux the kernel kills this process when the other end of the pipe `life` is closed.
 
     A thread that looks for the parent would not do: a regular expression that hangs holds Python's
-    lock. Linux' kernel sends the signal; elsewhere another process does."""
+    lock. Elsewhere a worker ends with its stdin, between two blocks of jobs."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    else:
-        start_watcher(life)
-
-
-def start_watcher(life):
-    """Forks a process that kills this one at the end of the pipe `life`, or ends with it."""
-    worker = os.getpid()
-    ended, held = os.pipe()  # Nobody writes into it: it ends when this process does.
-    if os.fork():
-        os.close(ended)
-        return
-    for inherited in (0, 1, held):  # The parent waits for the ends of stdin and stdout.
-        os.close(inherited)
-    poll = select.poll()
-    for pipe in (life, ended):
-        poll.register(pipe, select.POLLIN)
-    if ended not in dict(poll.poll()):
-        os.kill(worker, signal.SIGKILL)
-    os._exit(0)
 
 
 def serve(module):
     """Answers each line on stdin: with a line when it is ready, and then with one for each job.
 
-    The results go to a private copy of stdout: what a verifier prints goes nowhere."""
+    The results go to a private copy of stdout; the prints of a verifier are dropped."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     module = importlib.import_module(module)

@@ -22,7 +22,6 @@ import sys
 from pathlib import Path
 
 from data import countdown
-from data.recipe import save_base
 from experiment.files import write
 
 FOLDER = Path(__file__).parent / "worked"
@@ -238,6 +237,7 @@ def train(recipe):
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["base"]:
+        from data.tiny import save_base
         save_base(BASE, RECIPE, train, MINIATURE)
     else:
         write_problems()

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
 from data import tiny
-from data.recipe import BASE, save_base, settings_of
+from data.recipe import BASE, settings_of
+from data.tiny import save_base
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from eval import summarise

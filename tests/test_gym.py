@@ -1,47 +1,63 @@
-"""--data rg:NAME: the tasks of reasoning-gym, their problems, their verifiers in the workers."""
+"""examples/: a task from two functions, and reasoning-gym's; their verifiers in the workers."""
 
+import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-import data
-import rewards
 from conftest import ROOT
-from data import gym
-from rewards import grade
+from examples import own_task
+from graders import Unparsed
 
 needs_package = pytest.mark.skipif(
     not importlib.util.find_spec("reasoning_gym"),
-    reason=f"no reasoning-gym here: pip install reasoning-gym=={rewards.gym.VERSION}")
-FIVE = ("chain_sum", "basic_arithmetic", "leg_counting", "simple_equations", "gcd")
-ENV = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    reason="no reasoning-gym here: pip install reasoning-gym==0.1.25")
 
 
-def run(*command):
-    return subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, env=ENV, text=True,
-                          capture_output=True)
+@pytest.fixture
+def gym(monkeypatch):
+    """examples/reasoning_gym.py, also where the package is not installed: a stand-in for it scores
+    an answer by its number."""
+    package = SimpleNamespace(create_dataset=lambda task, seed, size: SimpleNamespace(
+        score_answer=lambda text, entry: float(text)))
+    for name, module in (("reasoning_gym", package), ("reasoning_gym.factory", SimpleNamespace(
+            DATASETS={}))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.25")
+    monkeypatch.delitem(sys.modules, "examples.reasoning_gym", raising=False)
+    module = importlib.import_module("examples.reasoning_gym")
+    monkeypatch.setattr(module, "entry", lambda task, index: dict(question="?", answer="1"))
+    yield module
+    del sys.modules["examples.reasoning_gym"]
 
 
-# ------------------------------------------------------------------ without the package
+ANSWER = dict(task="gcd", index=0, gold="1")
+
 
 @pytest.mark.parametrize("completion, answer", [
-    ("<answer> 7 </answer>", "7"),
-    ("<think>or <answer>3</answer></think> <answer>4</answer> no: <answer>5</answer>", "5"),
-    ("<answer>5</answer> and <answer>6", "5"),
+    ("<answer> 0.7 </answer>", 0.7),
+    ("<think>or <answer>.3</answer></think> <answer>.4</answer> no: <answer>.5</answer>", 0.5),
+    ("<answer>.5</answer> and <answer>.6", 0.5),
 ])
-def test_the_last_answer_after_thinking_is_graded(completion, answer):
-    assert rewards.gym.last_answer(completion) == answer
+def test_the_last_answer_after_thinking_is_graded(completion, answer, gym):
+    assert gym.rg(completion, ANSWER) == answer
 
 
-@pytest.mark.parametrize("completion", ["7", "<answer> </answer>", "<answer>7",
-                                        "<think><answer>7</answer>", "</answer><answer>7"])
-def test_without_an_answer_nothing_is_graded(completion):
-    assert rewards.REWARDS["rg"](completion, None) == 0
+@pytest.mark.parametrize("completion", [
+    "7", "<answer> </answer>", "<answer>7", "<think><answer>7</answer>", "</answer><answer>7",
+    *(f"<answer>{score}</answer>" for score in (1.0000001, -0.1, "nan", "no number"))])
+def test_without_an_answer_nothing_is_graded(completion, gym):
+    """And no score but those from 0 to 1 is taken."""
+    with pytest.raises(Unparsed):
+        gym.rg(completion, ANSWER)
 
 
 @pytest.mark.parametrize("task, text, taken", [
@@ -61,139 +77,65 @@ def test_without_an_answer_nothing_is_graded(completion):
     ("complex_arithmetic", "nan", False),
     ("complex_arithmetic", "infj", False),
 ])
-def test_an_answer_that_is_evaluated_calls_nothing(task, text, taken):
-    form = rewards.gym.EVALUATED[task]
-    assert bool(rewards.re.fullmatch(form, text, rewards.re.S)) is taken
+def test_an_answer_that_is_evaluated_calls_nothing(task, text, taken, gym):
+    assert bool(re.fullmatch(gym.EVALUATED[task], text, re.S)) is taken
+    if not taken:
+        with pytest.raises(Unparsed):
+            gym.rg(f"<answer>{text}</answer>", dict(ANSWER, task=task))
 
 
-def test_a_missing_package_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(gym.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(data.DataError, match="is not installed .pip install reasoning-gym=="):
-        data.load("rg:gcd", "train")
+@pytest.mark.parametrize("change", [dict(gold="2"), dict(task="puzzle24")])
+def test_another_problem_than_the_files_is_an_error(change, gym):
+    with pytest.raises(ValueError, match="is another one here"):
+        gym.rg("<answer>1</answer>", {**ANSWER, **change})
 
 
-def test_data_dir_is_refused_beside_it():
-    done = run("train.py", "--data", "rg:gcd", "--data_dir", ".")
-    assert done.returncode == 2 and "is made, not read" in done.stderr
-
-
-def test_passk_is_refused_beside_it():
-    done = run("train.py", "--data", "rg:gcd", "--loss", "passk")
-    assert done.returncode == 2 and "rewards of 0 and 1" in done.stderr
-
-
-# ------------------------------------------------------------------ with it
-
-@needs_package
-@pytest.mark.parametrize("name, said", [
-    ("rg:chainsum", "no task 'chainsum'; near it are chain_sum"),
-    ("rg:xyz", "lists them"),
-    ("rg:acre", "other problems of it in every process"),
-    ("rg:puzzle24", "any other puzzle"),
-    ("rg:coin_flip", "takes 0 for right"),
-])
-def test_an_unknown_task_is_a_sentence(name, said):
-    with pytest.raises(data.DataError, match=said):
-        data.load(name, "train")
-    if name == "rg:chainsum":
-        done = run("train.py", "--data", name)
-        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
-
-
-@needs_package
-def test_another_version_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(gym, "version", lambda name: "9.9")
-    with pytest.raises(data.DataError, match="reasoning-gym 9.9 is installed"):
-        data.load("rg:gcd", "train")
-
-
-@needs_package
-@pytest.mark.parametrize("task", FIVE)
-def test_problems_are_functions_of_split_and_index(task):
-    train, test = data.load(f"rg:{task}", "train"), data.load(f"rg:{task}", "test")
-    learnt, held_out = [train[i] for i in range(300)], test[:60]
-    assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in held_out}
-    assert all("<answer>" in p["prompt"] and p["reward"] == "rg" for p in learnt)
-    assert len({p["id"] for p in learnt + held_out}) == 360
-    code = (f"import data, json; print(json.dumps([data.load('rg:{task}', 'train')[299],"
-            f" data.load('rg:{task}', 'test')[59]]))")
-    assert json.loads(run("-c", code).stdout) == [learnt[299], held_out[59]]
-
-
-@needs_package
-@pytest.mark.parametrize("task", FIVE)
-def test_the_verifier_tells_right_from_wrong(task):
-    problems = [data.load(f"rg:{task}", "train")[i] for i in range(8)]
-    texts = [[f"<think>...</think> <answer>{p['answer']['answer']}</answer>",
-              f"<answer>{p['answer']['answer']}7</answer>", p["answer"]["answer"]]
-             for p in problems]
-    scores, counts = grade(problems, texts)
-    assert all(right == 1 and wrong < 1 and none == 0 for right, wrong, none in scores)
-    assert counts["unparsed_answer"] == 8 and counts["error"] == counts["timeout"] == 0
-    golds, _ = grade([dict(p, reward="gold_rg") for p in problems], [[""]] * 8)
-    assert golds == [[1.0]] * 8
-
-
-@needs_package
-def test_partial_scores_and_hostile_answers():
-    """A score between 0 and 1 is a reward; what would run Python is not run; another problem than
-    the one that was sampled is an error and no score."""
-    task = data.load("rg:countdown", "train")[0]
-    marker = ROOT / "tests" / "was_run"
-    texts = ["<answer>1 + 2</answer>", f"<answer>open({str(marker)!r}, 'w')</answer>"]
-    (some, none), = grade([task], [texts])[0]
-    assert 0 < some < 1 and none == 0 and not marker.exists()
-    other = dict(task, answer=dict(task["answer"], answer="1"))
-    scores, counts = grade([other], [["<answer>1</answer>"]])
-    assert scores == [[0.0]] and counts["error"] == 1
-
-
-@pytest.mark.parametrize("score, reward", [(0.25, 0.25), (1, 1), (1 + 2e-16, 0), (-0.1, 0),
-                                           (float("nan"), 0)])
-def test_a_score_is_from_0_to_1(score, reward, monkeypatch):
-    entry = dict(question="?", answer="7")
-    made = SimpleNamespace(score_answer=lambda text, entry: score)
-    monkeypatch.setattr(rewards.gym, "entry", lambda task, index: entry)
-    monkeypatch.setattr(rewards.gym, "dataset", lambda task: made)
-    answer = dict(task="gcd", index=0, answer="7")
-    assert rewards.REWARDS["rg"]("<answer>7</answer>", answer) == reward
-
-
-@needs_package
-def test_constants_are_not_right():
-    """Of two tasks an answer was always right that has nothing to do with the problem."""
-    problems = [data.load("rg:complex_arithmetic", "train")[i] for i in range(4)]
-    scores, _ = grade(problems, [[f"<answer>{x}</answer>" for x in ("nan", "NaN", "nanj", "0")]
-                                 for _ in problems])
-    assert all(max(row) < 1 for row in scores)
-
-
-@needs_package
-def test_integrals_have_a_solution():
-    problems = [data.load("rg:intermediate_integration", "train")[i] for i in range(30)]
-    assert not any("Integral" in p["answer"]["answer"] for p in problems)
-    golds, _ = grade([dict(p, reward="gold_rg") for p in problems], [[""]] * 30)
-    assert sum(gold for gold, in golds) == 30
-
-
-@needs_package
-@pytest.mark.parametrize("task", FIVE)
-def test_a_rollout_of_each(task, small, tmp_path):
-    done = run("train.py", "--model", small(), "--data", f"rg:{task}", "--sampler", "transformers",
-               "--rollouts", 1, "--problems_per_rollout", 4, "--group_size", 4,
-               "--steps_per_rollout", 2, "--eval_problems", 4, "--eval_samples", 2,
-               "--max_prompt_tokens", 500, "--max_tokens", 16, "--out", tmp_path / "run")
+def run(folder, *command):
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=folder, text=True,
+                          capture_output=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr[-2000:]
-    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert record["rollout"] == 1 and record["grader/error"] == 0
-    assert f"eval/rg:{task}/mean@2" in record or record["optim/grad_norm"] is not None
+    return done.stdout
+
+
+def with_verifier(copy, lines):
+    """The copy of the project, with these lines below REWARDS in its rewards.py."""
+    shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
+    text = (copy / "rewards.py").read_text()
+    (copy / "rewards.py").write_text(re.sub(r"^(REWARDS = .*)$", rf"\1\n{lines}", text, flags=re.M))
+
+
+def test_the_verifier_of_an_example_runs_in_the_workers(copy):
+    lines = re.findall(r"^    (from examples.*|REWARDS\[.*)$", own_task.__doc__, re.M)
+    with_verifier(copy, "\n".join(lines))
+    learnt, test = ([json.loads(line) for line in run(
+        copy, "examples/own_task.py", 300, *flags).splitlines()] for flags in ([], ["--held_out"]))
+    assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in test}
+    assert learnt[:9] == [own_task.problem(i, False) for i in range(9)]
+    start, length = learnt[0]["answer"].values()
+    word = (start + "a" * length)[:(length + 1) // 2]
+    right = word + word[:length // 2][::-1]
+    rows = [dict(learnt[0], completion=text) for text in (
+        f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right)]
+    (copy / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts = re.findall(r"^(\w+): (\d+),", run(copy, "rewards.py", "rows.jsonl"), re.M)
+    assert dict(counts) == dict(right="1", wrong="1", unparsed_answer="1")
 
 
 @needs_package
-def test_eval_takes_it(small, tmp_path):
-    done = run("eval.py", "--model", small(), "--benchmarks", "rg:gcd,rg:chain_sum",
-               "--sampler", "transformers", "--limit", 3, "--samples", 2, "--max_tokens", 8,
-               "--out", tmp_path / "eval")
-    assert done.returncode == 0, done.stderr[-2000:]
-    text = (tmp_path / "eval" / "eval.json").read_text()
-    assert "rg:gcd" in text and "rg:chain_sum" in text
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "intermediate_integration"])
+def test_problems_of_reasoning_gym(task, copy):
+    """They are functions of the task and the index, whose answers are right in a worker."""
+    with_verifier(copy, "from examples.reasoning_gym import rg\nREWARDS['rg'] = verifier(rg)")
+    learnt, again, test = (run(copy, "examples/reasoning_gym.py", task, *flags) for flags in (
+        [20], [20], [5, "--held_out"]))
+    assert learnt == again and len(learnt.splitlines()) == 20 and "Integral(" not in learnt
+    rows = list(map(json.loads, learnt.splitlines()))
+    assert not {r["prompt"] for r in rows} & {json.loads(t)["prompt"] for t in test.splitlines()}
+    marker = copy / "was_run"
+    texts = [rows[0]["answer"]["gold"] or "0", f"open({str(marker)!r}, 'w')", "7"]
+    code = ("import json, sys; from rewards import grade\n"
+            "print(json.dumps(grade([json.loads(sys.argv[1])], [json.loads(sys.argv[2])], 60)))")
+    scores, counts = json.loads(run(copy, "-c", code, json.dumps(rows[0]), json.dumps(
+        [f"<answer>{text}</answer>" for text in texts])))
+    assert counts["error"] == counts["timeout"] == 0 and max(scores[0][1:]) < 1
+    assert (scores[0][0] == 1 or task == "countdown") and not marker.exists()

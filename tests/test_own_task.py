@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ def blocks(kind, text):
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
-def test_there_are_four_ways():
-    assert [section[0] for section in SECTIONS] == list("1234")
+def test_there_are_three_ways_and_an_example():
+    assert [section[0] for section in SECTIONS] == list("123A")
     assert blocks("sh", FIRST)[0].startswith("source .venv/bin/activate\n")
 
 
@@ -30,6 +31,7 @@ def test_there_are_four_ways():
 def test_the_blocks_run_as_printed(section, copy, base):
     if "reasoning-gym" in section.split("\n")[0] and not importlib.util.find_spec("reasoning_gym"):
         pytest.skip("no reasoning-gym here: pip install reasoning-gym==0.1.25")
+    shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
     for code in blocks("python", section):
         place = next(name for name in PLACES if f"`{name}`" in section)
         text = (copy / place).read_text()

@@ -346,38 +346,6 @@ def gone(text, seconds=60):
     return not processes(text)
 
 
-def test_a_worker_that_hangs_dies_with_its_parent(mac, tmp_path):
-    """And so does the process that watches over it. Python's lock is held all the time."""
-    name = f"hanging_{os.getpid()}"
-    (tmp_path / f"{name}.py").write_text(HANGING)
-    parent = mac("-c", f"from graders import worker; w = worker.Worker('{name}'); w.start(); "
-                 "print(flush=True); w.run([worker.Job('hang', 'a' * 60 + 'b', None, 600.0)])",
-                 start=subprocess.Popen)
-    try:
-        parent.stdout.readline()
-        time.sleep(1.0)  # it is in the regular expression by then
-        assert len(processes(f"graders.worker {name}")) == 2
-    finally:
-        parent.kill()
-        parent.communicate()
-    assert gone(f"graders.worker {name}")
-
-
-def test_a_watcher_ends_with_its_worker(mac, tmp_path):
-    name = f"hanging_{os.getpid()}"
-    (tmp_path / f"{name}.py").write_text(HANGING)
-    # killed alone, while the parent still holds its end of the other pipe
-    done = mac("-c", "import subprocess, time; from graders import worker; "
-               f"w = worker.Worker('{name}'); w.start(); time.sleep(0.5); w.stop(); print(w.run(["
-               "worker.Job('hang', 'aaa', None, 9.0)])[0][:2]); w.process.kill(); "
-               "w.process.wait(); time.sleep(5); print(subprocess.run(['ps', '-A', '-ww', '-o', "
-               "'command='], capture_output=True, text=True).stdout"
-               f".count('graders.' + 'worker {name}')); "
-               "print(w.run([worker.Job('hang', 'b', None, 9.0)])[0][:2]); w.stop()")
-    assert done.stdout == "[1.0, None]\n0\n[0.0, None]\n", done.stdout + done.stderr
-    assert gone(f"graders.worker {name}")
-
-
 PROGRAM = dict(prompt="?", answer=dict(tests=[dict(input="3\n", output="6\n")]), reward="code")
 
 

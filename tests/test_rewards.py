@@ -1,4 +1,4 @@
-"""rewards.py: the verifiers' tables, programs, the audit, workers that hang, crash and talk."""
+"""rewards.py: the verifiers' tables, programs, a graded file, workers that hang, crash and talk."""
 
 import json
 import os
@@ -192,7 +192,7 @@ def test_the_workers_know_every_verifier_and_its_gold():
 
 
 def test_a_verifier_below_the_table_needs_no_more_than_its_line():
-    source, end = (ROOT / "rewards.py").read_text(), "\nTIMEOUT = "
+    source, end = (ROOT / "rewards.py").read_text(), "\nGOLDS = "
     assert source.count(end) == 1
     scope = dict(__name__="rewards with one more")
     exec(source.replace(end, "\nREWARDS['mine'] = lambda text, answer: 0.5" + end), scope)
@@ -293,7 +293,7 @@ def test_deep_nesting_is_no_answer():
         [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1
 
 
-def test_the_audit_of_a_file(tmp_path):
+def test_a_file_is_graded(tmp_path):
     rows = [dict(completion="\\boxed{5}", answer="5", reward="math", score=1.0),
             dict(completion="\\boxed{6}", answer="5", reward="math"),
             dict(completion="no box", answer="5", reward="math"),
@@ -301,19 +301,18 @@ def test_the_audit_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def audit(*files):
+    def graded(*files):
         return subprocess.run([sys.executable, "rewards.py", *map(str, files)], cwd=ROOT,
             capture_output=True, text=True)
-    report = audit(path).stdout
-    for line in ("4 completions", "right: 2", "wrong: 1", "unparsed_answer: 1", "unparsed_gold: 0",
-                 "timeout: 0", "error: 0"):
-        assert line in report
-    assert "gold '5'" in report and "no box" in report
-    path.write_text(json.dumps(dict(completion="x", answer="5", reward=1.0)) + "\n")
-    for files, message in (((path,), "line 1"), ((tmp_path / "none.jsonl",), "one file"),
-        ((), "one file")):
-        done = audit(*files)
-        assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
+    said = graded(path).stdout.splitlines()
+    assert [line.split(",")[0] for line in said] == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
+    assert "boxed{5}" in said[0] and "no box' for '5'" in said[2]
+    path.write_text(json.dumps(dict(completion="x", answer="5")) + "\n")
+    for files, message in (((path,), "KeyError('reward')"), ((), "missing 1 required"),
+        ((tmp_path / "none.jsonl",), "FileNotFoundError")):
+        done = graded(*files)
+        assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
+        assert "takes rows {completion, answer, reward}" in done.stderr
 
 
 @pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")

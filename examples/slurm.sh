@@ -1,5 +1,5 @@
 #!/bin/bash
-# Two nodes of eight GPUs. Start it with `sbatch docs/slurm.sh` from the repository's folder. Before
+# Two nodes of eight GPUs. Start it with `sbatch examples/slurm.sh` from the repository's folder. Before
 # that, ./run_all.sh has to have made .venv there, and model and data have to be in the Hub's cache.
 # Queue it as often as the run needs it: the jobs run one after the other, and each continues where
 # the one before it stopped.
