@@ -124,6 +124,7 @@ def add_flags(flag):
          "start it where there is none")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("check", False, "try everything on a few completions, print a table, and stop")
+    flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")
     flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("wandb", None, "Weights & Biases project to log to, too")
@@ -318,6 +319,10 @@ def load_policy(args, method, tokenizer, eos, problem, resumed_from):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if any(text.startswith("--fit") for text in argv):  # before flags are parsed, as for its GPUs
+        from experiment import fit
+        sys.exit(fit.main(argv, parse_args, load_policy, update))
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = cli.load_data(args)

@@ -22,7 +22,7 @@ from data.recipe import settings_of
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import has_vllm
-from experiment import failures, room, trackers, trial
+from experiment import failures, trackers, trial
 from experiment.files import checkpoint_folders
 from experiment.model import folder_fault, read_tokenizer
 from graders import sandbox
@@ -34,7 +34,7 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir"}
-OF_THIS_START = {"out", "resume", "force", "check"}  # they are no part of what the run is
+OF_THIS_START = {"out", "resume", "force", "check", "fit"}  # they are no part of what the run is
 # what a model's recipe.json may set: how it is trained, not what on or by which method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
@@ -354,7 +354,7 @@ def check_combinations(args):
             and torch.cuda.get_device_capability() < (8, 0):
         refuse("--deterministic needs a GPU of compute capability 8.0 or more: vLLM's kernels that "
                "do not depend on the batch do")
-    if args.sampler == "vllm" and not has_vllm():
+    if args.sampler == "vllm" and not has_vllm() and not args.fit:
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
     for package in ("wandb", "trackio", "tensorboard"):
@@ -403,7 +403,7 @@ def same_problems(args):
 
 def check_paths(args):
     if (args.out and Path(args.out, "metrics.jsonl").exists()
-            and not args.resume and not args.check):
+            and not (args.resume or args.check or args.fit)):
         refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
                "folder")
     if args.model and (fault := folder_fault(args.model)):
@@ -478,11 +478,12 @@ def load_tokenizer(args, train_set, test_set):
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
     if torch.cuda.is_available():
+        from experiment import fit  # torch's internals: not before flags are right
         try:
-            parameters = room.parameters_of(args.model)
+            parameters = fit.parameters_of(args.model)
         except ValueError as e:
-            refuse(str(e))
-        if sentence := room.refusal(args, parameters, parallel.memory(), parallel.world(),
-                                    parallel.sharded()):
+            refuse(f"--model {args.model} {e}")
+        if sentence := fit.refusal(args, parameters, parallel.memory(), parallel.world(),
+                                   parallel.sharded()):
             refuse(sentence)
     return tokenizer, eos, train_set
