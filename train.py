@@ -213,6 +213,10 @@ def draw_curves(out):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if any(text.startswith("--fit") for text in argv):  # before flags are parsed, as for its GPUs
+        from experiment import fit
+        sys.exit(fit.main(argv, parse_args, load_trainer, update))
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)

@@ -1,173 +1,300 @@
-"""Does a run fit? Answered on a laptop, before a GPU is rented, from a model's config.json alone.
+"""train.py --fit: does a run fit? Rehearsed without weights, on a CPU, before a GPU is rented.
 
-    python -m experiment.fit --model Qwen/Qwen2.5-7B --gpus 8 --gpu_memory 80 --max_tokens 3072
+    python train.py --fit 8x80 --model Qwen/Qwen2.5-7B --max_tokens 3072       8 GPUs of 80 GB
 
-All other flags are train.py's, with the defaults that they have on such a GPU. The run is rehearsed
-without weights (experiment/rehearsal.py). Exit code 0 where it fits, 1 where it does not, 2 where
-flags or model cannot be used.
+The run's own code loads, scores, updates and syncs, as rank 0 of a process group that sends
+nothing. Weights are fake tensors (torch's FakeTensorMode), shapes without numbers; ids, lengths and
+masks are real, because sizes depend on them. A Ledger adds up the bytes of the tensors alive.
+Not counted: workspaces of kernels, CUDA's context, NCCL's buffers, fragmentation, and the layer
+that FSDP gathers ahead; USABLE leaves room for them.
 """
 
+import gc
 import os
-import sys
-import time
-from functools import partial
+import re
+import weakref
+from collections import deque
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
-from engine import parallel
-from experiment import cli, failures, room
-from experiment.rehearsal import rehearse, torchrun
-from experiment.shapes import config_of
+import torch
+import torch.distributed as dist
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import AutoConfig, AutoModelForCausalLM
 
-GB = room.GB
-SHARE = 0.95  # of a GPU; the rest is CUDA's, NCCL's, and between blocks
-refuse = partial(failures.refuse, "experiment.fit")
+import data
+from data.recipe import BASE
+from engine import kernels, loading, parallel
+from engine import policy as policies
+from engine.completion import Completion
+from engine.layout import lay, micro_batches
+from experiment.failures import refuse
 
-
-class Parser(cli.Parser):
-    def error(self, message):
-        refuse(message)
-
-
-def parse_args(argv):
-    """-> fit's own flags, and those of argv that are train.py's."""
-    parser = Parser(prog="experiment.fit", description=__doc__,
-                    usage="python -m experiment.fit --model NAME [--gpus N] [--FLAG VALUE ...]",
-                    epilog="and every flag of train.py: python train.py --help")
-    parser.flag("gpus", 1, "GPUs, a process on each; 1 is without torchrun, but for --offload")
-    parser.flag("gpu_memory", 80.0, "memory of one in GB, 1e9 bytes")
-    parser.flag("prompt_tokens", None, "tokens of a prompt; default --max_prompt_tokens", type=int)
-    parser.flag("completion_tokens", None, "tokens of a completion; default --max_tokens", type=int)
-    parser.add_argument("-h", "--help", action="help", help="show this page")
-    own, of_train = parser.parse_known_args(argv)
-    for name, value in vars(own).items():
-        if value is not None and not 1 <= value < 2**20:
-            refuse(f"--{name} must be from 1 to a million, not {value}")
-    return own, of_train
+GB = 1e9
+USABLE = 0.95  # of a GPU's memory
+MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), less "
+        "--gpu_memory_utilization (beside an awake vLLM), --lora_rank, --offload (with torchrun) "
+        "or more GPUs make room")
 
 
-def parse_run(of_train):
-    """train.parse_args, where the GPU has bfloat16 and vLLM is installed."""
-    import train
-    with mock.patch.object(parallel, "default_dtype", lambda: "bfloat16"), \
-            mock.patch.object(train, "default_kind", lambda: "vllm"), \
-            mock.patch.object(cli, "has_vllm", lambda: True):
-        args, method = train.parse_args(of_train)
-    if args.model is None:
-        refuse("--model NAME is missing; the embedded base, of a million parameters, fits anywhere")
-    return args, method
+def empty_model(model):
+    """A model of the shapes in a folder's or an id's config.json. Raises ValueError."""
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
+                                                dtype=torch.float32)
+    except Exception as e:  # there is no end to what can be wrong with a folder, or the Hub
+        raise ValueError("has no configuration of a causal language model: "
+                         f"{str(e).splitlines()[0]}") from None
 
 
-def lengths_of(own, args, config):
-    """-> tokens of a prompt and of a completion."""
-    lengths = own.prompt_tokens or args.max_prompt_tokens, own.completion_tokens or args.max_tokens
-    if lengths[0] > args.max_prompt_tokens or lengths[1] > args.max_tokens:
-        refuse(f"--prompt_tokens {lengths[0]} and --completion_tokens {lengths[1]} are typical "
-               f"lengths: at most --max_prompt_tokens {args.max_prompt_tokens} and --max_tokens "
-               f"{args.max_tokens}")
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if positions and args.max_prompt_tokens + args.max_tokens > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
-    return lengths
+def parameters_of(model):
+    """The number of a model's parameters. Raises ValueError."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in empty_model(model).parameters())
 
 
-def phases_of(figures, args, memory):
-    """-> {phase: (bytes of the trainer, bytes of the sampler)} on each GPU, at the most."""
-    weights = figures.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp
-    vllm = args.sampler == "vllm"
-    awake = args.gpu_memory_utilization * memory if vllm else weights
-    asleep = 0 if vllm else weights
-    return {"start": (figures.start, awake), "sampling": (figures.between, awake),
-            "scoring": (figures.scoring[1][1], asleep), "update": (figures.update[1][1], asleep),
-            "sync": (figures.sync, weights), "checkpoint": (figures.sync, awake)}
+def refusal(args, parameters, memory, ranks=1, sharded=False):
+    """-> the sentence that says why a model cannot fit into a GPU of `memory` bytes, by arithmetic
+    without activations, or None.
+
+    Weights, gradients and AdamW's two moments are float32; gradients are gone while the engine is
+    awake. Frozen weights are in the dtype of the computation, unless they are sharded."""
+    frozen = 2 if args.dtype != "float32" and not sharded else 4
+    trained = 0 if args.lora_rank else 4  # bytes of a gradient, as of a weight
+    here = 0 if args.offload else parameters / ranks
+    held = here * ((trained or frozen) + 2 * trained + frozen * bool(args.kl_coef))
+    update = held + here * trained
+    engine, weights = memory * args.gpu_memory_utilization, sampler_weights(args, parameters)
+    if args.sampler != "vllm":  # it never sleeps
+        engine, update = weights, update + weights
+    elif engine < 1.1 * weights:
+        return (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
+                f"{engine / GB:.1f} GB of {memory / GB:.0f}, and the weights of --model "
+                f"{args.model} alone take {weights / GB:.1f}: more of it, or --tp")
+    if update > 0.9 * memory or held + engine > 0.97 * memory:
+        return (f"--model {args.model} does not fit into {memory / GB:.0f} GB: an update takes "
+                f"{update / GB:.1f} without activations, and {held / GB:.1f} stay beside the "
+                f"sampler's {engine / GB:.1f}. {MORE}")
 
 
-def advice(figures, args, phases, memory, gpus):
-    """Yields what makes room where it is lacking. The first two follow from the figures; they are
-    left out where weights, moments and gradients alone are too much."""
-    state = figures.between + (0 if args.offload else 4 * figures.trained / gpus)
-    if state > SHARE * memory:
-        yield (f"weights, AdamW's moments and gradients alone take {state / GB:.1f} GB, so one of "
-               "these: --lora_rank 16 (adapters, with ten times the learning rate), --offload "
-               f"under torchrun, --gpus {2 * gpus}")
-        return
-    full = {name for name, parts in phases.items() if sum(parts) > SHARE * memory}
-    computing = full & {"scoring", "update"} or figures.no_room
-    largest = figures.largest(SHARE * memory - phases["update"][1])
-    if computing and largest >= args.max_prompt_tokens + args.max_tokens:
-        yield f"--tokens_per_micro_batch {largest} or less"
-    trainer = max(phases[name][0] for name in ("start", "sampling", "checkpoint"))
-    share = int(100 * (SHARE - trainer / memory)) / 100
-    if full & {"start", "sampling", "checkpoint"} and args.sampler == "vllm" \
-            and share * memory > 1.1 * phases["sync"][1]:  # as room.refusal has it
-        yield f"--gpu_memory_utilization {share}"
-    if computing and not args.activation_checkpointing:
-        yield "--activation_checkpointing"
-    if not args.lora_rank:
-        yield "--lora_rank 16"
-    if not args.offload:
-        yield "--offload"
-    yield f"--gpus {2 * gpus}"
+def sampler_weights(args, parameters):
+    """Bytes of the sampler's weights on a GPU."""
+    return parameters * (4 if args.sampler_dtype == "float32" else 2) / args.tp
 
 
-def report(figures, args, own, lengths, phases):
-    rows = args.problems_per_rollout * args.group_size // args.steps_per_rollout
-    step = ", ".join(f"{n:,} {kind}s" for kind, n in figures.collectives.items()) or "none"
-    found = "given" if args.origin.get("tokens_per_micro_batch") == "given" else "the run's choice"
-    budget = f"none that the run would take, {figures.budget:,} for what follows" \
-        if figures.no_room else f"{figures.budget:,} ({found})"
-    usable, base = SHARE * own.gpu_memory * GB, 4 * figures.base / GB
+# ---------------------------------------------------------------------------- bytes of live tensors
+
+class Ledger(TorchDispatchMode):
+    """Bytes of the tensors alive, and their peak. fake: the FakeTensorMode; None in tests."""
+
+    def __init__(self, fake):
+        super().__init__()
+        self.fake, self.live, self.peak = fake, 0, 0
+        self.held = {}  # {storage: bytes}; a fake's data_ptr is always 0
+
+    def resize(self, key, size):
+        if key in self.held:
+            self.live += size - self.held[key]
+            self.held[key] = size
+            self.peak = max(self.peak, self.live)
+
+    def free(self, key):
+        self.live -= self.held.pop(key)
+
+    def count(self, tensor):
+        storage = tensor.untyped_storage()
+        if (key := storage._cdata) not in self.held:
+            self.held[key] = 0
+            self.resize(key, storage.nbytes())
+            weakref.finalize(storage, self.free, key)
+
+    def resize_storage(self, storage, size, original=torch.UntypedStorage.resize_):
+        """FSDP frees gathered weights with resize_, which is no operator."""
+        original(storage, size)
+        self.resize(storage._cdata, size)
+
+    def leave_out(self, tensors):
+        """These are in the node's memory, not the GPU's."""
+        for tensor in tensors:
+            shard = getattr(tensor, "_local_tensor", tensor)
+            self.resize(shard.untyped_storage()._cdata, 0)
+
+    def peak_of(self, action):
+        gc.collect()
+        self.peak = self.live
+        action()
+        return self.peak
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, with the shards
+        if active_fake_mode() not in (None, self.fake):
+            return func(*args, **kwargs)  # DTensor infers a global shape: no memory
+        out = self.answer(func, args, kwargs) if self.fake else func(*args, **kwargs)
+        tree_map_only(torch.Tensor, self.count, out)
+        return out
+
+    def answer(self, func, args, kwargs):
+        """-> an operator's result where some tensors are fake."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        fake = any(isinstance(x, FakeTensor) for x in tensors)
+        if tensors and not fake:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1  # .item(): an unknown number, taken to be finite and true
+        if "index" in func._opname and isinstance(args[1], list):  # a real mask's size is known
+            places = [i.nonzero().unbind(1) if i is not None and i.dtype == torch.bool else [i]
+                      for i in args[1]]
+            args = (args[0], [i for part in places for i in part], *args[2:])
+        with self.fake:
+            out = func(*args, **kwargs)
+        # peft moves parameters, which must have no weak references then
+        self.fake.fake_tensor_converter.tensor_memo.clear()
+        if fake or isinstance(out, torch.Tensor) and out.is_floating_point():
+            return out
+        return func(*args, **kwargs)  # a new tensor that counts or points is real
+
+
+# ---------------------------------------------------------------------------- the rehearsal
+
+def rank_0(gpus, offload):
+    """The environment of torchrun's rank 0. One GPU has none, except for --offload, FSDP's."""
+    given = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(gpus), LOCAL_WORLD_SIZE=str(gpus))
+    return mock.patch.dict(os.environ, given if gpus > 1 or offload else {},
+                           CUDA_VISIBLE_DEVICES="")
+
+
+@contextmanager
+def stage(ledger, memory, by_kernel):
+    """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
+    by_kernel: attention is the GPU's, for 16 bits."""
+    def token_budget(policy, probe, longest, *settings, find=loading.token_budget):
+        with mock.patch.object(parallel, "device", lambda: torch.device("cuda")):  # its limit
+            try:
+                return find(policy, probe, longest, *settings)
+            except ValueError as e:  # the rehearsal goes on, with one row at once
+                policy.no_room = f"The model {e}"
+                return longest
+
+    with ExitStack() as stack:
+        def replace(owner, **values):
+            stack.enter_context(mock.patch.multiple(owner, **values))
+        if "RANK" in os.environ:
+            from torch.distributed._tools import fake_collectives  # noqa: F401
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+            dist.init_process_group("fake", rank=0, world_size=parallel.world(), store=FakeStore())
+            stack.callback(parallel.stop)
+        gc.disable()  # a collection in the middle of a phase would depend on the code before
+        stack.callback(gc.enable)
+        replace(torch.UntypedStorage, resize_=lambda *given: ledger.resize_storage(*given))
+        replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
+        replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
+                # both look at numbers; a model is taken to allow for the layout
+                check_head=lambda *_: None,
+                exact_layouts=lambda *given: given[2] or ["packed"] * by_kernel,
+                layout_agrees=lambda policy, _, layout: policy.use_layout(layout))
+        replace(kernels, CHUNK=int(memory / 300))  # as loading.load sets it on a GPU
+        # the batch is one micro-batch of this rank, see `largest`
+        replace(policies, rank_micro_batches=lambda _, batch, *__: [
+            ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
+        replace(data, encode=lambda *_: [1] * 64)
+        yield
+
+
+def largest(batch, policy):
+    """-> the largest micro-batch of a batch, and how many a rank has."""
+    def tokens(rows):
+        prompts = batch.group[rows].unique() if policy.layout == "shared" else rows
+        return len(prompts) * int(batch.prompt_len[0]) + len(rows) * batch.mask.shape[1]
+    parts = micro_batches(batch, policy.budget, policy.layout, parallel.world())
+    return batch.rows(max(parts, key=tokens)), len(parts) // parallel.world()
+
+
+def rehearse(args, method, memory, load_trainer, update):
+    """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
+    prompts and completions are as long as they may be. load_trainer, update: train.py's."""
+    args.compile = False  # layers as written
+    P, G, T = args.problems_per_rollout, args.group_size, args.max_tokens
+    rollout = policies.make_batch(  # a prompt for each problem
+        [[3 + i // G] * args.max_prompt_tokens for i in range(P * G)],
+        [Completion([2] * T, [-1.0] * T, True)] * (P * G))
+    rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
+                                    G if args.shuffle == "groups" else 1)[0]
+    ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
+    leave_out = ledger.leave_out if args.offload else list
+    with stage(ledger, memory, args.dtype != "float32"), ledger:
+        trainer = load_trainer(args, method, None, [2], None, None)
+        policy, reference, optimizer, *_ = trainer
+        models = [policy, reference] if reference else [policy]
+        trained = optimizer.param_groups[0]["params"]
+        f = SimpleNamespace(
+            base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
+            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
+            no_room=getattr(policy, "no_room", None))
+        leave_out(p for model in models for p in model.parameters())
+        f.start = ledger.live
+
+        def fill_gradients():
+            for p in trained:
+                p.grad = torch.zeros_like(p)
+                leave_out([p.grad])
+        fill_gradients()
+        optimizer.step()  # it makes AdamW's moments
+        leave_out(x for state in optimizer.state.values() for x in state.values())
+        optimizer.zero_grad()
+        f.between = ledger.live
+        batch, _ = largest(rollout, policy)
+        f.scoring = ledger.peak_of(
+            lambda: [policies.compute_logprobs(model, batch) for model in models])
+        batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
+        batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
+        batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
+        if f.parts > 1 or args.offload:
+            fill_gradients()  # of the micro-batches before
+        f.update = ledger.peak_of(
+            lambda: update(trainer, batch, method, args))
+        f.sync = ledger.peak_of(lambda: deque(parallel.weights(policy), maxlen=0))
+    return f
+
+
+# ---------------------------------------------------------------------------- the verdict
+
+def main(argv, parse_args, load_trainer, update):
+    """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
+    if not size:
+        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
+    gpus, memory = int(size[1] or 1), float(size[2]) * GB
+    with rank_0(gpus, "--offload" in argv):
+        # the defaults of a GPU with bfloat16 and vLLM
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
+        if args.model == BASE:
+            refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
+        f = rehearse(args, method, memory, load_trainer, update)
+        refused = f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ)
+    weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
+    awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
+    phases = {"start": (f.start, awake), "sampling": (f.between, awake),
+              "scoring": (f.scoring, asleep), "update": (f.update, asleep),
+              "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
+    found = args.origin.get("tokens_per_micro_batch", "the run's choice")
     print(f"""\
-model            {args.model}: {figures.parameters:,} parameters, {figures.trained:,} trained
-GPUs             {own.gpus} of {own.gpu_memory:g} GB
-rollout          {args.problems_per_rollout} prompts of {lengths[0]:,} tokens x {args.group_size} \
-completions of {lengths[1]:,}
-tokens at once   {budget}, {figures.layout}; \
-{figures.largest(usable - phases['update'][1]):,} is about the most that fits
-optimizer step   {rows} completions: {figures.step_tokens:,} tokens go through the model, \
-{rows * sum(lengths):,} with every prompt repeated
-                 {figures.parts} on each rank one after another, the largest of \
-{figures.update[1][0]:,} tokens
-collectives      {step}, in a step
-host memory      {base * own.gpus:.1f} GB while every process loads the weights, \
-{base + 8 * figures.trained / GB:.1f} GB on rank 0 for a checkpoint""")
-    if args.offload:
-        state = base + (12 * figures.trained + 4 * (figures.parameters - figures.base)) / GB
-        print(f"                 {state:.1f} GB all the time, for --offload")
-    print("\nGB of each GPU   trainer   sampler  together")
+{args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
+--tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; {f.parts} micro-batches \
+on each rank in an optimizer step
+
+GB of each GPU   trainer   sampler  together""")
+    full = False
     for name, parts in phases.items():
+        full |= (too_much := sum(parts) > USABLE * memory)
         sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
-        print(f"{name:14}{sizes}{'' if sum(parts) <= usable else '  too much'}")
-
-
-def main(argv=None):
-    began = time.time()
-    own, of_train = parse_args(argv)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal is on the CPU, also where there is a GPU
-    with torchrun(own.gpus, "--offload" in of_train):
-        args, method = parse_run(of_train)
-        try:
-            config = config_of(args.model)
-        except ValueError as e:
-            refuse(str(e))
-        lengths, memory = lengths_of(own, args, config), own.gpu_memory * GB
-        figures = rehearse(args, method, config, *lengths, memory)
-        refused = figures.no_room or room.refusal(args, figures.base, memory, own.gpus,
-                                                  "RANK" in os.environ)
-    phases = phases_of(figures, args, memory)
-    report(figures, args, own, lengths, phases)
-    fits = not refused and all(sum(parts) <= SHARE * memory for parts in phases.values())
-    print(f"\nIt fits: no phase takes more than {SHARE} of the memory." if fits else
-          "\nIt does not fit. What makes room, to be rehearsed: "
-          + "; ".join(advice(figures, args, phases, memory, own.gpus)))
-    if refused:
-        print(f"The run would be refused: {refused}")
-    print("Not looked at, without weights: whether Policy's log probabilities are the model's, and "
-          "whether the model allows for the layout. A run asks both at its start.")
-    print(f"({time.time() - began:.0f} seconds, {parallel.peak_memory() / GB:.1f} GB of this "
-          "machine's memory)")
-    return 0 if fits else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(f"{name:14}{sizes}{'  too much' * too_much}")
+    print(f"\nIt does not fit. {refused or MORE}" if refused or full else
+          f"\nIt fits: no phase takes more than {USABLE} of the memory")
+    return 1 if refused or full else 0

@@ -28,7 +28,8 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir", "held-out problems"}
-OF_THIS_START = {"out", "resume", "force", "check", "origin", "checksums"}  # not in config.json
+# they have no place in config.json
+OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"}
 
 
 # ---------------------------------------------------------------------------- parsing
@@ -201,6 +202,7 @@ def add_flags(flag, section):
     flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
+    flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")
 
 
 # ---------------------------------------------------------------------------- the command line
@@ -255,7 +257,7 @@ def parse(argv, description):
     follow(args, method)
     refusals.check(args, method)
     if (args.out and Path(args.out, "metrics.jsonl").exists()
-            and not args.resume and not args.check):
+            and not (args.resume or args.check or args.fit)):
         refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
                "folder")
     if fault := folder_fault(args.model):

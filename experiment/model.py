@@ -11,7 +11,6 @@ import data
 from data import hub
 from engine import parallel
 from engine.parallel import say
-from experiment import room
 from experiment.flags import compare, refuse
 from graders import sandbox
 
@@ -123,11 +122,12 @@ def load_tokenizer(args, train_set, test_set):
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
     if torch.cuda.is_available():
+        from experiment import fit  # torch's internals: not before flags are right
         try:
-            parameters = room.parameters_of(args.model)
+            parameters = fit.parameters_of(args.model)
         except ValueError as e:
-            refuse(str(e))
-        if sentence := room.refusal(args, parameters, parallel.memory(), parallel.world(),
-                                    parallel.sharded()):
+            refuse(f"--model {args.model} {e}")
+        if sentence := fit.refusal(args, parameters, parallel.memory(), parallel.world(),
+                                   parallel.sharded()):
             refuse(sentence)
     return tokenizer, eos, train_set

@@ -82,7 +82,7 @@ def check_combinations(args, method):
 def check_packages(args):
     if args.max_num_seqs is not None and args.sampler != "vllm":
         refuse(f"--max_num_seqs {args.max_num_seqs} is for --sampler vllm")
-    if args.sampler == "vllm" and not has_vllm():
+    if args.sampler == "vllm" and not has_vllm() and not args.fit:
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
     for package in ("wandb", "trackio", "tensorboard"):

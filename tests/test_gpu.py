@@ -12,7 +12,7 @@ import eval as evaluation
 import train
 from engine import kernels, loading, parallel, policy, sampler
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import room
+from experiment import fit
 from experiment.run import sampler_line
 from ranks import load, rollout
 from test_parallel import torchrun
@@ -99,7 +99,7 @@ def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatc
 def test_the_number_of_parameters_comes_from_the_configuration(base, small):
     for folder in (base, small(tied=True)):
         model = loading.AutoModelForCausalLM.from_pretrained(folder)
-        assert room.parameters_of(folder) == sum(p.numel() for p in model.parameters())
+        assert fit.parameters_of(folder) == sum(p.numel() for p in model.parameters())
 
 
 def settings(**changes):
@@ -114,10 +114,10 @@ def settings(**changes):
         (1.5, 80, {}, 1, None),
         (1.5, 40, {}, 1, None),
         (3, 80, {}, 1, None),
-        (3, 48, {}, 1, "48.0 GB of a GPU of 48 GB"),
-        (3, 80, dict(gpu_memory_utilization=0.6), 1, "36.0 GB stay while vLLM samples with 48.0"),
-        (3, 80, dict(kl_coef=0.1, gpu_memory_utilization=0.5), 1, "42.0 GB stay"),
-        (7, 80, {}, 1, "112.0 GB"),
+        (3, 48, {}, 1, "into 48 GB: an update takes 48.0"),
+        (3, 80, dict(gpu_memory_utilization=0.6), 1, "36.0 stay beside the sampler's 48.0"),
+        (3, 80, dict(kl_coef=0.1, gpu_memory_utilization=0.5), 1, "42.0 stay"),
+        (7, 80, {}, 1, "112.0 without"),
         (7, 80, {}, 8, None),
         (7, 80, dict(lora_rank=16), 1, None),
         (7, 24, dict(lora_rank=16), 1, "gives vLLM 9.6 GB of 24, and the weights"),
@@ -127,7 +127,7 @@ def settings(**changes):
     ],
 )
 def test_what_cannot_fit_is_refused_with_its_numbers(billions, gigabytes, changes, ranks, named):
-    said = room.refusal(settings(**changes), billions * 1e9, gigabytes * 1e9, ranks, ranks > 1)
+    said = fit.refusal(settings(**changes), billions * 1e9, gigabytes * 1e9, ranks, ranks > 1)
     assert said is None if named is None else named in said, said
 
 
@@ -142,7 +142,7 @@ def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_read(
                     max_prompt_tokens=32, max_tokens=16, data="countdown")
     with pytest.raises(SystemExit) as stop:
         model.load_tokenizer(args, [dict(prompt="1", reward="math", answer="1")], [])
-    assert stop.value.code == 2 and "AdamW's moments" in capsys.readouterr().err
+    assert stop.value.code == 2 and "does not fit" in capsys.readouterr().err
 
 
 def test_the_state_is_counted_with_its_copies(small):
