@@ -18,12 +18,12 @@ import data
 from data.recipe import BASE
 from engine import parallel
 from engine.completion import seed_of
-from engine.policy import Batch, Policy, backward, compute_logprobs, make_batch, minibatches
+from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
 from engine.sampler import make_sampler
 from eval import summarise
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed
-from experiment.model import load_data, load_tokenizer
+from experiment.model import load_data, load_tokenizer, load_trainer
 from experiment.stats import powers_of_two
 from losses import group_advantages
 
@@ -42,16 +42,6 @@ class Rollout(NamedTuple):
     rewards: torch.Tensor    # [P, G] as graded
     metrics: dict            # to log
     examples: list           # for samples.jsonl
-
-
-class Trainer(NamedTuple):
-    """The weights in training, and the state that goes with them."""
-
-    policy: Policy
-    reference: Policy | None  # of --kl_coef
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    scaler: torch.amp.GradScaler  # of float16's gradients; off otherwise
 
 
 def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, temperature,
@@ -173,39 +163,6 @@ def update(trainer, minibatch, method, args):
 
 
 # ---------------------------------------------------------------------------- the run
-
-def load_trainer(args, method, tokenizer, eos, problem, resumed):
-    """-> the Trainer. resumed: a checkpoint.Resumed, whose weights and state it gets, or None."""
-    from engine import loading
-    torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
-    probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
-    settings = dict(temperature=args.temperature, dtype=args.dtype, offload=args.offload,
-                    longest=args.max_prompt_tokens + args.max_tokens,
-                    share_prompts=args.share_prompts)
-    # adapters come with trainer.pt, on top of the initial weights
-    folder = resumed.folder if resumed and not args.lora_rank else args.model
-    reference = None
-    try:
-        policy = loading.load(
-            folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-            lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(args.kl_coef),
-            activation_checkpointing=args.activation_checkpointing, **settings)
-        args.tokens_per_micro_batch = policy.budget
-        if args.kl_coef:
-            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
-                                     **settings)
-    except ValueError as e:
-        flags.refuse(f"--model {args.model} {e}")
-    parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay,
-                                  fused=True)
-    steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    factor = loading.lr_factor(args.warmup, args.schedule, steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    # off, it scales by 1 and steps as the optimizer does
-    scaler = torch.amp.GradScaler(parallel.device().type, enabled=args.dtype == "float16")
-    return Trainer(policy, reference, optimizer, schedule, scaler)
-
 
 def draw_curves(out):
     from analysis import figures, runs

@@ -49,6 +49,7 @@ import train as training
 from engine import kernels, layout, loading, parallel
 from engine.policy import Policy, backward, compute_logprobs, make_batch
 from engine.sampler import Completion
+from experiment.model import Trainer
 from losses import METHODS
 
 LONGEST = 2048  # tokens of a row
@@ -199,7 +200,7 @@ def optimizing_of(policy, fused=True):
 
 def update(policy, optimizing, batch):
     """One optimizer step of train.py -> the gradient's norm."""
-    trainer = training.Trainer(policy, None, *optimizing)
+    trainer = Trainer(policy, None, *optimizing)
     return training.update(trainer, batch, METHODS["grpo"], FLAGS)["grad_norm"].item()
 
 

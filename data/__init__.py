@@ -12,23 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import countdown, sources
+from data.prompts import TEMPLATES, decode, encode  # noqa: F401
 from data.sets import SETS
 from data.sources import DataError
 from rewards import grade
 
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
-R1_ZERO = (
-    "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
-    "it. The Assistant first thinks about the reasoning process in the mind and then provides the "
-    "User with the answer. The reasoning process is enclosed within <think> </think> and answer is "
-    "enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here "
-    "</think> <answer> answer here </answer>.{extra}\nUser: {question}\nAssistant: <think>")
-ORZ = (
-    " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
-    "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
-    "This is the problem:")
 MADE = tuple(countdown.FORMS)  # computed, not read
-TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
 
 
 def names():
@@ -66,43 +55,6 @@ def batch(problems, n, seed, rollout, attempt=0):
     start = (attempt * 10**7 + rollout) * n
     places = [divmod(start + i, len(problems)) for i in range(n)]
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]
-
-
-def encode(tokenizer, problem, template=None):
-    """The token ids of a problem's prompt.
-
-    template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
-    else for "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
-    if template is None:
-        mathematics = problem["reward"] == "math" and "messages" not in problem
-        chat = "qwen_boxed" if mathematics else "chat"
-        template = chat if tokenizer.chat_template else "none"
-    if template == "none":
-        return tokenizer.encode(problem["prompt"])
-    if template in ("r1_zero", "orz"):
-        extra = ORZ if template == "orz" else ""
-        return tokenizer.encode(R1_ZERO.format(extra=extra, question=problem["prompt"]))
-    messages = problem.get("messages") or [dict(role="user", content=problem["prompt"])]
-    if template == "qwen_boxed":
-        messages = [dict(role="system", content=BOXED),
-                    dict(role="user", content=problem["prompt"])]
-    if tokenizer.chat_template:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                             return_dict=False)
-    # Qwen's form, ChatML
-    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
-    return tokenizer.encode("".join(turns) + "<|im_start|>assistant\n")
-
-
-def decode(tokenizer, completion, prompt=()):
-    """The text of a sampler.Completion, without the end-of-sequence token that ends it.
-
-    Any other special token stays visible. A <think> that ends the prompt (token ids) is put in
-    front of the text: a verifier has to know that thinking had begun."""
-    tokens = completion.tokens if completion.truncated else completion.tokens[:-1]
-    text = tokenizer.decode(tokens)
-    prompt_thinks = tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
-    return "<think>" + text if prompt_thinks else text
 
 
 class Group(NamedTuple):

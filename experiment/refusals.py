@@ -14,7 +14,7 @@ import losses
 from engine import parallel
 from engine.sampler import has_vllm
 from experiment import failures
-from losses import Tokens, keyword_only
+from losses import Tokens
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -92,9 +92,9 @@ def check_packages(args):
 
 # ---------------------------------------------------------------------------- a row of METHODS
 
-# keys under adv/ and policy/ that are logged for every method
-OF_ADVANTAGES = {"mean", "max", "min", "mass_pos", "mass_neg", "token_mass_pos", "token_mass_neg"}
-OF_STEPS = {"pg_loss", "loss", "weight_mean", "grad_norm", "lr", "overflow", "learnt_tokens"}
+# logged for every method, beside losses.measure
+LOGGED = {"mean", "max", "min", "mass_pos", "mass_neg", "token_mass_pos", "token_mass_neg",
+          "pg_loss", "loss", "weight_mean", "grad_norm", "lr", "overflow", "learnt_tokens"}
 
 
 def check_row(name, method, common):
@@ -105,17 +105,17 @@ def check_row(name, method, common):
         if not f.__doc__:
             refuse(f"{where} has no docstring; its first line should be the formula")
         for p in inspect.signature(f).parameters.values():
-            if p.kind is not p.KEYWORD_ONLY and p.default is not p.empty:
+            if p.default is p.empty and p.kind is p.KEYWORD_ONLY:
+                refuse(f"{where}: {p.name} has no default; a flag needs one, as in {p.name}=1.0")
+            if p.default is not p.empty and p.kind is not p.KEYWORD_ONLY:
                 refuse(f"{where}: {p.name} has a default but is not keyword-only; put * before it, "
                        f"as in {f.__name__}(..., *, {p.name}={p.default})")
-        for flag, default in keyword_only(f).items():
-            if default is inspect.Parameter.empty:
-                refuse(f"{where}: {flag} has no default; a flag needs one, as in {flag}=1.0")
-            if flag in common:
-                refuse(f"{where}: --{flag} is a flag of train.py already; give {flag} another name")
-            if defaults.setdefault(flag, default) != default:
-                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
-                       "of the row; one flag has one default")
+            if p.kind is p.KEYWORD_ONLY and defaults.setdefault(p.name, p.default) != p.default:
+                refuse(f"{where}: {p.name} is {p.default} here, {defaults[p.name]} in another "
+                       "function of the row; one flag has one default")
+            if p.kind is p.KEYWORD_ONLY and p.name in common:
+                refuse(f"{where}: --{p.name} is a flag of train.py already; give {p.name} another "
+                       "name")
 
 
 def toy(group_size):
@@ -130,46 +130,42 @@ def toy(group_size):
 def check_method(name, method, group_size, shaped=False):
     """Runs a method on a toy batch; a fault is one sentence that names the function. shaped:
     rewards are other than 0 and 1."""
-    def tried(f, *inputs):
+    def fault(f, text):
+        refuse(f"{name}: the function {f.__name__} of losses.py {text}")
+
+    def tried(f, *inputs, shape=None):
         try:
-            return method.call(f, *inputs)
+            result = method.call(f, *inputs)
         except ValueError as e:  # a hyperparameter out of range
             refuse(str(e))
         except Exception as e:  # a user's function may raise anything
-            refuse(f"{name}: the function {f.__name__} of losses.py raises {type(e).__name__}: {e}")
-
-    def shape_of(f, x, like, meaning):
-        if not torch.is_tensor(x) or x.shape != like.shape:
-            found = list(x.shape) if torch.is_tensor(x) else f"a {type(x).__name__}"
-            refuse(f"{name}: the function {f.__name__} of losses.py returns {found}, where "
-                   f"{meaning} of shape {list(like.shape)} belongs")
+            fault(f, f"raises {type(e).__name__}: {e}")
+        value, numbers = result if isinstance(result, tuple) else (result, {})
+        if shape and (not torch.is_tensor(value) or value.shape != shape):
+            found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
+            fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
+        return value, numbers
 
     rewards, tokens = toy(group_size)
     state = dict(entropy=1.0)
-    advantages = tried(method.advantage, rewards.double() - 0.5 * shaped, state)
-    shape_of(method.advantage, advantages, rewards, "an advantage of each completion, [P, G],")
+    tried(method.advantage, rewards.double() - 0.5 * shaped, state, shape=rewards.shape)
     for f in (method.select, *method.passes):
-        shape_of(f, tried(f, tokens), tokens.logprobs, "a weight of each token, [B, T],")
-    result = tried(method.objective, tokens)
-    loss, numbers = result if isinstance(result, tuple) else (result, {})
-    shape_of(method.objective, loss, tokens.logprobs, "a loss of each token, [B, T],")
+        tried(f, tokens, shape=tokens.mask.shape)
+    loss, numbers = tried(method.objective, tokens, shape=tokens.mask.shape)
     if not loss.requires_grad:
-        refuse(f"{name}: the loss of {method.objective.__name__} of losses.py has no gradient: it "
-               "has to depend on tokens.logprobs, tokens.log_ratio or tokens.ratio (tokens.probs "
-               "is without one)")
+        fault(method.objective, "has no gradient: it has to depend on tokens.logprobs, "
+              "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
     tried(method.aggregate, loss, tokens.mask, losses.step_size(tokens.mask, 1024))
-    measured = {*losses.measure(method, tokens), *OF_STEPS}
-    for f, logged, taken in ((method.advantage, state, OF_ADVANTAGES),
-                             (method.objective, numbers, measured)):
+    taken = LOGGED | losses.measure(method, tokens).keys() - {"entropy"}
+    for f, logged in ((method.advantage, state), (method.objective, numbers)):
         for key, value in logged.items():
-            of = f"{name}: {f.__name__} of losses.py logs {key!r}"
             if f is method.advantage and not isinstance(value, (int, float)):
-                refuse(f"{of}, a {type(value).__name__} in its state: state is saved and logged, "
-                       "and holds plain numbers (float(x))")
-            if (shape := list(torch.as_tensor(value).shape)) not in ([], [1]):
-                refuse(f"{of}, of shape {shape}; tokens.mean(x) makes one number of it")
-            if key in taken:
-                refuse(f"{of}, which is logged already; give it another name")
+                fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is saved, and "
+                      "holds plain numbers (float(x))")
+            if torch.as_tensor(value).numel() != 1:
+                fault(f, f"logs {key!r}, of several numbers; tokens.mean(x) makes one of them")
+            if key in taken or key == "entropy" and f is method.objective:
+                fault(f, f"logs {key!r}, which is logged already; give it another name")
 
 
 def checksum(method):

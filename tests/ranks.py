@@ -32,6 +32,7 @@ from engine import (
 )
 from engine.completion import seed_of
 from engine.sampler import Completion, make_sampler
+from experiment.model import Trainer
 from losses import METHODS, group_advantages
 
 # transformers' own computes in float32, also in a model in float64
@@ -112,7 +113,7 @@ def run(model, name, options):
     scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled="overflow" in options)
     if "overflow" in options:
         train.backward = overflowing(train.backward)
-    told, trainer = [], train.Trainer(p, None, optimizer, schedule, scaler)
+    told, trainer = [], Trainer(p, None, optimizer, schedule, scaler)
     with mock.patch.object(policy, "shuffled_shares", lambda *_: torch.arange(24).chunk(4)):
         for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
             metrics = train.update(trainer, minibatch, method, args)
