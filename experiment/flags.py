@@ -7,7 +7,6 @@ import inspect
 import json
 import math
 import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ refuse = partial(failures.refuse, "train.py")
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "trackio", "tensorboard",
+        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir", "held-out problems"}
@@ -198,7 +197,6 @@ def add_flags(flag, section):
          "start it where there is none")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("wandb", None, "Weights & Biases project to log to, too")
-    flag("trackio", None, "Trackio project to log to, too")
     flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
@@ -239,10 +237,6 @@ def parse(argv, description):
         refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
     parser.take(settings, recipe)
-    if others := [f"{name} {parser.rows[name]['default']}" for name in settings]:
-        parser.epilog = textwrap.fill(
-            "Some defaults above are of the model's recipe.json, which the embedded base has, "
-            f"too. For a model without one they are {', '.join(others)}.")
     parser.take(saved, of_run)
     args, unknown = parser.parse_known_args(argv)
     if unknown:

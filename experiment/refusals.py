@@ -85,7 +85,7 @@ def check_packages(args):
     if args.sampler == "vllm" and not has_vllm() and not args.fit:
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
-    for package in ("wandb", "trackio", "tensorboard"):
+    for package in ("wandb", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
 
