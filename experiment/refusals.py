@@ -49,6 +49,9 @@ def check_combinations(args, method):
     sequences = args.problems_per_rollout * args.group_size
     if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
         refuse(f"--data_dir: {args.data} is generated, not read")
+    if args.force and not args.resume or args.check and args.resume:
+        refuse("--force overrules a refusal of --resume, and --check starts a run anew: --force "
+               "goes with --resume, --check without")
     if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
         refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
     if sequences % args.steps_per_rollout:
