@@ -1,13 +1,20 @@
-"""README.md: its commands run, its tables say what the files say."""
+"""README.md and docs/: their commands, links and examples work, their tables are those of the code.
+
+    python tests/test_readme.py        writes today's lengths of the core files into README.md
+"""
 
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent.parent))  # where this file is the command
 
 import data
 import eval
@@ -15,56 +22,41 @@ import losses
 import train
 from conftest import ROOT
 from losses import METHODS, every_token
+from test_style import CORE
 
 README = (ROOT / "README.md").read_text()
-PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+PATHS = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {path: path.read_text() for path in PATHS}
 COMMANDS = [
     line.split("  #")[0].strip()
-    for page in PAGES
-    for block in re.findall(r"```sh\n(.*?)```", page, re.S)
+    for text in PAGES.values()
+    for block in re.findall(r"```sh\n(.*?)```", text, re.S)
     for line in block.splitlines()
     if "$" not in line
 ]
-CORE = [
-    "losses.py",
-    "train.py",
-    "rewards.py",
-    "engine/policy.py",
-    "engine/sampler.py",
-    "eval.py",
-    "data/__init__.py",
-    "data/countdown.py",
-]
+LENGTH = re.compile(r"^(\| `([\w./]+)` \| )(\d+) \|", re.M)  # a row of the table of the core
 
 
-def methods_table():
-    lines = []
+# ---------------------------------------------------------------------------- tables
+
+def row_of(name, method):
+    """A method's line in the table of methods."""
     notes = json.loads((ROOT / "docs" / "methods.json").read_text())
-    for name, m in METHODS.items():
-        select = [f.__name__ for f in (m.select, *m.passes) if f is not every_token]
-        source = notes.get(name, {}).get("source", m.source)
-        source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
-        source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
-        cells = [
-            m.advantage.__name__,
-            ", ".join(select),
-            m.objective.__name__,
-            m.aggregate.__name__,
-            source,
-        ]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return lines
+    source = notes.get(name, {}).get("source", method.source)
+    source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
+    source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
+    select = [f.__name__ for f in (method.select, *method.passes) if f is not every_token]
+    cells = [method.advantage.__name__, ", ".join(select), method.objective.__name__,
+             method.aggregate.__name__, source]
+    return f"| `{name}` | " + " | ".join(cells) + " |"
 
 
 def test_the_table_of_methods_is_that_of_the_code():
-    """What it says of a method is so; a method of one's own need not be in it."""
-    rows = [
-        line
-        for line in README.splitlines()
-        if line.startswith("| `") and line.split("`")[1] in METHODS
-    ]
-    table = methods_table()
-    assert len(rows) >= 20 and set(rows) <= set(table), "\n".join(table)
+    """Each line is a row of METHODS; a fork's method need not have a line."""
+    listed = [line for line in README.splitlines()
+              if line.startswith("| `") and line.split("`")[1] in METHODS]
+    table = [row_of(name, method) for name, method in METHODS.items()]
+    assert len(listed) >= 20 and set(listed) <= set(table), "\n".join(table)
 
 
 def test_every_source_of_a_row_is_in_its_long_form():
@@ -74,19 +66,52 @@ def test_every_source_of_a_row_is_in_its_long_form():
         assert METHODS[name].source in note["source"], name
 
 
-def test_the_reading_list_is_the_core_with_its_lengths():
-    listed = dict(re.findall(r"^\| `([\w./]+)` \| (\d+) \|", README, re.M))
-    assert list(listed) == CORE
-    for name, lines in listed.items():
-        have = len((ROOT / name).read_text().splitlines())
-        assert abs(have - int(lines)) <= max(10, have // 10), f"{name} has {have} lines"
+def with_lengths(text):
+    """The text with the core files' present lengths in its table."""
+    return LENGTH.sub(lambda row: f"{row[1]}{len((ROOT / row[2]).read_text().splitlines())} |",
+                      text)
 
+
+def test_the_reading_list_is_the_core_with_its_lengths():
+    """To a tenth, so that a fork's changes pass."""
+    listed, present = ({name: int(lines) for _, name, lines in LENGTH.findall(text)}
+                       for text in (README, with_lengths(README)))
+    assert set(listed) == set(CORE)
+    wrong = {name: lines for name, lines in present.items()
+             if abs(lines - listed[name]) > max(10, lines // 10)}
+    assert not wrong, f"{wrong}: `python tests/test_readme.py` writes the lengths into README.md"
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+# ---------------------------------------------------------------------------- links and commands
 
 def test_pages_link_to_what_is_there():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
-    assert len(README.splitlines()) < 200
+    for path, text in PAGES.items():
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+            target = path.parent / link if link else path
+            assert target.exists(), f"{path.name}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+                anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
+                assert anchor in anchors, f"{path.name}: {link}#{anchor}"
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_page_names_are_there(path):
+    text = PAGES[path]
+    scripts = re.findall(r"python ([\w/]+\.py)", text)
+    folders = "analysis|bench|data|docs|engine|examples|experiment|graders|study|tests"
+    files = re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text)
+    modules = re.findall(rf"python -m ((?:{folders})(?:\.\w+)*)", text)
+    missing = {name for name in scripts + files if not (ROOT / name).exists()}
+    for name in modules:
+        place = ROOT / name.replace(".", "/")
+        if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists()):
+            missing.add(name)
+    assert not missing
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " train.py" in c])
@@ -97,25 +122,23 @@ def test_commands_have_flags_that_exist(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python eval.py")])
-def test_commands_of_eval_have_flags_that_exist(command):
-    args = eval.parse_args(shlex.split(command)[2:])
-    assert set(args.benchmarks.split(",")) <= set(data.names())
+def test_commands_of_eval_have_flags_that_exist(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = shlex.split(command)[2:]
+    if "--completions" in argv:
+        file = Path(argv[argv.index("--completions") + 1])
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
 
 
-def test_every_other_command_is_one_that_is_tested_here():
-    known = (" train.py", "python eval.py", "python -m analysis", "python bench/")
-    others = {c.split()[0] for c in COMMANDS if c and not any(name in c for name in known)}
-    others = {first for first in others if "=" not in first}  # MODEL=... ./run_all.sh full
-    known = {"./run_all.sh", "source", "python", "mkdir", "import", "for", "pip", "hf",
-             "jupyter"}
-    assert others <= known, others
-    assert {
-        "./run_all.sh",
-        "./run_all.sh test",
-        "python train.py --loss fade --steps_per_rollout 16",
-    } <= set(COMMANDS)
+def test_the_commands_that_this_project_promises():
+    assert {"./run_all.sh", "./run_all.sh test",
+            "python train.py --loss fade --steps_per_rollout 16"} <= set(COMMANDS)
     assert "run_all.sh test" in (ROOT / ".ci" / "run").read_text()
 
+
+# ---------------------------------------------------------------------------- examples
 
 def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
@@ -134,115 +157,74 @@ def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
 
 
-def test_losses_py_prints_every_card():
-    done = subprocess.run([sys.executable, "losses.py"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and all(f"\n{name} = " in "\n" + done.stdout for name in METHODS)
-    done = subprocess.run(
-        [sys.executable, "losses.py", "nope"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode and "nope" in done.stderr and "Traceback" not in done.stderr
+def test_losses_py_prints_every_card(monkeypatch, capsys):
+    def run(*argv):
+        monkeypatch.setattr("sys.argv", ["losses.py", *argv])
+        runpy.run_path(str(ROOT / "losses.py"), run_name="__main__")
+        return "\n" + capsys.readouterr().out
+    printed = run()
+    assert all(f"\n{name} = " in printed for name in METHODS)
+    with pytest.raises(SystemExit, match="no such method: nope"):
+        run("nope")
 
 
-@pytest.mark.skipif(
-    not list(ROOT.glob(".venv/ready-*")), reason="no .venv here: ./run_all.sh test makes it"
-)
-def test_run_all(base, tmp_path):
-    """Nothing is set up again, each method runs, what is done is not done again."""
-    env = dict(
-        os.environ,
-        METHODS="grpo p3o",
-        STEPS="2",
-        RUNS=str(tmp_path),
-        EXTRA=(
-            "--sampler transformers --rollouts 1 --problems_per_rollout 4 --group_size 4 "
-            "--eval_problems 4 --eval_samples 2"  # vLLM's start would be most of the time
-        ),
-    )
+# ---------------------------------------------------------------------------- run_all.sh
 
-    def run_all(*args):
-        return subprocess.run(
-            ["./run_all.sh", *args], cwd=ROOT, env=env, capture_output=True, text=True
-        )
+SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
+         "--eval_samples 2")
+needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
+                                reason="no .venv here: ./run_all.sh test makes it")
 
-    done = run_all()
+
+def run_all(*args, **env):
+    return subprocess.run(["./run_all.sh", *args], cwd=ROOT, env={**os.environ, **env},
+                          capture_output=True, text=True)
+
+
+@needs_venv
+def test_run_all(tmp_path):
+    """Nothing is set up again, each method is trained, and a finished run is not trained again."""
+    env = dict(STEPS="2", RUNS=str(tmp_path), EXTRA=SMALL + " --rollouts 1")
+    done = run_all(METHODS="grpo", **env)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "setting up" not in done.stdout
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert "setting up" not in done.stdout and (tmp_path / "curves.png").stat().st_size > 10_000
+    grpo, = tmp_path.glob("grpo-2-0-*")  # EXTRA is in its name
+    before = (grpo / "metrics.jsonl").read_text()
+    assert json.loads(before.splitlines()[-1])["rollout"] == 1
+    done = run_all(METHODS="grpo p3o", **env)
+    assert done.returncode == 0 and f"{grpo} is done" in done.stdout, done.stderr[-3000:]
+    assert before == (grpo / "metrics.jsonl").read_text()
     table = (tmp_path / "table.md").read_text()
     assert "| grpo | 2 | 1 |" in table and "| p3o | 2 | 1 |" in table
-    grpo, p3o = (
-        next(tmp_path.glob(f"{name}-2-0-*")) for name in ("grpo", "p3o")
-    )  # other flags than none are in the name
-    assert json.loads((grpo / "metrics.jsonl").read_text().splitlines()[-1])["rollout"] == 1
-    stamp = (grpo / "metrics.jsonl").stat().st_mtime
-    (p3o / "curves.png").unlink()  # as if it had been interrupted
-    done = run_all()
-    assert (
-        done.returncode == 0
-        and f"{grpo} is done" in done.stdout
-        and f"{p3o} is done" not in done.stdout
-    )
-    assert stamp == (grpo / "metrics.jsonl").stat().st_mtime
-    assert (p3o / "curves.png").exists() and "from rollout 1" in done.stdout  # went on where it was
     done = run_all("tests")
     assert done.returncode == 2 and "tests" in done.stderr
 
 
-@pytest.mark.skipif(
-    not list(ROOT.glob(".venv/ready-*")), reason="no .venv here: ./run_all.sh test makes it"
-)
+@needs_venv
 def test_run_all_full(base, tmp_path):
-    """A file of runs: how long is said first, two at a time, a failure is named and the rest goes
-    on, what is done is skipped."""
+    """A file of runs: their time is estimated first, a failure is named, a finished run skipped."""
     grid, out = tmp_path / "grid.txt", tmp_path / "runs"
     grid.write_text("# a comment\na  2 4  --loss grpo --eps_high 0.3\n")
-    env = dict(
-        os.environ,
-        GRID=str(grid),
-        RUNS=str(out),
-        MODEL=base,
-        DATA="countdown",
-        SEEDS="0",
-        JOBS="2",
-        ROLLOUTS="1",
-        EXTRA=(
-            "--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
-            "--eval_samples 2 --eval_every 1 --max_tokens 16 --max_prompt_tokens 32"
-        ),
-    )
-
-    def run_all(*args, **more):
-        return subprocess.run(
-            ["./run_all.sh", *args], cwd=ROOT, env={**env, **more}, capture_output=True, text=True
-        )
-
-    done = run_all("full")
+    extra = SMALL + " --eval_every 1 --max_tokens 16 --max_prompt_tokens 32"
+    env = dict(GRID=str(grid), RUNS=str(out), MODEL=base, DATA="countdown", SEEDS="0", JOBS="2",
+               ROLLOUTS="1", EXTRA=extra)
+    done = run_all("full", **env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert (
-        "2 runs of 1 rollouts, 2 at a time: about 0." in done.stdout
-        and done.stdout.count(" is done") == 2
-    )
+    assert "2 runs of 1 rollouts, 2 at a time: about 0." in done.stdout
+    assert done.stdout.count(" is done") == 2
     table = (out / "table.md").read_text()
-    assert all(
-        f"| {name} | {loss} | {steps} | 1 | 1 |" in table
-        for name, loss, steps in (("a-2", "grpo", 2), ("a-4", "grpo", 4))
-    )
+    assert "| grpo | 2 | 1 |" in table and "| grpo | 4 | 1 |" in table
     assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png"))
-    kept = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
-    assert [[record["rollout"] for record in run["records"]] for run in kept] == [[0, 1]] * 2
     flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
     assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
-    done = run_all("full", EXTRA=env["EXTRA"] + " --lr 1")
-    assert (
-        done.returncode == 1
-        and done.stdout.count("failed") == 2
-        and "--lr was" in done.stdout
-        and "continues" in done.stderr
-    )  # other flags than the runs'
-    done = run_all("full")
-    assert done.returncode == 0 and "done" not in done.stdout and "failed" not in done.stdout
-    assert "no run" in run_all("full", GRID="/dev/null").stderr
-    done = run_all("full", METHODS="acpo")
-    assert done.returncode == 2 and "METHODS" in done.stderr
-    done = run_all("full", MODEL="")
-    assert done.returncode and "MODEL=" in done.stderr
+    done = run_all("full", **dict(env, EXTRA=extra + " --lr 1"))  # other flags than the runs'
+    assert done.returncode == 1 and done.stdout.count("failed") == 2 and "--lr was" in done.stdout
+    assert "continues" in done.stderr
+    for wrong, message in ((dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
+                           (dict(MODEL=""), "MODEL=")):
+        done = run_all("full", **{**env, **wrong})
+        assert done.returncode and message in done.stderr, wrong
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(with_lengths(README))
