@@ -18,6 +18,7 @@ from conftest import ROOT
 from engine import policy
 from engine.sampler import Completion, make_sampler
 from examples import one_file
+from experiment.model import Trainer
 from losses import METHODS
 from ranks import EXACT_NORMS
 
@@ -102,7 +103,7 @@ def by_train(model, name, method, groups):
     chosen, state, found = policy.Policy(copy.deepcopy(model), budget=60, layout="shared"), {}, {}
     optimizer = torch.optim.AdamW(chosen.parameters(), lr=args.lr, weight_decay=args.weight_decay,
                                   fused=True)
-    trainer = train.Trainer(chosen, None, optimizer,
+    trainer = Trainer(chosen, None, optimizer,
                             torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
                             torch.amp.GradScaler("cpu", enabled=False))
     for rollout in range(ROLLOUTS):
