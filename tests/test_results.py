@@ -1,4 +1,4 @@
-"""docs/lessons.md and results/full.txt: what they say is what the files and the code give."""
+"""docs/lessons.md and bench/full.txt: their commands are parsed, their examples executed."""
 
 import json
 import re
@@ -12,11 +12,13 @@ import pytest
 import losses
 import rewards
 import train
+from analysis.__main__ import make_parser
 from conftest import ROOT
 from losses import METHODS
 
 LESSONS = (ROOT / "docs" / "lessons.md").read_text()
 SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
+VERIFIER, LOSS = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
 
 
 def lesson_commands():
@@ -29,22 +31,22 @@ def lesson_commands():
 
 
 def test_the_list_of_full_has_flags_that_exist():
-    names = set()
-    for line in (ROOT / "results" / "full.txt").read_text().splitlines():
+    names = []
+    for line in (ROOT / "bench" / "full.txt").read_text().splitlines():
         if not line.startswith("#"):
             name, rest = line.split(maxsplit=1)
             steps, flags = rest.split("--", 1)
             for s in steps.split():
                 args, _ = train.parse_args(shlex.split("--" + flags) + ["--steps_per_rollout", s])
-                assert args.loss in METHODS and (name, s) not in names
-                names.add((name, s))
+                assert args.loss in METHODS
+                names.append((name, s))
+    assert len(names) == len(set(names)) >= 10
 
 
-@pytest.mark.parametrize("command", list(lesson_commands()))
+@pytest.mark.parametrize("command", lesson_commands())
 def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path):
-    _, code = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
     before = set(vars(losses))
-    exec(code, vars(losses))  # METHODS itself: experiment/flags.py has it, too
+    exec(LOSS, vars(losses))  # METHODS itself: experiment/flags.py has it, too
     near = tmp_path / "near.jsonl"
     row = dict(prompt="1", answer=dict(nums=[1], target=1), reward="countdown")
     near.write_text(json.dumps(row) + "\n")
@@ -57,6 +59,11 @@ def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path):
             delattr(losses, name)
 
 
+def test_commands_of_the_lessons_on_runs_and_rollouts_are_taken():
+    for command in re.findall(r"^python -m analysis (.*)$", LESSONS, re.M):
+        make_parser().parse_args(shlex.split(command))
+
+
 def test_the_lessons_have_their_figures():
     assert "{lesson" not in LESSONS
     for folder, text in ((ROOT / "docs", LESSONS), (ROOT, (ROOT / "RESULTS.md").read_text())):
@@ -65,13 +72,11 @@ def test_the_lessons_have_their_figures():
 
 
 def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
-    """Pasted where the lesson says, in a copy: graded in workers too, and its golds are taken as
-    they are."""
-    code, _ = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
+    """In a copy with the lesson's lines directly below `REWARDS = ...`: the workers grade by it,
+    and take any gold answer."""
     shutil.copytree(ROOT / "graders", tmp_path / "graders")
     text = (ROOT / "rewards.py").read_text()
-    row = re.search(r"^REWARDS = .*?\n\n", text, re.M | re.S)
-    pasted = text[:row.end()] + "\n" + code + "\n\n" + text[row.end():]
+    pasted = re.sub(r"^REWARDS = .*\n", lambda line: f"{line[0]}\n{VERIFIER}\n", text, flags=re.M)
     (tmp_path / "rewards.py").write_text(pasted)
     script = ("import rewards; a = dict(nums=[1, 2], target=7); "
               "problems = [dict(answer=a, reward=r) for r in ('near', 'gold_near')]; "
