@@ -44,7 +44,8 @@ def test_the_list_of_full_has_flags_that_exist():
 
 
 @pytest.mark.parametrize("command", lesson_commands())
-def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path):
+def test_commands_of_the_lessons_have_flags_that_exist(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no runs yet
     before = set(vars(losses))
     exec(LOSS, vars(losses))  # METHODS itself: experiment/flags.py has it, too
     near = tmp_path / "near.jsonl"
