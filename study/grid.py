@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import statistics
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -185,6 +186,10 @@ def left(settings, finished):
         count += here
         total += here * (ROLLOUTS[setting.task] * statistics.median(of_rollout) + BESIDE)
     return count, total / 3600
+
+
+def checksum(path):
+    return zlib.crc32(Path(path).read_bytes())
 
 
 def of_other_bases(finished, bases):

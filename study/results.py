@@ -15,7 +15,6 @@ from collections import Counter
 from pathlib import Path
 
 from data.recipe import BASE
-from experiment.checkpoint import checksum
 from experiment.tables import markdown_table
 from study import anatomy, claims, claims_of_updates, figures, theory, worked
 from study.grid import (
@@ -24,6 +23,7 @@ from study.grid import (
     SEEDS,
     TUNING_SEEDS,
     at_edge,
+    checksum,
     of_other_bases,
     read_finished,
     tuned,

@@ -198,10 +198,10 @@ def warm_up(tasks):
 
     import engine.hf_sampler  # noqa: F401
     import train  # noqa: F401
-    from experiment.checkpoint import checksum
-    torch.set_num_threads(1)
     from study import worked
+    from study.grid import checksum
     from study.results import BASES
+    torch.set_num_threads(1)
     if "worked" in tasks:
         worked.write_problems()
     return {task: checksum(Path(BASES[task], "model.safetensors")) for task in tasks}

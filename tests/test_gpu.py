@@ -13,7 +13,6 @@ import train
 from engine import kernels, loading, parallel, policy, sampler
 from engine.sampler import Completion, VLLMSampler, has_vllm
 from experiment import fit
-from experiment.run import sampler_line
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import SMALL, run
@@ -269,8 +268,6 @@ def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, cap
 def test_the_sampler_is_vllm_on_a_gpu_alone(monkeypatch):
     args, _ = train.parse_args([])
     assert args.sampler == evaluation.parse_args([]).sampler == "transformers"
-    assert sampler_line(args).endswith("--sampler vllm samples as on a GPU")
-    assert sampler_line(train.parse_args(["--sampler", "transformers"])[0]) == "transformers"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for installed in (True, False):
         monkeypatch.setattr(sampler, "has_vllm", lambda installed=installed: installed)
@@ -315,14 +312,14 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
     code = tmp_path / "small_chunks.py"
     code.write_text(
         "import sys; sys.path.insert(0, '.')\n"
-        "import eval\nfrom experiment import completions\neval.CHUNK = 4\n"
-        "own, chunks = completions.append_chunk, []\n"
-        "def append(path, rows):\n"
-        "    own(path, rows); chunks.append(len(rows))\n"
-        "    print('chunk', len(rows))\n"
-        "    if sys.argv[1:2] + [len(chunks)] == ['stop', 2]: raise completions.RunFailed('end')\n"
-        "completions.append_chunk = append\n"
-        "eval.eval_flags.run(lambda: eval.main(sys.argv[2:]))\n")
+        "import eval\neval.CHUNK = 4\n"
+        "own, chunks = eval.append, []\n"
+        "def append(path, groups):\n"
+        "    own(path, groups); chunks.append(len(groups))\n"
+        "    print('chunk', len(groups))\n"
+        "    if sys.argv[1:2] + [len(chunks)] == ['stop', 2]: raise OSError('end')\n"
+        "eval.append = append\n"
+        "eval.main(sys.argv[2:])\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.getcwd())
         done = torchrun(2, code, "stop", *flags, "--out", tmp_path / "out", check=False)
@@ -331,7 +328,7 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
         assert path.read_text().count("completion\"") == 16  # two chunks of 4 problems x 2
         done = torchrun(1, code, "go on", *flags, "--out", tmp_path / "out")
         whole = torchrun(2, code, "go on", *flags, "--out", tmp_path / "whole")
-    assert done.stdout.count("chunk") == 2 and whole.stdout.count("chunk 8") == 3
+    assert done.stdout.count("chunk 2") == 2 and whole.stdout.count("chunk 4") == 3
     rows = [json.loads(line) for line in path.read_text().splitlines() if line]
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((tmp_path / "whole" / "eval.json").read_text())["results"]["countdown"]
@@ -343,4 +340,4 @@ def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
     torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler",
              "vllm", "--out", tmp_path / "out")
     lines = (tmp_path / "out" / "completions.jsonl").read_text().splitlines()
-    assert [bool(line) for line in lines] == [True, True, False]
+    assert len(lines) == 2
