@@ -77,7 +77,7 @@ def refusal(args, parameters, memory, ranks=1, sharded=False):
                 f"{engine / GB:.1f} GB of {memory / GB:.0f}, and the weights of --model "
                 f"{args.model} alone take {weights / GB:.1f}: more of it, or --tp")
     if update > 0.9 * memory or held + engine > 0.97 * memory:
-        return (f"--model {args.model} does not fit into {memory / GB:.0f} GB: an update takes "
+        return (f"--model {args.model} is too large for {memory / GB:.0f} GB: an update takes "
                 f"{update / GB:.1f} without activations, and {held / GB:.1f} stay beside the "
                 f"sampler's {engine / GB:.1f}. {MORE}")
 
@@ -286,8 +286,8 @@ def main(argv, parse_args, load_trainer, update):
     found = args.origin.get("tokens_per_micro_batch", "the run's choice")
     print(f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
---tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; {f.parts} micro-batches \
-on each rank in an optimizer step
+--tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
+each rank in an optimizer step: {f.parts}
 
 GB of each GPU   trainer   sampler  together""")
     full = False
@@ -295,6 +295,6 @@ GB of each GPU   trainer   sampler  together""")
         full |= (too_much := sum(parts) > USABLE * memory)
         sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
         print(f"{name:14}{sizes}{'  too much' * too_much}")
-    print(f"\nIt does not fit. {refused or MORE}" if refused or full else
+    print(f"\nIt does not fit: {refused or MORE}" if refused or full else
           f"\nIt fits: no phase takes more than {USABLE} of the memory")
     return 1 if refused or full else 0

@@ -113,7 +113,7 @@ def settings(**changes):
         (1.5, 80, {}, 1, None),
         (1.5, 40, {}, 1, None),
         (3, 80, {}, 1, None),
-        (3, 48, {}, 1, "into 48 GB: an update takes 48.0"),
+        (3, 48, {}, 1, "for 48 GB: an update takes 48.0"),
         (3, 80, dict(gpu_memory_utilization=0.6), 1, "36.0 stay beside the sampler's 48.0"),
         (3, 80, dict(kl_coef=0.1, gpu_memory_utilization=0.5), 1, "42.0 stay"),
         (7, 80, {}, 1, "112.0 without"),
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_read(
                     max_prompt_tokens=32, max_tokens=16, data="countdown")
     with pytest.raises(SystemExit) as stop:
         model.load_tokenizer(args, [dict(prompt="1", reward="math", answer="1")], [])
-    assert stop.value.code == 2 and "does not fit" in capsys.readouterr().err
+    assert stop.value.code == 2 and "is too large" in capsys.readouterr().err
 
 
 def test_the_state_is_counted_with_its_copies(small):
