@@ -195,10 +195,9 @@ def stage(ledger, memory, by_kernel):
         replace(torch.UntypedStorage, resize_=lambda *given: ledger.resize_storage(*given))
         replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
         replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
-                # both look at numbers; a model is taken to allow for the layout
+                # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
-                exact_layouts=lambda *given: given[2] or ["packed"] * by_kernel,
-                layout_agrees=lambda policy, _, layout: policy.use_layout(layout))
+                layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
         replace(kernels, CHUNK=int(memory / 300))  # as loading.load sets it on a GPU
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
