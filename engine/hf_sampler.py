@@ -38,8 +38,7 @@ def draw(logits, temperature, top_p, raw=False):
 
 
 def is_plain(model):
-    """Whether a decoding step takes ids, mask, positions and a cache of keys and values, and no
-    other input."""
+    """Whether a decoding step takes ids, mask, positions and a key-value cache alone."""
     own = type(model)
     return (own.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
             and own._supports_default_dynamic_cache() and not own._is_stateful
@@ -48,15 +47,14 @@ def is_plain(model):
 
 
 class TransformersSampler:
-    """A copy of the model, sampled step by step; settings are sampler.VLLMSampler's, its engine's
-    are not used. chunk: sequences that are sampled at once. Raises ValueError for a model that
-    lacks weights or is not is_plain."""
+    """A copy of the model, sampled step by step, `chunk` sequences at once. Other settings are
+    VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
 
     def __init__(self, model, *, dtype, eos, logprobs="processed", chunk=512, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
-            raise ValueError(f"{type(loaded).__name__} decodes from more than ids, mask, positions "
-                             "and a cache of keys and values: --sampler vllm may sample from it")
+            raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
+                             "mask, positions and a key-value cache: take --sampler vllm")
         self.model = loaded.to(self.device).eval()
         self.eos, self.chunk, self.raw = eos, chunk, logprobs == "raw"
 

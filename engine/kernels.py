@@ -19,8 +19,7 @@ class HeadLogprobs(torch.autograd.Function):
     """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature)
     -> log pi of the ids and the entropy in nats, [n] each.
 
-    One chunk of [tokens, vocabulary] is in memory at a time, computed again in the backward
-    pass."""
+    One chunk of [tokens, vocabulary] is in memory at a time, recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, ids, temperature):
@@ -49,7 +48,7 @@ class HeadLogprobs(torch.autograd.Function):
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
         d_weight = torch.zeros_like(weight, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
         if d_logprobs is None:
-            d_logprobs = torch.zeros_like(d_entropy)
+            d_logprobs = hidden.new_zeros(ids.shape)
         for rows in torch.arange(len(ids), device=ids.device).split(ctx.rows):
             h = hidden[rows].to(ctx.dtype)
             log_pi = head_log_pi(h, w, b, ctx.temperature)
@@ -107,8 +106,8 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
 
 
 def attention_by_blocks(q, k, v, blocks, order, window, **options):
-    """[places, heads, d] of q, k and v, piece by piece of each block, so that few hidden keys are
-    computed. window: the last keys that a query sees; None: all."""
+    """q, k, v [places, heads, d] -> [places, heads, d]. window: the keys that a query sees, at
+    most; None: all."""
     outputs = []
     for block in blocks:
         queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
@@ -137,6 +136,5 @@ def register_end_to_end():
 
 
 def limit_of_mask(*_, local_size=None, **__):
-    """In place of a mask: its window or chunk, which some models give to their masks alone. In
-    four dimensions, for models that slice a mask."""
+    """Instead of a mask: its window or chunk, which some models give to masks alone, in 4-D."""
     return None if local_size is None else torch.full((1, 1, 1, 1), local_size)

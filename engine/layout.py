@@ -20,9 +20,9 @@ class Segments(NamedTuple):
     """S runs of consecutive places. A segment attends to its context, another segment, and then
     to itself, causally."""
 
-    start: torch.Tensor         # [S] its first place
-    length: torch.Tensor        # [S]
-    context: torch.Tensor       # [S] first place of the context
+    start: torch.Tensor           # [S] its first place
+    length: torch.Tensor          # [S]
+    context: torch.Tensor         # [S] first place of the context
     context_length: torch.Tensor  # [S] 0: none
 
 
@@ -86,8 +86,7 @@ class Block(NamedTuple):
 
 
 def attention_blocks(segments):
-    """Segments -> (Blocks, [places] the index of each place's result among theirs, padding
-    included)."""
+    """Segments -> Blocks, and the index [places] of each place's result among theirs."""
     like = {}
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
@@ -133,11 +132,10 @@ def attention_block(segments):
 def micro_batches(batch, budget, layout="padded", ranks=1):
     """Lists of rows of at most `budget` tokens each, rows of like lengths together.
 
-    The budget counts padding where rows are padded. Where prompts are shared, it counts a prompt
-    once, and a sixteenth of it for each completion, which copies its keys and values. A larger
-    group is cut, and its prompt computed once a part; a larger row is alone. The number of lists
-    is a multiple of `ranks`, some of them empty if need be: all ranks go through the sharded model
-    equally often, or they would wait for each other forever."""
+    Padding counts. A shared prompt counts once, and a sixteenth of it for each completion, which
+    copies its keys and values. A larger group is cut, and its prompt computed in each part; a
+    larger row is alone. The number of lists is a multiple of `ranks`, some of them empty: a rank
+    that went through the sharded model once more would wait forever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
     lengths = [p + c for p, c in zip(prompts, completions, strict=True)]
     group = batch.group.tolist() if layout == "shared" else range(len(lengths))

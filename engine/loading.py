@@ -29,9 +29,8 @@ def positions_of(model):
 
 
 def layers_of(model):
-    """The model's transformer blocks."""
+    """The model's transformer blocks, also of a class that FSDP derived from theirs."""
     names = set(model._no_split_modules or ())
-    # FSDP derives a class of its own from a layer's
     return [module for module in model.modules()
             if names & {kind.__name__ for kind in type(module).__mro__}]
 
@@ -51,8 +50,7 @@ def head_of(folder):
 
 
 def lr_factor(warmup, schedule, steps):
-    """-> the factor of the learning rate by optimizer step: a linear warm-up, then 1, or a cosine
-    to 0 after `steps` of them."""
+    """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
     def factor(step):
         cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
         return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
@@ -60,8 +58,7 @@ def lr_factor(warmup, schedule, steps):
 
 
 def probe_batch(ids, eos):
-    """Four short rows to try a model on: all, half, a third and one of the ids as completions;
-    three share a prompt of three tokens."""
+    """Four rows to try a model on: all, half, a third and one of the ids. Three share a prompt."""
     lengths = (len(ids), len(ids) // 2, len(ids) // 3, 1)
     prompts = [[eos] + (ids * 2)[:2]] * 3 + [[eos]]
     return make_batch(prompts, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
@@ -75,15 +72,13 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
 
     probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
     budget: tokens that go through the model at once; None: from the memory. share_prompts: takes
-    the layout "shared" where its log probabilities are those of "padded". frozen: nothing is
-    trained. reference: counts the memory of a frozen model of the same size. settings: of Policy.
-    Raises ValueError for a folder that lacks weights, for a model that does more after its LM head
-    than Policy does (a softcap, a scale), and where the memory cannot hold one row."""
+    the layout "shared" where it agrees with "padded". frozen: nothing is trained. reference:
+    counts the memory of a frozen model of the same size. settings: of Policy. Raises ValueError for
+    missing weights, a softcap or a scale after the LM head, or no memory for one row."""
     if parallel.device().type == "cuda":
         kernels.CHUNK = int(parallel.memory() / 300)  # 2^28 of 80 GB: 1 GB in float32
     policy = Policy(build(folder, eos), **settings)
-    # whole and in float32: rounding in 16 bits would hide small errors. A few tokens are enough,
-    # since a rank may have one thread of a CPU for them
+    # unsharded, in float32: 16 bits would hide small errors. Few tokens: a rank may have one core
     exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
     few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
     check_head(exact, few)
@@ -110,8 +105,7 @@ def place(policy, activation_checkpointing, compile, offload):
     if compile:  # the number of blocks differs from call to call
         kernels.attention_by_blocks = torch.compiler.disable(kernels.attention_by_blocks)
     for layer in layers:
-        # transformers reads the layer's flag alone: its modules stay without dropout
-        layer.training = activation_checkpointing
+        layer.training = activation_checkpointing  # of the layer alone: its dropout stays off
         if compile:
             layer.compile(dynamic=True)
     if not parallel.sharded():
@@ -130,14 +124,12 @@ def halve_frozen(policy):
 
 
 def build(folder, eos):
-    """The model of a folder in float32, on this rank's device unless it is sharded. Raises
-    ValueError."""
+    """A folder's model in float32, on this rank's device unless sharded. Raises ValueError."""
     try:
         model = pretrained(folder)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError(f"cannot be loaded: {str(e).splitlines()[0][:300]}") from None
-    # checkpoints save it; the folder's may be invalid
-    model.generation_config = GenerationConfig(eos_token_id=eos)
+    model.generation_config = GenerationConfig(eos_token_id=eos)  # the folder's may be invalid
     if not parallel.sharded():
         model.to(parallel.device())
     return model
@@ -161,8 +153,7 @@ def check_head(policy, probe):
 
 
 def add_adapters(model, rank, alpha):
-    """LoRA on every linear layer but the LM head, scaled by alpha / rank. Raises ValueError where
-    there is none."""
+    """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none."""
     from peft import LoraConfig, inject_adapter_in_model
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = [name for name, module in model.named_modules()
@@ -200,9 +191,8 @@ def kept_bytes(policy, batch):
         storage = x.untyped_storage()  # held, or FSDP's next one may get its address
         storages[storage._cdata] = storage.nbytes(), storage
         return x.detach()  # x would hold its graph, a circle
-    # eager: no compilation for a measurement
     with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x), \
-            torch.compiler.set_stance("force_eager"):
+            torch.compiler.set_stance("force_eager"):  # no compilation for a measurement
         output = policy(batch)
     if parallel.sharded():  # FSDP waits for the backward pass of each forward pass
         sum(x.sum() for x in output).backward()

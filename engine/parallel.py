@@ -19,24 +19,23 @@ def start(deterministic=False):
     """Joins the process group of torchrun, or of srun with the same variables.
 
     deterministic: GPU kernels sum in one order, for any batch."""
+    cuda = torch.cuda.is_available()
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        if torch.cuda.is_available():
+        if cuda:
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         torch.use_deterministic_algorithms(True)
     if "RANK" in os.environ and not dist.is_initialized():
-        if torch.cuda.is_available():
+        if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        # gloo: tensors on a CPU. The slowest rank may sample and grade for hours, beyond NCCL's
-        # ten minutes
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        # the slowest rank may sample and grade for hours, beyond NCCL's ten minutes
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo",
                                 timeout=timedelta(hours=4))
 
 
 def stop():
-    """Leaves the process group, all ranks together. A thread of gloo takes Python's lock to free
-    the last collective's tensors, and aborts if Python is ending: the pause gives it time, and the
-    second barrier, without tensors, waits for it."""
+    """Leaves the process group, all ranks together. The pause and the second barrier wait for
+    gloo's thread, which frees the last tensors under Python's lock and aborts if Python ends."""
     if dist.is_initialized():
         dist.barrier()
         time.sleep(0.1)
@@ -77,8 +76,7 @@ def default_dtype():
 
 
 def unusable_gpu():
-    """A sentence on why torch cannot use the GPU of this machine; None where it can, or where
-    there is none."""
+    """A sentence on why torch cannot use this machine's GPU; None if it can, or without one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if torch.cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
         return None
@@ -100,8 +98,8 @@ BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and
 
 
 def watch_memory():
-    """Starts peak_memory anew, beside a sleeping engine: torch still counts what vLLM has given
-    back (vllm-project/vllm issue 17117)."""
+    """Restarts peak_memory beside a sleeping vLLM, whose freed memory torch counts on (vLLM issue
+    17117)."""
     global BESIDE
     free, total = torch.cuda.mem_get_info()
     torch.cuda.reset_peak_memory_stats()
@@ -167,9 +165,8 @@ def shard(policy, layers, offload):
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
     halved = None if policy.dtype == "float32" else getattr(torch, policy.dtype)
-    place = fsdp.OffloadPolicy()
-    if offload:
-        place = fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    place = (fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload
+             else fsdp.OffloadPolicy())
     mesh = init_device_mesh(device().type, (world(),))
     for module in (*layers, policy):
         # the root is resharded after its forward, too: its parameters are always shards

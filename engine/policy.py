@@ -12,7 +12,7 @@ from losses import Tokens, policy_loss, step_metrics, step_size
 
 @dataclass
 class Batch:
-    """N completions, a row each, of at most T tokens, after their prompts."""
+    """N rows of a prompt and a completion of at most T tokens."""
 
     ids: torch.Tensor               # [N, L] prompt, completion, padding on the right
     prompt_len: torch.Tensor        # [N]
@@ -46,59 +46,51 @@ def make_batch(prompts, completions, device="cpu"):
     """prompts: N lists of token ids; completions: N sampler.Completions."""
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    pairs, number = list(zip(prompts, completions, strict=True)), {}
+    number = {}  # of each distinct prompt
     return Batch(
-        ids=pad([torch.tensor(prompt + c.tokens) for prompt, c in pairs]),
-        prompt_len=torch.tensor([len(prompt) for prompt, _ in pairs], device=device),
-        completion_len=torch.tensor([len(c.tokens) for _, c in pairs], device=device),
-        mask=pad([torch.ones(len(c.tokens), dtype=torch.bool) for _, c in pairs]),
-        sampler_logprobs=pad([torch.tensor(c.logprobs) for _, c in pairs]),
-        group=torch.tensor([number.setdefault(tuple(p), len(number)) for p, _ in pairs],
-                           device=device))
+        ids=pad([torch.tensor(p + c.tokens) for p, c in zip(prompts, completions, strict=True)]),
+        prompt_len=torch.tensor([len(p) for p in prompts], device=device),
+        completion_len=torch.tensor([len(c.tokens) for c in completions], device=device),
+        mask=pad([torch.ones(len(c.tokens), dtype=torch.bool) for c in completions]),
+        sampler_logprobs=pad([torch.tensor(c.logprobs) for c in completions]),
+        group=torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts]).to(device))
 
 
 class Policy(torch.nn.Module):
     """A causal language model: completions in, log probabilities and entropies out.
 
-    temperature: divides the logits, as in sampling. dtype: "float32", "bfloat16" or "float16"
-    computation over float32 weights. budget: tokens that go through the model at once. layout:
-    "padded" or "shared", see engine/layout.py."""
+    temperature: divides the logits, as in sampling. dtype: of computation, over float32 weights.
+    budget: tokens that go through the model at once. layout: one of engine/layout.py."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded"):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
         stock = model.config._attn_implementation  # or that of another Policy of the model
-        self.padded_attention = "sdpa" if stock == "end_to_end" else stock
+        self.stock = "sdpa" if stock == "end_to_end" else stock
+        kernels.register_end_to_end()
         self.use_layout(layout)
 
     def use_layout(self, layout):
         """Sets the layout, and the model's attention to match."""
-        if layout != "padded":
-            kernels.register_end_to_end()
         self.layout = layout
-        self.model.set_attn_implementation(
-            self.padded_attention if layout == "padded" else "end_to_end")
+        self.model.set_attn_implementation(self.stock if layout == "padded" else "end_to_end")
 
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
-        device, halved = batch.ids.device.type, self.dtype != "float32"
-        inputs, predicts, targets = lay(batch, self.layout, device == "cuda" and halved)
+        device, halved = batch.ids.device, self.dtype != "float32"
+        inputs, predicts, targets = lay(batch, self.layout, device.type == "cuda" and halved)
         head = self.model.get_output_embeddings()
-        with torch.autocast(device, getattr(torch, self.dtype), halved):
+        with torch.autocast(device.type, getattr(torch, self.dtype), halved):
             hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
             hidden = kernels.take(hidden.flatten(0, 1), predicts)
             outputs = kernels.HeadLogprobs.apply(hidden, head.weight, head.bias, targets,
                                                  self.temperature)
-        column = torch.arange(batch.mask.shape[1], device=batch.ids.device)
-        inside = column < batch.completion_len[:, None]
+        inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 
 
-# ---------------------------------------------------------------------------- cutting a batch
-
 def shuffled_shares(completions, steps, seed, rollout, together=1):
-    """The rows of each optimizer step of a rollout: [steps] index tensors, disjoint, shuffled;
-    `together` consecutive rows stay in one step."""
+    """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
     generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
     pieces = torch.randperm(completions // together, generator=generator)
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
@@ -106,13 +98,12 @@ def shuffled_shares(completions, steps, seed, rollout, together=1):
 
 def in_pass(batch, method, weigh):
     """The scored Batch with the weights of its tokens in one pass of Method.passes."""
-    return replace(batch, weight=method.call(weigh, batch.tokens(batch.old_logprobs,
-                                                                 batch.entropy)))
+    tokens = batch.tokens(batch.old_logprobs, batch.entropy)
+    return replace(batch, weight=method.call(weigh, tokens))
 
 
 def minibatches(batch, method, steps, seed, rollout, together=1):
-    """Yields the rows and the Batch of each optimizer step: a shuffled share of the rollout each,
-    once for every pass of the method, whose weights of the tokens the Batch has."""
+    """Yields the rows and the weighted Batch of each optimizer step of each pass of the method."""
     shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
     for weigh in method.passes:
         weighted = in_pass(batch, method, weigh)
@@ -122,39 +113,34 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
                 yield rows, minibatch
 
 
-def rank_micro_batches(policy, batch, among=None):
-    """This rank's micro-batches of the batch, or of the rows `among` it: (rows, Batch of them). An
-    empty list of rows comes with the first row as a stand-in, whose results are not used."""
-    among = range(len(batch.ids)) if among is None else among
+def rank_micro_batches(policy, batch, among):
+    """This rank's micro-batches of the rows `among` the batch: (rows, Batch)."""
     parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
     parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
-    return [(rows, batch.rows(rows or [0])) for rows in parts]
+    return [(rows, batch.rows(rows or [0])) for rows in parts]  # row 0: results are not used
 
 
 def gather_rows(batch, parts, outputs):
-    """What the policy gave for each micro-batch of every rank -> logprobs, entropy [2, N, T]."""
+    """The policy's outputs on every rank's micro-batches -> logprobs, entropy [2, N, T]."""
     whole = outputs[0][0].new_zeros(2, *batch.mask.shape)
     for (rows, _), output in zip(parts, outputs, strict=True):
         whole[:, rows] = torch.stack(output)[:, :len(rows)]
     return parallel.all_reduce(whole)  # each row is one rank's, and 0 elsewhere
 
 
-# ---------------------------------------------------------------------------- the whole batch
-
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
     """The rows of a step that have a gradient: those with an advantage, if nothing else gives one.
-    The first row stands in for none: gradients are then 0, not None, and AdamW goes on."""
+    Row 0 replaces none: gradients are then 0, not None, and AdamW takes its step."""
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
-    if entropy_coef or kl_coef or not method.needs_advantage:
-        learnt[:] = True
+    learnt |= bool(entropy_coef or kl_coef or not method.needs_advantage)
     learnt[0] |= ~learnt.any()
     return learnt.nonzero()[:, 0].tolist()
 
 
 @torch.no_grad()
 def compute_logprobs(policy, batch):
-    """The policy's logprobs and entropy [N, T], without gradient, micro-batch by micro-batch."""
-    parts = rank_micro_batches(policy, batch)
+    """The policy's logprobs and entropy [N, T], without gradient."""
+    parts = rank_micro_batches(policy, batch, range(len(batch.ids)))
     return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
@@ -165,15 +151,13 @@ def entropy_term(method, batch, entropy, size, entropy_coef):
 
 
 def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
-    """Adds the gradient of one optimizer step on `batch` to the parameters' .grad, and returns
-    what to log of it. entropy_coef: weighs the entropy bonus; scale: GradScaler.scale, float16
-    only; options: kl_coef and the correction of losses.policy_loss.
+    """Adds the gradient of one optimizer step on `batch` to the parameters' .grad -> its metrics.
 
-    The gradient is that of the whole step's loss, however the step is cut into micro-batches and
-    over ranks, since every denominator is the step's. A @whole_step method that is cut takes the
-    chain rule in two stages: d loss / d outputs of all tokens at once, from a pass without
+    scale: GradScaler.scale, float16 only; options: of losses.policy_loss. The gradient is the same
+    for any micro-batches and ranks: every denominator is the step's, and a @whole_step method takes
+    the chain rule in two stages, d loss / d outputs of all tokens at once, from a pass without
     gradient, then d outputs / d weights of each micro-batch. Rows without a gradient do not go
-    through the model; what is logged takes their ratio for 1."""
+    through the model; metrics take their ratio as 1."""
     size = step_size(batch.mask, max_tokens)
 
     def loss_of(rows, logprobs, entropy):
@@ -191,12 +175,11 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     outputs = []
     for rows, micro_batch in parts:
         output = policy(micro_batch)
-        if not rows:  # this rank has no row left; FSDP needs its backward pass
+        if not rows:  # FSDP needs a backward pass of every rank
             scale(0 * output[0].sum()).backward()
         elif d_outputs is not None:
-            used = [i for i, d in enumerate(d_outputs) if d is not None]
-            torch.autograd.backward([output[i] for i in used],
-                                    [scale(d_outputs[i][rows]) for i in used])
+            used = [(x, scale(d[rows])) for x, d in zip(output, d_outputs) if d is not None]
+            torch.autograd.backward(*zip(*used))
         else:
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))

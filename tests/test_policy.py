@@ -230,7 +230,7 @@ def test_forward_is_the_model_at_the_temperature(model, batch):
         assert not logprobs[i, c:].any() and not entropy[i, c:].any()
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("layout", ["padded", "shared"])
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
 def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk, monkeypatch):
     """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
@@ -328,21 +328,14 @@ def test_memory_of_the_log_probabilities_is_a_chunks(tmp_path):
     )  # chunks of 220 tokens, of 1024
 
 
-def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
+def test_ranks_get_as_many_micro_batches(batch):
     lengths = (batch.prompt_len + batch.completion_len).tolist()
     for budget in (1, 16, 30, 1000):
-        for layout in ("padded", "packed"):
-            for ranks in (1, 2, 3, 8, 16):
-                parts = policy.micro_batches(batch, budget, layout, ranks)
-                assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
-                for p in parts:
-                    cost = (
-                        sum(lengths[r] for r in p)
-                        if layout == "packed"
-                        else len(p) * max([lengths[r] for r in p], default=0)
-                    )
-                    assert len(p) <= 1 or cost <= budget
-    assert len(policy.micro_batches(batch, 40, "packed")) < len(policy.micro_batches(batch, 40))
+        for ranks in (1, 2, 3, 8, 16):
+            parts = policy.micro_batches(batch, budget, "padded", ranks)
+            assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
+            for p in parts:
+                assert len(p) <= 1 or len(p) * max(lengths[r] for r in p) <= budget
 
 
 @pytest.mark.parametrize("budget, layout, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
@@ -350,14 +343,11 @@ def test_packed_micro_batches_keep_to_the_budget_and_ranks_get_as_many(batch):
     (26, "padded", 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
     (17, "padded", 1, [[0], [2, 5], [1, 3, 4]]),
     (14, "padded", 1, [[0], [2], [5, 1], [3, 4]]),
-    (17, "packed", 1, [[0, 2], [5, 1, 3, 4]]),      # 17 and 16 tokens, without padding
-    (16, "packed", 1, [[0], [2, 5], [1, 3, 4]]),
-    (8, "packed", 1, [[0], [2], [5], [1, 3], [4]]),  # 9 is more than the budget, and goes alone
     (99, "padded", 1, [[0, 2, 5, 1, 3, 4]]),
     (99, "padded", 2, [[0, 2, 5], [1, 3, 4]]),
     (18, "padded", 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
-    (17, "packed", 3, [[0, 2], [5, 1], [3, 4]]),
-    (99, "packed", 4, [[0], [2, 5], [1], [3, 4]]),
+    (8, "padded", 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
+    (18, "padded", 4, [[0], [2], [5, 1], [3, 4]]),
 ])
 def test_micro_batches_by_hand(budget, layout, ranks, parts):
     rows = policy.make_batch([[1]] * 6, [Completion([5] * n, [0.0] * n, False)
@@ -466,16 +456,17 @@ def test_what_the_model_is_called_with(model, batch, monkeypatch):
     calls = []
     hook = model.model.base_model.register_forward_pre_hook(
         lambda _, args, options: calls.append(options), with_kwargs=True)
-    for name in ("padded", "packed"):
+    for name in ("padded", "shared"):
         model.use_layout(name)
         model(batch)
     hook.remove()
     model.use_layout("padded")
     lengths = (batch.prompt_len + batch.completion_len).tolist()
-    padded, packed = calls
-    assert padded["use_cache"] is packed["use_cache"] is False
+    padded, shared = calls
+    assert padded["use_cache"] is shared["use_cache"] is False
     assert padded["input_ids"].shape == (ROWS, max(lengths))
-    assert packed["input_ids"].shape == packed["position_ids"].shape == (1, sum(lengths))
+    # each prompt is another, and the last token of a completion predicts nothing
+    assert shared["input_ids"].shape == shared["position_ids"].shape == (1, sum(lengths) - ROWS)
 
 
 def test_the_policys_defaults_and_bfloat16(model, batch):

@@ -1,5 +1,5 @@
 """sampler.py: both samplers give the trainer's logprobs, after weight syncs, at any temperature;
-how completions end. hf_sampler.py: what is drawn, and which models it decodes itself."""
+how completions end. hf_sampler.py: what is drawn, and which models it refuses."""
 
 import pytest
 import torch
@@ -164,8 +164,8 @@ MODELS = {  # class of the config, what it takes beyond SIZES; window: of 6, sma
     ),
     "gpt2 absolute": ("GPT2Config", {}),
 }
-LEFT_TO_GENERATE = {
-    "phi3": ("Phi3Config", dict(pad_token_id=0)),  # computes inputs of its own
+REFUSED = {
+    "phi3": ("Phi3Config", dict(pad_token_id=0)),  # prepares its inputs itself
     "bloom alibi": ("BloomConfig", {}),  # takes no positions
     "mamba": ("MambaConfig", dict(state_size=8)),
 }
@@ -210,31 +210,33 @@ def below_the_most_probable(*given):
                .max().item() for c, logprobs in own_logprobs(*given, 1.0))
 
 
-@pytest.mark.parametrize("name", [*MODELS, *LEFT_TO_GENERATE])
+@pytest.mark.parametrize("name", MODELS)
 def test_logprobs_are_those_of_a_pass_without_cache(name, tmp_path):
-    sampler = random_sampler(tmp_path, *{**MODELS, **LEFT_TO_GENERATE}[name], chunk=20)
-    assert sampler.plain == (name in MODELS)
+    sampler = random_sampler(tmp_path, *MODELS[name], chunk=20)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [3, 4] * 7]
-    for plain in {sampler.plain, False}:  # and generate gives the same of what is decoded here
-        sampler.plain = plain
-        groups = sampler.sample(prompts, 8, seed=3, temperature=1.3, max_tokens=20)
-        assert largest_gap(sampler, prompts, groups, 1.3) < 1e-4
-        lengths = [len(c.tokens) for group in groups for c in group]
-        assert min(lengths) < 5 and max(lengths) == 20  # some have ended long before others
-        greedy = sampler.sample(prompts, 2, seed=3, temperature=0, max_tokens=8)
-        assert largest_gap(sampler, prompts, greedy, 1) < 1e-4
-        assert below_the_most_probable(sampler, prompts, greedy) < 1e-4
+    groups = sampler.sample(prompts, 8, seed=3, temperature=1.3, max_tokens=20)
+    assert largest_gap(sampler, prompts, groups, 1.3) < 1e-4
+    lengths = [len(c.tokens) for group in groups for c in group]
+    assert min(lengths) < 5 and max(lengths) == 20  # some have ended long before others
+    greedy = sampler.sample(prompts, 2, seed=3, temperature=0, max_tokens=8)
+    assert largest_gap(sampler, prompts, greedy, 1) < 1e-4
+    assert below_the_most_probable(sampler, prompts, greedy) < 1e-4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_decode_otherwise_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="^is a \\w+, which decodes .* take --sampler vllm$"):
+        random_sampler(tmp_path, *REFUSED[name])
 
 
 def test_temperature_0_takes_the_most_probable_token(tmp_path):
     """Whatever kernels round: no token is less probable than another by more than that."""
     sampler = random_sampler(tmp_path, *MODELS["qwen2"])
     prompts = [[5, 6, 7], [8], [3, 4] * 7]
-    for sampler.plain in (True, False):
-        groups = sampler.sample(prompts, 2, seed=1, temperature=0, max_tokens=20)
-        assert below_the_most_probable(sampler, prompts, groups) < 1e-4
-        drawn = sampler.sample(prompts, 2, seed=1, temperature=1, max_tokens=20)
-        assert below_the_most_probable(sampler, prompts, drawn) > 1
+    groups = sampler.sample(prompts, 2, seed=1, temperature=0, max_tokens=20)
+    assert below_the_most_probable(sampler, prompts, groups) < 1e-4
+    drawn = sampler.sample(prompts, 2, seed=1, temperature=1, max_tokens=20)
+    assert below_the_most_probable(sampler, prompts, drawn) > 1
 
 
 def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatch):
@@ -303,11 +305,10 @@ def test_sequences_come_as_often_as_they_are_probable(tmp_path):
 
 def test_ruined_weights_are_an_error(tmp_path):
     sampler = random_sampler(tmp_path, *MODELS["qwen2"])
-    for sampler.plain in (True, False):
-        with torch.no_grad():
-            sampler.model.get_output_embeddings().weight[3] = torch.nan
-        with pytest.raises(FloatingPointError, match="not numbers"):
-            sampler.sample([[5, 6]], 2, seed=1, temperature=1.0, max_tokens=4)
+    with torch.no_grad():
+        sampler.model.get_output_embeddings().weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        sampler.sample([[5, 6]], 2, seed=1, temperature=1.0, max_tokens=4)
 
 
 def test_seeds_are_spread_and_stable():
