@@ -94,8 +94,6 @@ def parse_args(argv=None):
     if args.sampler == "vllm" and not has_vllm():
         refuse("--sampler vllm: vllm is not installed; --sampler transformers needs no more")
     if args.completions:
-        if not Path(args.completions).is_file():
-            refuse(f"--completions {args.completions}: there is no such file")
         vars(args).update(dict.fromkeys(SAMPLING))
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)
@@ -184,6 +182,8 @@ def begin(args, problems, out, size):
     except (OSError, ValueError) as e:
         refuse(f"--out {out} cannot be used: {e}")
     source = Path(args.completions or path)
+    if args.completions and not source.is_file():
+        refuse(f"--completions {source}: there is no such file")
     groups = read_groups(source, problems) if source.exists() else []
     counts = list(map(len, groups))
     n = args.samples or min(counts)

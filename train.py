@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 
 import data
-from data.recipe import BASE
 from engine import parallel
 from engine.completion import seed_of
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
@@ -181,7 +180,6 @@ def main(argv=None):
     # flags and data are right
     from experiment import check, checkpoint
     from experiment.run import Run, banner
-    args.model = args.model or BASE
     tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)

@@ -86,8 +86,8 @@ def make_parser():
 
 
 def output(out, paths, command):
-    """-> the file to write: --out, or one in the folder that the first path lies in. There the name
-    of a path that is alone stands in front, so that no run's own figure is written over."""
+    """-> the file to write: --out, or one in the folder that the first path lies in. The name
+    of a path that is alone is put in front, so that no run's own figure is written over."""
     name = COMMANDS[command][0]
     if out is None:
         first = paths[0].resolve()

@@ -1,5 +1,5 @@
-"""The anatomy of an update: what the optimizer steps on a kept rollout do to ratios, clipping and
-gradients, and the gradients of all methods on it.
+"""The anatomy of an update: ratios, clipping and gradients along the optimizer steps on a kept
+rollout, and the gradients of all methods on it.
 
 Each analysis takes an open rollout (analysis/rollout.py) and returns plain numbers; the function
 ..._table beside it writes them as a Markdown table.

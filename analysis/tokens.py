@@ -1,4 +1,4 @@
-"""The token page: one HTML file that shows what an update does to every token of a kept rollout.
+"""The token page: one HTML file with the effect of an update on every token of a kept rollout.
 
 analysis/tokens.html is the page, with its style and script; here are the numbers that it shows and
 the form in which it gets them. Each method takes its own walk along the steps from the same start,
@@ -10,7 +10,7 @@ that nothing of a text is ever markup. A number is a whole number of 16 bits (it
     log pi     round(-log pi * LOGPROB), which 0 and 65535 bound
     entropy    round(entropy * ENTROPY)
     x of any   0 for 0, else the sign of x times 1 + round(GRADIENT * ln(|x| / SMALLEST)),
-    sign       where what is smaller than SMALLEST counts as SMALLEST
+    sign       where an |x| below SMALLEST counts as SMALLEST
 
 An array [states, tokens] is written as its change from state to state, and these changes as low
 bytes, then high bytes: most are small, so that they deflate well.
@@ -42,7 +42,7 @@ PRECISION = (
     f"{50 / GRADIENT:g}% of their size; what is not 0 there but below {SMALLEST:g} is shown as "
     f"{SMALLEST:g}. Log probabilities below {-65535 / LOGPROB:.0f} are shown as that.")
 
-# name, what it says, its colour, and the class of its mark, for those who do not see the colour
+# name, meaning, colour, and the class of a mark for readers who do not see the colour
 STATUSES = [
     ("passes", "the token has a gradient", "#eeeeee", ""),
     ("clipped up", "advantage above 0, and the objective gives no gradient", "#fdae61", "up"),
@@ -52,7 +52,7 @@ STATUSES = [
      "#ffffff", "struck"),
     ("advantage 0", "there is nothing to clip", "#ffffff", "")]
 PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(len(STATUSES))
-MAPS = dict(  # of equally far stops. In each, what is dark is what stands out
+MAPS = dict(  # equally spaced stops; the dark end is the conspicuous one
     low_is_dark=["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779",
                  "#6ece58", "#b5de2b", "#fde725"],
     diverging=["#08519c", "#4292c6", "#9ecae1", "#f7f7f7", "#fdbe85", "#e6762b", "#8c2d04"])
@@ -80,8 +80,8 @@ def read_tokenizer(model, prompt):
 def token_texts(tokenizer, ids):
     """The text of each token; together they are the text of all.
 
-    A character can be spread over several tokens: the last has it, and those before have "". What
-    is never completed is U+FFFD."""
+    A character can be spread over several tokens: the last has it, and those before have "". A
+    character that is never completed is U+FFFD."""
     def decode(part):
         return tokenizer.decode(part, clean_up_tokenization_spaces=False)
     pieces = [decode([i]) for i in ids]
@@ -138,7 +138,7 @@ def signed_code(x):
 
 
 def signed_value(code):
-    """What a code of signed_code stands for."""
+    """The number of a code of signed_code."""
     size = np.exp((np.abs(code) - 1) / GRADIENT) * SMALLEST
     return np.where(code == 0, 0.0, np.sign(code) * size)
 

@@ -76,11 +76,10 @@ run_grid() { # file of lines "name  steps...  flags"
     exit 1
   }
   folders=($(awk -v runs="$RUNS" '{print runs "/" $1 "-" $2 "-" $3}' "$RUNS/.list"))
-  .venv/bin/python -m analysis keep "${folders[@]}" --out "$RUNS/runs.jsonl"
-  .venv/bin/python -m analysis table "$RUNS/runs.jsonl" --out "$RUNS/table.md"
-  .venv/bin/python -m analysis curves "$RUNS/runs.jsonl" --out "$RUNS/curves.png"
+  .venv/bin/python -m analysis table "${folders[@]}" --out "$RUNS/table.md"
+  .venv/bin/python -m analysis curves "${folders[@]}" --out "$RUNS/curves.png"
   # runs without evaluations have no pass@k
-  .venv/bin/python -m analysis passk "$RUNS/runs.jsonl" --out "$RUNS/passk.png" || true
+  .venv/bin/python -m analysis passk "${folders[@]}" --out "$RUNS/passk.png" || true
 }
 
 full() { # ACPO's settings, on all GPUs there are

@@ -25,12 +25,7 @@ def rows(spec, split, files=None):
     for name in files or ():
         from huggingface_hub import hf_hub_download
         path = hf_hub_download(spec.hub, name, repo_type="dataset")
-        if name.endswith(".parquet"):  # a few rows at a time: files may be larger than the memory
-            from pyarrow.parquet import ParquetFile
-            for batch in ParquetFile(path).iter_batches(64, columns=spec.columns):
-                yield from batch.to_pylist()
-        else:
-            yield from (json.loads(line) for line in open(path, "rb") if line.strip())
+        yield from (json.loads(line) for line in open(path, "rb") if line.strip())
 
 
 def reason(error):

@@ -38,7 +38,6 @@ class Set:
     config: str | None = None
     files: Callable | None = None
     columns: tuple | None = None
-    licence: str = ""
 
 
 def first(row, names):
@@ -167,19 +166,6 @@ def code_contests(row):
     return programming(row["description"], "", tests)
 
 
-def eurus(row):
-    """None for its rows of mathematics."""
-    if row.get("ability", "code") != "code":
-        return None
-    question = row["prompt"][-1]["content"]
-    return taco(dict(question=question, input_output=row["reward_model"]["ground_truth"]))
-
-
-def taco_files(options):
-    count = dict(train=9, test=1)[options["split"]]
-    return [f"ALL/{options['split']}-{i:05}-of-{count:05}.parquet" for i in range(count)]
-
-
 def lcb_files(options):
     """release_v6 is the first six files; v6 the sixth alone."""
     release = options.get("lcb_release") or "release_v6"
@@ -200,37 +186,24 @@ CONTEST = ("description", "public_tests", "private_tests", "generated_tests")
 
 SETS = {
     # sets to learn from; "test" where the set has a held-out part
-    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, splits=ONLY_TRAIN,
-               licence="MIT"),
+    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, splits=ONLY_TRAIN),
     "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths,
-                      splits=ONLY_TRAIN, licence="MIT"),
-    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math", "math_train"), maths, splits=BOTH,
-                licence="MIT"),
-    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits=BOTH, config="main", licence="MIT"),
-    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits=BOTH, licence="C-UDA 1.0"),
+                      splits=ONLY_TRAIN),
+    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math", "math_train"), maths, splits=BOTH),
+    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits=BOTH, config="main"),
+    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits=BOTH),
     "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, "code",
-                         splits=BOTH, columns=CONTEST, licence="CC BY 4.0"),
-    "taco": Set("BAAI/TACO", ("taco*",), taco, "code", splits=BOTH, files=taco_files,
-                columns=("question", "starter_code", "input_output"), licence="Apache-2.0"),
-    "eurus_code": Set("PRIME-RL/Eurus-2-RL-Data", ("eurus*",), eurus, "code",
-                      splits={"train": "train", "test": "validation"}, licence="MIT"),
+                         splits=BOTH, columns=CONTEST),
     # benchmarks
-    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, splits=TRAIN_AS_TEST,
-                  licence="problems: MAA"),
-    "aime25": Set("math-ai/aime25", ("aime25", "aime_2025"), maths, splits=BENCHMARK,
-                  licence="problems: MAA"),
-    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, splits=TRAIN_AS_TEST,
-                  licence="CC BY-NC-SA 4.0"),
-    "amc23": Set("math-ai/amc23", ("amc23", "amc_2023"), maths, splits=BENCHMARK,
-                 licence="problems: MAA"),
-    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, splits=TRAIN_AS_TEST,
-               licence="Apache-2.0"),
-    "math500": Set("HuggingFaceH4/MATH-500", ("math500",), maths, splits=BENCHMARK, licence="MIT"),
-    "minerva": Set("math-ai/minervamath", ("minerva", "minerva_math"), maths, splits=BENCHMARK,
-                   licence="MIT OpenCourseWare, CC BY-NC-SA"),
+    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, splits=TRAIN_AS_TEST),
+    "aime25": Set("math-ai/aime25", ("aime25", "aime_2025"), maths, splits=BENCHMARK),
+    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, splits=TRAIN_AS_TEST),
+    "amc23": Set("math-ai/amc23", ("amc23", "amc_2023"), maths, splits=BENCHMARK),
+    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, splits=TRAIN_AS_TEST),
+    "math500": Set("HuggingFaceH4/MATH-500", ("math500",), maths, splits=BENCHMARK),
+    "minerva": Set("math-ai/minervamath", ("minerva", "minerva_math"), maths, splits=BENCHMARK),
     "olympiad": Set("Hothan/OlympiadBench", ("olympiad", "olympiadbench"), maths,
-                    splits=TRAIN_AS_TEST, config="OE_TO_maths_en_COMP", licence="MIT"),
+                    splits=TRAIN_AS_TEST, config="OE_TO_maths_en_COMP"),
     "livecodebench": Set("livecodebench/code_generation_lite", ("livecodebench*",), livecodebench,
-                         "code", splits=BENCHMARK, files=lcb_files,
-                         licence="texts: LeetCode, AtCoder, Codeforces"),
+                         "code", splits=BENCHMARK, files=lcb_files),
 }

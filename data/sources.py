@@ -37,8 +37,6 @@ def load_set(name, split, data_dir, left_out, options):
         except Exception as e:  # a row may hold anything
             reason = f"field {e} is missing" if isinstance(e, KeyError) else str(e)
             raise DataError(f"{place} is not a row of {name}: {reason}") from None
-        if problem is None:
-            continue  # a row of another kind, such as mathematics in eurus_code
         row_id = next((str(row[field]) for field in IDS if row.get(field) is not None), str(number))
         unique_id = f"{row_id}/{number}" if row_id in ids else row_id  # some sets repeat their ids
         problems.append(dict(problem, reward=spec.reward, id=unique_id))
@@ -139,7 +137,7 @@ def with_right_golds(name, problems, places, left_out=None):
     """The problems whose gold answer the verifier grades as right. Of the others, the first five
     are named, each by its place (FILE, line N), and the rest are counted."""
     golds, details = [dict(p, reward="gold_" + p["reward"]) for p in problems], []
-    grade(golds, [[""] for _ in problems], details=details)
+    grade(golds, [[""] for _ in problems], timeout=60.0, details=details)
     kept, lines = [], []
     for problem, place, (right, fault, _) in zip(problems, places, details, strict=True):
         if right:

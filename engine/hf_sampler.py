@@ -1,7 +1,7 @@
-"""transformers behind the calls of sampler.VLLMSampler: there wherever transformers is.
+"""Sampling with transformers, behind the calls of sampler.VLLMSampler.
 
-A prompt goes through the model once: its keys and values are repeated for its completions. A
-completion that has ended leaves the batch.
+A prompt is computed once: its keys and values are repeated for its completions. A completion that
+has ended leaves the batch.
 """
 
 import inspect
@@ -9,23 +9,23 @@ import inspect
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin
 
 from engine.completion import RUINED, Completion
 
 
 def draw(logits, temperature, top_p, raw=False):
-    """The next token of each row of logits [N, V], and its logprob after temperature, or the raw
-    one, before it: [N, 1] each. Temperature 0 takes the most probable token."""
+    """logits [N, V] -> the next token of each row and its logprob after temperature (raw: before
+    it), [N, 1] each. Temperature 0 takes the most probable token."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
     kept = logprobs if top_p == 1 else transformers.TopPLogitsWarper(top_p)(None, logprobs)
     if temperature == 0:
         tokens = kept.argmax(-1, keepdim=True)
-    elif kept.is_cuda:  # where cumsum is refused among deterministic algorithms
+    elif kept.is_cuda:  # --deterministic refuses cumsum on a GPU
         tokens = torch.multinomial(kept.exp(), 1)
-    else:  # one random number for a row; multinomial takes V, and fifteen times as long
+    else:  # one random number per row; multinomial draws V of them, in fifteen times the time
         below = kept.exp().cumsum(-1, dtype=torch.float64)
         point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64)
         tokens = torch.searchsorted(below, point, right=True)
@@ -35,8 +35,8 @@ def draw(logits, temperature, top_p, raw=False):
 
 
 def is_plain(model):
-    """Whether ids, mask, positions and a cache of keys and values are all that a step takes. Other
-    models compute inputs of their own in generate, or keep a state."""
+    """Whether a decoding step takes ids, mask, positions and a cache of keys and values, and no
+    other input."""
     own = type(model)
     computed = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
     taken = inspect.signature(own.forward).parameters
@@ -45,21 +45,9 @@ def is_plain(model):
             and {"position_ids", "past_key_values", "logits_to_keep"} <= set(taken))
 
 
-class Drawn(transformers.LogitsProcessor):
-    """Makes transformers' generate take the tokens that `draw` draws, and keeps them."""
-
-    def __init__(self, *settings):
-        self.settings, self.tokens, self.logprobs = settings, [], []
-
-    def __call__(self, input_ids, scores):
-        tokens, logprobs = draw(scores, *self.settings)
-        self.tokens.append(tokens)
-        self.logprobs.append(logprobs)
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0)
-
-
 class TransformersSampler:
-    """A copy of the model, sampled step by step. chunk: sequences that are sampled at once."""
+    """A copy of the model, sampled step by step. chunk: sequences that are sampled at once.
+    Raises ValueError for a model that lacks weights or is not is_plain."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, max_num_seqs=None,
                  logprobs="processed", chunk=512):
@@ -69,10 +57,11 @@ class TransformersSampler:
                                                             output_loading_info=True)
         if info["missing_keys"]:
             raise ValueError(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+        if not is_plain(loaded):
+            raise ValueError(f"{type(loaded).__name__} decodes from more than ids, mask, positions "
+                             "and a cache of keys and values: --sampler vllm may sample from it")
         self.model = loaded.to(self.device).eval()
-        self.model.generation_config = GenerationConfig()  # not the model's own top_p, temperature
-        self.eos, self.chunk, self.plain = eos, chunk, is_plain(self.model)
-        self.raw = logprobs == "raw"
+        self.eos, self.chunk, self.raw = eos, chunk, logprobs == "raw"
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
@@ -94,12 +83,12 @@ class TransformersSampler:
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         rows = torch.tensor([distinct[tuple(p)] for p in prompts], device=self.device)
         width = max(map(len, distinct))
-        left = [width - len(prompt) for prompt in distinct]  # padding stands on the left
+        left = [width - len(prompt) for prompt in distinct]  # padding, on the left
         ids = torch.tensor([[self.eos[0]] * k + list(p) for k, p in zip(left, distinct)],
                            device=self.device)
         real = torch.tensor([[0] * k + [1] * (width - k) for k in left], device=self.device)
-        decode = self.decode if self.plain else self.decode_by_generate
-        tokens, logprobs = decode(ids, real, rows, max_tokens, (temperature, top_p, self.raw))
+        settings = temperature, top_p, self.raw
+        tokens, logprobs = self.decode(ids, real, rows, max_tokens, settings)
         ends = torch.isin(tokens, torch.tensor(self.eos, device=self.device))
         ended = ends.any(1)
         length = torch.where(ended, ends.int().argmax(1) + 1, ends.shape[1]).tolist()
@@ -107,8 +96,8 @@ class TransformersSampler:
         return [Completion(t[:k], lp[:k], truncated=not end) for t, lp, k, end in cut]
 
     def decode(self, ids, real, rows, max_tokens, settings):
-        """ids, real [D, W]: distinct prompts, and where they are no padding; rows [N]: the prompt
-        of each completion. -> tokens, logprobs [N, T]; behind a row's end they mean nothing."""
+        """ids [D, W]: distinct prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
+        completion -> tokens, logprobs [N, T], undefined after a row's end."""
         cache = DynamicCache(config=self.model.config)
         eos = torch.tensor(self.eos, device=ids.device)
         tokens = torch.full((len(rows), max_tokens), self.eos[0], device=ids.device)
@@ -135,15 +124,6 @@ class TransformersSampler:
             real, position = F.pad(real, (0, 1), value=1), position + 1
         return tokens, logprobs
 
-    def decode_by_generate(self, ids, real, rows, max_tokens, settings):
-        """decode by transformers' generate: each completion computes its prompt, to the last end"""
-        drawn = Drawn(*settings)
-        self.model.generate(
-            ids[rows], attention_mask=real[rows], do_sample=False, max_new_tokens=max_tokens,
-            eos_token_id=self.eos, pad_token_id=self.eos[0],
-            logits_processor=transformers.LogitsProcessorList([drawn]))
-        return torch.cat(drawn.tokens, 1), torch.cat(drawn.logprobs, 1)
-
     @torch.no_grad()
     def load_weights(self, weights):
         parameters = self.model.state_dict()
@@ -151,10 +131,6 @@ class TransformersSampler:
             parameters[name].copy_(weight)
 
     def sleep(self):
-        pass  # its memory is the model's and nothing else
+        """Frees nothing: the weights are all that it holds."""
 
-    def wake(self):
-        pass
-
-    def close(self):
-        pass
+    wake = close = sleep

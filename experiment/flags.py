@@ -7,7 +7,6 @@ import inspect
 import json
 import math
 import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ refuse = partial(failures.refuse, "train.py")
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "trackio", "tensorboard",
+        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir", "held-out problems"}
@@ -104,62 +103,51 @@ class Parser(argparse.ArgumentParser):
 def add_flags(flag, section):
     """The flags that every method has: name, default, meaning. A number is 0 or more unless its row
     says otherwise. A switch that is on is switched off by --no-NAME."""
-    samplers, dtypes = ("vllm", "transformers"), ("float32", "bfloat16", "float16")
+    dtypes, references = ("float32", "bfloat16", "float16"), ("trainer", "sampler", "proximal")
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
         flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
              metavar="NAME")
     section("model and problems")
-    flag("model", None, "Hugging Face folder or id; without it the embedded base, with settings of "
-         "its own")
+    flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
          "{prompt, answer, reward} rows")
-    flag("data_dir", None, "folder of local JSONL files, with the Hub's field names, instead of "
-         "the Hub")
+    flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
-    flag("template", None, "the prompt's form; default by task and model, see data/README.md",
-         choices=data.TEMPLATES)
+    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
     flag("allow_unsafe_code", False, "sampled programs run also without isolation")
     flag("seed", 0, "the seed of problems, sampling and shuffling")
-    flag("deterministic", False, "algorithms that give the same bits each time, slower; see "
-         "docs/scaling.md")
+    flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
     flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1)
     flag("group_size", 16, "completions of each, G", least=1)
-    flag("steps_per_rollout", 16, "optimizer steps on one rollout, S: 2 is near on-policy, 16 "
-         "off-policy", least=1)
-    flag("shuffle", "completions", "the unit that is dealt out to the steps: completions, or "
-         "groups, whose prompts are then shared in the update, too",
-         choices=("completions", "groups"))
+    flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
+    flag("shuffle", "completions", "the unit dealt out to the steps; groups share their prompts "
+         "in the update, too", choices=("completions", "groups"))
     section("sampling")
-    flag("sampler", default_kind(), "vllm or transformers", choices=samplers)
+    flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
     flag("temperature", 1.0, "temperature of the policy, in sampling and training alike", above=0)
-    flag("sampler_temperature", None, "temperature of the sampler alone, to be off-policy on "
-         "purpose", type=float, above=0)
-    flag("sampler_dtype", None, "the sampler's dtype, where it is not --dtype", choices=dtypes)
-    flag("sampler_logprobs", "processed", "the sampler's log probabilities: processed (after "
-         "temperature) or raw (before it)", choices=("processed", "raw"))
+    flag("sampler_temperature", None, "temperature of the sampler alone", type=float, above=0)
+    flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
+    flag("sampler_logprobs", "processed", "the sampler's log probabilities, after temperature "
+         "(processed) or before it (raw)", choices=("processed", "raw"))
     flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", above=0, below=1)
-    flag("max_num_seqs", None, "sequences that vLLM samples at once; default 1024, or 256 where "
-         "it has little memory", type=int, least=1)
+    flag("max_num_seqs", None, "sequences that vLLM samples at once; default by its memory",
+         type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
     flag("rollout_lag", 0, "rollouts between sampling and learning")
     section("rewards")
-    flag("drop_uniform_groups", False, "groups that are all right or all wrong are replaced by "
-         "newly sampled ones")
-    flag("max_refills", None, "refills of a rollout by --drop_uniform_groups at most; default 4",
-         type=int)
+    flag("drop_uniform_groups", False, "replace groups that are all right or all wrong")
+    flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
-    flag("overlong_penalty", 0, "the reward falls by 1 over this many tokens before max_tokens; 0 "
-         "is off")
+    flag("overlong_penalty", 0, "the reward falls by 1 over the last N tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
-         "returned), proximal (recomputed before the update); default the method's",
-         choices=("trainer", "sampler", "proximal"))
+         "returned), proximal (recomputed before the update)", choices=references)
     flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
          f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
     flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
@@ -169,20 +157,18 @@ def add_flags(flag, section):
     section("optimizer: AdamW on float32 weights")
     flag("lr", 1e-6, "learning rate", above=0)
     flag("warmup", 0, "optimizer steps of linear warm-up")
-    flag("schedule", "constant", "the learning rate's; cosine falls towards 0 at the end",
-         choices=("constant", "cosine"))
+    flag("schedule", "constant", "cosine falls to 0 at the end", choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", above=0)
-    flag("lora_rank", 0, "rank of adapters on every linear layer, trained instead of the weights, "
-         "with ten times the learning rate if none is given; 0 is off")
+    flag("lora_rank", 0, "rank of adapters that are trained instead of the weights, with ten times "
+         "the learning rate if none is given; 0 is off")
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
     flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
     flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
          "the free memory", type=int, least=1)
-    flag("share_prompts", True, "a prompt goes through the model once for all of its completions")
-    flag("activation_checkpointing", False, "the backward pass computes layers again instead of "
-         "keeping them")
+    flag("share_prompts", True, "a prompt goes through the model once for all its completions")
+    flag("activation_checkpointing", False, "the backward pass computes layers again")
     flag("compile", False, "torch.compile of each layer")
     flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
     section("evaluation, log, checkpoints")
@@ -192,13 +178,11 @@ def add_flags(flag, section):
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept, besides the best one", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("rank_every", 0, "rollouts between looks at the rank of the LM head's change; 0 is never")
+    flag("rank_every", 0, "rollouts between measurements of the LM head's rank; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
-    flag("resume", False, "continue the run in --out, with its flags, from its newest checkpoint; "
-         "start it where there is none")
+    flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("wandb", None, "Weights & Biases project to log to, too")
-    flag("trackio", None, "Trackio project to log to, too")
     flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
@@ -239,10 +223,6 @@ def parse(argv, description):
         refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
     parser.take(settings, recipe)
-    if others := [f"{name} {parser.rows[name]['default']}" for name in settings]:
-        parser.epilog = textwrap.fill(
-            "Some defaults above are of the model's recipe.json, which the embedded base has, "
-            f"too. For a model without one they are {', '.join(others)}.")
     parser.take(saved, of_run)
     args, unknown = parser.parse_known_args(argv)
     if unknown:

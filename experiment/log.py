@@ -193,20 +193,12 @@ class Log:
         self.out, self.mirrors = out, []
         self.metrics = open(out / "metrics.jsonl", "a")
         self.samples = open(out / "samples.jsonl", "a")
-        config = json.loads((out / "config.json").read_text())
         if args.wandb:
             import wandb
+            config = json.loads((out / "config.json").read_text())
             run = wandb.init(project=args.wandb, name=out.name, config=config["flags"],
                              dir=str(out), resume="allow", id=config["id"])
             self.mirrors.append(lambda record: run.log(record, step=record["rollout"]))
-        if args.trackio:  # a resumed run finds itself by its name
-            import trackio
-            mirror = trackio.init(project=args.trackio, name=f"{out.name}-{config['id'][:8]}",
-                                  config=config["flags"], resume="allow", embed=False,
-                                  auto_log_cpu=False, auto_log_gpu=False)
-            names = {"step": "optimizer_step"}  # "step" is Trackio's own name, of the x-axis
-            self.mirrors.append(lambda record: mirror.log(
-                {names.get(k, k): v for k, v in record.items()}, step=record["rollout"]))
         if args.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
             writer = SummaryWriter(out)
@@ -261,13 +253,10 @@ def nothing_to_learn(example, metrics):
               "larger --group_size may help")
     return (
         f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
-        "differ), so that there is nothing to learn from it. Mean reward "
-        f"{metrics['reward/mean']:.3f}, {metrics['reward/unreadable_frac']:.0%} of the completions "
-        f"without an answer to be read, {metrics['len/truncated_frac']:.0%} cut off at "
-        "max_tokens. One of them:\n"
-        f"  prompt      {prompt if len(prompt) <= 160 else '...' + prompt[-160:]!r}\n"
-        f"  completion  {short!r}\n"
+        f"differ): nothing to learn. Mean reward {metrics['reward/mean']:.3f}, "
+        f"{metrics['reward/unreadable_frac']:.0%} of the completions unreadable, "
+        f"{metrics['len/truncated_frac']:.0%} cut off at max_tokens. One of them:\n"
+        f"  prompt      {prompt[-160:]!r}\n  completion  {short!r}\n"
         f"  answer      {str(example['answer'])[:160]!r}\n"
         f"  verifier    {example['reward']}: reward {example['score']:g}"
-        f"{f', {fault}' if fault else ''}\n"
-        f"More are in samples.jsonl. {advice}")
+        f"{f', {fault}' if fault else ''}\n{advice}; more are in samples.jsonl")

@@ -49,6 +49,9 @@ def check_combinations(args, method):
     sequences = args.problems_per_rollout * args.group_size
     if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
         refuse(f"--data_dir: {args.data} is generated, not read")
+    if args.force and not args.resume or args.check and args.resume:
+        refuse("--force overrules a refusal of --resume, and --check starts a run anew: --force "
+               "goes with --resume, --check without")
     if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
         refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
     if sequences % args.steps_per_rollout:
@@ -85,7 +88,7 @@ def check_packages(args):
     if args.sampler == "vllm" and not has_vllm() and not args.fit:
         refuse("--sampler vllm: vllm is not installed here; --sampler transformers needs nothing "
                "more")
-    for package in ("wandb", "trackio", "tensorboard"):
+    for package in ("wandb", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
 

@@ -88,7 +88,6 @@ QUICK = {
         "test_the_last_answer_after_thinking_is_graded",
         "test_without_an_answer_nothing_is_graded",
         "test_an_answer_that_is_evaluated_calls_nothing",
-        "test_a_missing_package_is_a_sentence",
     ),
     "test_readme.py": (
         "test_the_table_of_methods_is_that_of_the_code",
@@ -214,7 +213,7 @@ def graded(monkeypatch):
 def copy(tmp_path):
     """A copy of the project that a test may change."""
     for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
-            "analysis", "data", "docs", "engine", "experiment", "graders"))]:
+            "analysis", "data", "docs", "engine", "examples", "experiment", "graders"))]:
         into = tmp_path / path.name
         (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
     return tmp_path

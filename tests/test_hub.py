@@ -84,10 +84,7 @@ def layouts(rows):
     solutions = dict(solution=["print(1)"] * 50, language=[1] * 50)
     contests, contest_tests = ([dict(row, solutions=solutions) for row in part]
                                for part in both("code_contests"))
-    taco, taco_tests = both("taco")
     olympiad = "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet"
-    code = [dict(row, ability="code", data_source="taco") for row in rows["eurus_code", "train"]]
-    other = dict(code[0], ability="math", reward_model=dict(ground_truth="4", style="rule"))
     return dict(
         orz={"README.md": card(), "orz_math_57k_collection.json": json.dumps(pairs).encode()},
         deepscaler={"README.md": card(),
@@ -114,14 +111,6 @@ def layouts(rows):
             **shards("data", "train", contests, 3, "-e9"),
             **shards("data", "valid", contests, 1, "-e9"),
             **shards("data", "test", contest_tests, 1, "-9c")},
-        taco={"README.md": card(ALL=dict(train="ALL/train-*", test="ALL/test-*")),
-              "TACO.py": b"raise SystemExit('a script')", "train/data-00000-of-00009.arrow": b"?",
-              **shards("ALL", "train", [dict(row, solutions="[1]") for row in taco], 9),
-              **shards("ALL", "test", [dict(row, solutions="[1]") for row in taco_tests], 1)},
-        eurus_code={"README.md": card(default=dict(train="data/train-*",
-                                                   validation="data/validation-*")),
-                    **shards("data", "train", [other, *code], 2),
-                    **shards("data", "validation", code + [other], 1)},
         aime24={"README.md": card(default=dict(train="data/train-*")),
                 **shards("data", "train", test("aime24"), 1)},
         aime25={"README.md": card(), "test.jsonl": lines(test("aime25"))},

@@ -29,8 +29,6 @@ TABLE = dict(
 CONTEST = dict(
     description="Double it.", public_tests=dict(input=["1\n"], output=["2\n"]),
     private_tests=dict(input=[], output=[]), generated_tests=dict(input=["2\n"], output=["4\n"]))
-FUNCTION = dict(inputs=[[1], [2]], outputs=[[2], [4]], fn_name="f")
-PROGRAM = dict(inputs=["1\n"], outputs=["2\n"])
 
 # for each set a row in the Hub's field names and the answer that it becomes
 ROWS = {
@@ -41,12 +39,6 @@ ROWS = {
     "hitab": (dict(id="h", question="how many?", answer=[1.5], table=TABLE), [1.5]),
     "code_contests": (CONTEST, dict(tests=[dict(input="1\n", output="2\n"),
                                            dict(input="2\n", output="4\n")], fn_name=None)),
-    "taco": (dict(question="Double it.", starter_code="def f(x):",
-                  input_output=json.dumps(FUNCTION)),
-             dict(tests=[dict(input="1", output="2"), dict(input="2", output="4")], fn_name="f")),
-    "eurus_code": (dict(prompt=[dict(role="user", content="Double it.")],
-                        reward_model=dict(ground_truth=json.dumps(PROGRAM))),
-                   dict(tests=[dict(input="1\n", output="2\n")], fn_name=None)),
     "aime24": (dict(id=60, problem="2+2?", answer="073"), "073"),
     "aime25": (dict(id="1", problem="2+2?", answer="4"), "4"),
     "aime26": (dict(problem_idx=1, problem="2+2?", answer=4), "4"),
@@ -69,8 +61,6 @@ def write(folder, name, *rows):
 def test_a_row_of_each_set(name, tmp_path):
     row, answer = ROWS[name]
     write(tmp_path, name, row)
-    if name == "eurus_code":
-        write(tmp_path, name, row, dict(row, ability="math"))
     problem, = data.load(name, "test", tmp_path)
     assert problem["answer"] == answer and isinstance(problem["id"], str)
     assert problem["reward"] == SETS[name].reward and problem["reward"] in REWARDS
@@ -188,8 +178,8 @@ UNPAIRED = json.dumps(dict(question="?", input_output=json.dumps(dict(inputs=[1]
     ("aime25", ['{"answer": "1"}'], "line 1 .*problem or question"),
     ("aime25", ['{"problem": "?"}'], "line 1 .*answer or final_answer"),
     ("olympiad", ['{"question": "?", "final_answer": []}'], "line 1 .*final_answer"),
-    ("taco", ['{"question": "?", "input_output": "{"}'], "line 1 "),
-    ("taco", [UNPAIRED], "line 1 "),
+    ("code_contests", ['{"question": "?", "input_output": "{"}'], "line 1 "),
+    ("code_contests", [UNPAIRED], "line 1 "),
     ("livecodebench", ['{"contest_date": "2024-08-01"}'], "line 1 .*private_test_cases"),
 ])
 def test_errors_name_file_line_and_field(name, lines, message, tmp_path):

@@ -1,0 +1,230 @@
+"""examples/one_file.py computes the numbers of train.py: the engine (micro-batches, shared prompts,
+skipped rows, the chain rule in two stages) is exact, for every method."""
+
+import ast
+import copy
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import data
+import losses
+import train
+from conftest import ROOT
+from engine import policy
+from engine.sampler import Completion, make_sampler
+from examples import one_file
+from experiment.model import Trainer
+from losses import METHODS
+from ranks import EXACT_NORMS
+
+P, G, S = 3, 6, 3
+ROLLOUTS = 2  # the second has another state, and ratios against other weights
+LR = 3e-3
+# the second group has no advantage in most rows of METHODS: train.py leaves its completions out
+REWARDS = torch.tensor([[1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1]]).float()
+
+
+def load(folder, dtype=torch.float32):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+@torch.no_grad()
+def logprobs_of(model, completions):
+    ids, attention_mask, mask, *_ = completions
+    return one_file.logprobs_and_entropy(model, ids, attention_mask, mask.shape[1])[0]
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return data.load("countdown", "test")[:P]
+
+
+@pytest.fixture(scope="module")
+def model(small):
+    with EXACT_NORMS:  # the same sums in any order to 1e-15, which float32 would not give
+        return load(small(), torch.float64)
+
+
+@pytest.fixture(scope="module")
+def completions(base, model, tokenizer, problems):
+    """Completions of the base, cut to uneven lengths. The sampler's log probabilities are the
+    model's with noise, as if the sampler had other weights: ratios against it are not 1."""
+    torch.manual_seed(0)
+    ids, attention_mask, mask, _ = one_file.sample(load(base), tokenizer, problems, G)
+    length = mask.shape[1]
+    mask &= torch.arange(length) < 1 + 7 * torch.arange(P * G)[:, None] % 11
+    attention_mask[:, -length:] *= mask
+    ids[:, -length:] *= mask
+    assert len(mask.sum(1).unique()) > 5 and mask.sum(1).max() == length
+    logprobs = logprobs_of(model, (ids, attention_mask, mask))
+    logprobs += 0.3 * torch.randn(logprobs.shape)
+    # float32, as train.py keeps the sampler's
+    return one_file.Completions(ids, attention_mask, mask, logprobs.float())
+
+
+def by_one_file(model, method, completions):
+    """-> {quantity: tensor} of ROLLOUTS rollouts, each of the same completions."""
+    model, state, found = copy.deepcopy(model), {}, {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+    for rollout in range(ROLLOUTS):
+        scored = one_file.score(model, method, completions, REWARDS, state)
+        shares = policy.shuffled_shares(P * G, S, 0, rollout)
+        told = one_file.update(model, optimizer, method, completions, scored, shares)
+        found.update({f"old_logprobs {rollout}": scored.old_logprobs[scored.mask],
+                      f"entropy {rollout}": scored.entropy[scored.mask],
+                      f"advantages {rollout}": scored.advantages[scored.mask],
+                      f"losses {rollout}": torch.tensor(told, dtype=torch.float64)})
+    logprobs = logprobs_of(model, completions)
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {**found, "logprobs": logprobs[completions.mask], "weights": weights}
+
+
+def groups_of(completions, tokenizer, problems):
+    """The same completions as train.py has them."""
+    rows = zip(completions.ids[:, -completions.mask.shape[1]:], completions.mask,
+               completions.logprobs, strict=True)
+    found = [Completion(ids[mask].tolist(), logprobs[mask].tolist(),
+                        ids[mask][-1] != tokenizer.eos_token_id) for ids, mask, logprobs in rows]
+    return [data.Group(problem, data.encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
+                       REWARDS[i].tolist(), [None] * G, 0.0) for i, problem in enumerate(problems)]
+
+
+def by_train(model, name, method, groups):
+    """The same from train.py's functions, with prompts shared and steps cut into micro-batches."""
+    args, _ = train.parse_args([
+        "--loss", name, "--lr", str(LR), "--steps_per_rollout", str(S), "--group_size", str(G),
+        "--problems_per_rollout", str(P)])
+    assert args.max_tokens == one_file.MAX_TOKENS and args.max_grad_norm == 1
+    chosen, state, found = policy.Policy(copy.deepcopy(model), budget=60, layout="shared"), {}, {}
+    optimizer = torch.optim.AdamW(chosen.parameters(), lr=args.lr, weight_decay=args.weight_decay,
+                                  fused=True)
+    trainer = Trainer(chosen, None, optimizer,
+                            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
+                            torch.amp.GradScaler("cpu", enabled=False))
+    for rollout in range(ROLLOUTS):
+        batch, metrics = train.score(trainer, groups, args)
+        state["entropy"] = metrics["policy/entropy"]
+        advantages = losses.group_advantages(method, REWARDS, state)
+        batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
+        steps = [train.update(trainer, minibatch, method, args)
+                 for _, minibatch in policy.minibatches(batch, method, S, 0, rollout)]
+        found.update({f"old_logprobs {rollout}": batch.old_logprobs[batch.mask],
+                      f"entropy {rollout}": batch.entropy[batch.mask],
+                      f"advantages {rollout}": batch.advantages[batch.mask],
+                      f"losses {rollout}": torch.stack([step["loss"] for step in steps])})
+    logprobs, _ = policy.compute_logprobs(chosen, batch)
+    weights = torch.cat([p.detach().flatten() for p in chosen.parameters()])
+    return {**found, "logprobs": logprobs[batch.mask], "weights": weights}
+
+
+def gaps(found, wanted):
+    assert found.keys() == wanted.keys()
+    return {name: (found[name] - wanted[name]).abs().max().item()
+            if found[name].shape == wanted[name].shape else math.inf for name in wanted}
+
+
+def row(name, model, completions):
+    """The method, such that both passes of ar_lopti have tokens."""
+    method = METHODS[name]
+    if "prob_split" in method.flags:
+        probs = logprobs_of(model, completions)[completions.mask].exp()
+        method = method.bind(prob_split=probs.median().item())
+    return method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_numbers_are_those_of_train(name, model, completions, tokenizer, problems):
+    method = row(name, model, completions)
+    found = by_one_file(model, method, completions)
+    wanted = by_train(model, name, method, groups_of(completions, tokenizer, problems))
+    begun = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (wanted["weights"] - begun).abs().max() > LR
+    for quantity, gap in gaps(found, wanted).items():
+        assert gap <= 1e-9, f"{quantity}: {gap:.2g}"
+
+
+# a mistake in a cell of a row, and the first quantity that shows it
+MISTAKES = {
+    "advantage": ("grpo", dict(advantage=losses.centred), "advantages 0"),
+    "select": ("grpo", dict(select=losses.by_probability), "losses 0"),
+    "objective": ("grpo", dict(preset=dict(eps_low=0.1)), "losses 0"),
+    "aggregate": ("grpo", dict(aggregate=losses.token_mean), "losses 0"),
+    "state": ("fade", dict(preset=dict(fade_ema=0.03)), "advantages 0"),
+    "passes": ("ar_lopti", dict(passes=METHODS["ar_lopti"].passes[::-1]), "losses 0"),
+    "old_logprobs": ("p3o", dict(old_logprobs="trainer"), "old_logprobs 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_row_is_noticed(mistake, model, completions, tokenizer, problems):
+    name, wrong, quantity = MISTAKES[mistake]
+    method = row(name, model, completions)
+    found = by_one_file(model, replace(method, **wrong), completions)
+    gap = gaps(found, by_train(model, name, method, groups_of(completions, tokenizer, problems)))
+    assert gap[quantity] > 1e-5 and gap["weights"] > 1e-5
+
+
+def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
+    problems = data.load("countdown", "test")[:32]
+    completions = one_file.sample(load(base), tokenizer, problems, 1, greedy=True)
+    sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
+                           eos=[tokenizer.eos_token_id])
+    groups = data.sample_groups(sampler, tokenizer, problems, 1, seed=0, temperature=0,
+                                max_tokens=one_file.MAX_TOKENS)
+    for i, group in enumerate(groups):
+        tokens = completions.ids[i, -completions.mask.shape[1]:][completions.mask[i]]
+        assert tokens.tolist() == group.completions[0].tokens
+        assert completions.logprobs[i][completions.mask[i]].tolist() == pytest.approx(
+            group.completions[0].logprobs, abs=1e-4)
+    assert one_file.texts_of(tokenizer, completions) == [group.texts[0] for group in groups]
+    rewards = one_file.rewards_of(tokenizer, problems, completions)
+    assert rewards.tolist() == [group.rewards for group in groups] and 0 < rewards.mean() < 1
+
+
+def test_the_samplers_log_probabilities_are_the_policys(base, tokenizer, problems):
+    """The draw is at temperature 1, and the padding of a prompt is invisible."""
+    torch.manual_seed(0)
+    model = load(base)
+    sampled = one_file.sample(model, tokenizer, problems, G)
+    ids, attention_mask, mask, logprobs = sampled
+    assert (logprobs - logprobs_of(model, sampled))[mask].abs().max() <= 1e-5
+    assert len(ids.unique(dim=0)) > P and attention_mask[:, 0].unique().tolist() == [0, 1]
+    for i in range(P * G):
+        real = attention_mask[i] == 1
+        alone = logprobs_of(model, (ids[i:i + 1, real], attention_mask[i:i + 1, real],
+                                    mask[i:i + 1, mask[i]]))
+        assert (logprobs[i][mask[i]] - alone[0]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["grpo", "ar_lopti"])
+def test_it_runs(name, monkeypatch, capsys):
+    monkeypatch.setattr(one_file, "HELD_OUT", 8)
+    monkeypatch.setattr(one_file, "score", by_place(one_file.score))
+    one_file.main(["--loss", name, "--rollouts", "2", "--problems", "2", "--group", "4",
+                   "--steps", "2", "--lr", "1e-3"])
+    before, first, second, after = capsys.readouterr().out.splitlines()
+    assert before.startswith("held out: mean@16 0.") and before[:9] == after[:9] and before != after
+    assert first.startswith("  1/2  reward ") and second.startswith("  2/2  reward ")
+
+
+def by_place(score):
+    """Half of the completions are right, whatever the model samples."""
+    def scored(model, method, completions, rewards, state):
+        rewards = torch.arange(rewards.numel()).view_as(rewards) % 2
+        return score(model, method, completions, rewards.float(), state)
+    return scored
+
+
+def test_it_is_one_short_file():
+    text = (ROOT / "examples" / "one_file.py").read_text()
+    assert len(text.splitlines()) <= 200
+    imported = {(node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    others = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert others == {"torch", "transformers", "losses", "data", "rewards"}
