@@ -135,7 +135,7 @@ def load_model(args, problems):
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
                             max_length=total), tokenizer
-    except Exception as e:  # there is no end to what can be wrong with weights
+    except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
 
 

@@ -1,14 +1,14 @@
 """The losses. A method is one row of METHODS. A row chooses on four axes, which "loss type"
 elsewhere mixes up:
 
-    advantage   what a completion is worth, from the rewards of its group        [P, G] -> [P, G]
-    select      how much each token weighs                                       -> [B, T], >= 0
+    advantage   the value of a completion, from the rewards of its group         [P, G] -> [P, G]
+    select      the weight of each token                                         -> [B, T], >= 0
     objective   the loss of each token, from its ratio and its advantage         -> [B, T]
     aggregate   one number from many tokens                                      [B, T] -> scalar
 
 A new method is one function and one row. The function's keyword-only arguments become flags of
-train.py, with the defaults that stand beside the formula. `python losses.py` prints a card for
-every method, `python losses.py fade` prints one.
+train.py, with the defaults beside the formula. `python losses.py` prints a card for every method,
+`python losses.py fade` prints one.
 
 Notation: pi and pi_old are the probabilities of the sampled token now and when the ratio's
 reference was taken, rho = pi / pi_old, A is the advantage, r the reward, rbar its mean over the
@@ -76,7 +76,7 @@ class Tokens:
                                 if f.name != "mask" and (x := getattr(self, f.name)) is not None})
 
 
-# what the denominators are made of: always the whole optimizer step, over all ranks
+# the denominators: of the whole optimizer step, over all ranks
 StepSize = namedtuple("StepSize", "completions tokens max_tokens")
 
 
@@ -120,7 +120,7 @@ def leave_one_out(rewards, state):
 
 
 def weigh_failures(advantages, delta):
-    """Divides what is below the mean by delta: above 1 it favours successes, below 1 failures."""
+    """Divides negative advantages by delta: above 1 favours successes, below 1 failures."""
     return torch.where(advantages < 0, advantages / delta, advantages)
 
 
@@ -507,8 +507,8 @@ def constant(loss, mask, size):
 
 # ---------------------------------------------------------------------------- the rows
 
-# They look at one completion, and give it no gradient where its advantage is 0: with these alone
-# such completions stay out of the update. What is not named here is shown all of them
+# Functions of one completion that give it no gradient where its advantage is 0: a method of these
+# alone skips such completions in the update. Any other function sees all completions
 BY_ADVANTAGE = {reinforce, ppo_clip, cispo, gspo, sapo, gmpo, dppo, vespo,
                 every_token, by_probability, low_probability, high_probability, opsm,
                 seq_mean, token_mean, seq_sum, constant}
@@ -531,7 +531,7 @@ class Method:
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
     passes: tuple = (every_token,)  # for each, S steps with its weights of the tokens as scored
-    old_logprobs: str = "trainer"   # default of --old_logprobs: what the ratio is taken against
+    old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
     source: str = ""
 
     @property
@@ -608,7 +608,7 @@ AXES = ("advantage", "select", "objective", "aggregate")
 
 
 def cells(axis):
-    """{name: function} of what the rows have on an axis: --advantage, --select, ... can name it."""
+    """{name: function} of the rows' cells on an axis: the names of --advantage, --select, ..."""
     return {f.__name__: f for f in (getattr(m, axis) for m in METHODS.values())}
 
 
@@ -619,7 +619,7 @@ def row(name, **axes):
 
 
 def with_hyperparameters(method, hyperparameters):
-    """A row, given by name or itself, with these hyperparameters in place of its own."""
+    """A row, given by name or itself, with these hyperparameters in place of the row's."""
     method = METHODS[method] if isinstance(method, str) else method
     return method.bind(**hyperparameters)
 
@@ -698,8 +698,8 @@ def objective_of(method, tokens):
 def measure(method, tokens):
     """The step's ratios and clipping. A token is clipped when it has an advantage and the
     objective gives it no gradient, however it does that; shares are of all completion tokens.
-    The other numbers are of the completions with an advantage, whatever the method, since backward
-    may leave out the rest; nan where there is none."""
+    The other numbers are of the completions with an advantage, for every method, since backward may
+    leave out the rest; nan where there is none."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     with torch.enable_grad():
         gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
@@ -723,7 +723,7 @@ def measure(method, tokens):
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 
 
-# ---------------------------------------------------------------------------- what a row says
+# ---------------------------------------------------------------------------- a row in words
 
 
 def describe(name, method):
@@ -736,7 +736,7 @@ def describe(name, method):
 
 
 def card(name):
-    """What a row computes, with which values, where that comes from, what computes it elsewhere."""
+    """A row's formulas, values and source, and the flags of other frameworks that compute it."""
     method = METHODS[name]
     notes = json.loads((Path(__file__).parent / "docs" / "methods.json").read_text()).get(name, {})
     entries = [(axis, inspect.getdoc(getattr(method, axis)) or "") for axis in AXES]

@@ -28,7 +28,7 @@ from losses import group_advantages
 
 
 def parse_args(argv=None):
-    """-> args, and the Method with its hyperparameters. Refuses what cannot work."""
+    """-> args, and the Method with its hyperparameters. Refuses flags that cannot work."""
     return flags.parse_args(argv, __doc__)
 
 

@@ -9,9 +9,12 @@ import inspect
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, GenerationMixin
 
+from engine import parallel
 from engine.completion import RUINED, Completion
+from engine.loading import pretrained
 
 
 def draw(logits, temperature, top_p, raw=False):
@@ -38,25 +41,19 @@ def is_plain(model):
     """Whether a decoding step takes ids, mask, positions and a cache of keys and values, and no
     other input."""
     own = type(model)
-    computed = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation")
-    taken = inspect.signature(own.forward).parameters
-    return (all(getattr(own, name) is getattr(GenerationMixin, name) for name in computed)
+    return (own.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
             and own._supports_default_dynamic_cache() and not own._is_stateful
-            and {"position_ids", "past_key_values", "logits_to_keep"} <= set(taken))
+            and {"position_ids", "past_key_values", "logits_to_keep"}
+            <= set(inspect.signature(own.forward).parameters))
 
 
 class TransformersSampler:
-    """A copy of the model, sampled step by step. chunk: sequences that are sampled at once.
-    Raises ValueError for a model that lacks weights or is not is_plain."""
+    """A copy of the model, sampled step by step; settings are sampler.VLLMSampler's, its engine's
+    are not used. chunk: sequences that are sampled at once. Raises ValueError for a model that
+    lacks weights or is not is_plain."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=None, tp=1, max_num_seqs=None,
-                 logprobs="processed", chunk=512):
-        cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
-        loaded, info = AutoModelForCausalLM.from_pretrained(model, dtype=dtype,
-                                                            output_loading_info=True)
-        if info["missing_keys"]:
-            raise ValueError(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+    def __init__(self, model, *, dtype, eos, logprobs="processed", chunk=512, **_):
+        loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
             raise ValueError(f"{type(loaded).__name__} decodes from more than ids, mask, positions "
                              "and a cache of keys and values: --sampler vllm may sample from it")
@@ -72,27 +69,24 @@ class TransformersSampler:
             torch.manual_seed(seed)
             for start in range(0, len(lengths), self.chunk):  # like lengths go together
                 chunk = [i for _, i in lengths[start:start + self.chunk]]
-                completions = self.generate([prompts[i] for i in chunk], temperature, max_tokens,
-                                            top_p)
+                completions = self.generate([prompts[i] for i in chunk], max_tokens,
+                                            (temperature, top_p, self.raw))
                 for i, completion in zip(chunk, completions, strict=True):
                     groups[i].append(completion)
         return groups
 
-    def generate(self, prompts, temperature, max_tokens, top_p):
-        """A Completion of each prompt. Prompts that are the same go through the model once."""
+    def generate(self, prompts, max_tokens, settings):
+        """A Completion of each prompt. settings: of `draw`. Equal prompts are computed once."""
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         rows = torch.tensor([distinct[tuple(p)] for p in prompts], device=self.device)
-        width = max(map(len, distinct))
-        left = [width - len(prompt) for prompt in distinct]  # padding, on the left
-        ids = torch.tensor([[self.eos[0]] * k + list(p) for k, p in zip(left, distinct)],
-                           device=self.device)
-        real = torch.tensor([[0] * k + [1] * (width - k) for k in left], device=self.device)
-        settings = temperature, top_p, self.raw
+        ids, real = (pad_sequence([torch.tensor(x) for x in lists], True, padding, "left")
+                     .to(self.device) for lists, padding in (
+                         (distinct, self.eos[0]), ([[1] * len(p) for p in distinct], 0)))
         tokens, logprobs = self.decode(ids, real, rows, max_tokens, settings)
         ends = torch.isin(tokens, torch.tensor(self.eos, device=self.device))
         ended = ends.any(1)
-        length = torch.where(ended, ends.int().argmax(1) + 1, ends.shape[1]).tolist()
-        cut = zip(tokens.tolist(), logprobs.tolist(), length, ended.tolist(), strict=True)
+        length = (ends.cumsum(1) == 0).sum(1) + ended
+        cut = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)), strict=True)
         return [Completion(t[:k], lp[:k], truncated=not end) for t, lp, k, end in cut]
 
     def decode(self, ids, real, rows, max_tokens, settings):

@@ -1,12 +1,11 @@
-"""What is computed in an order of its own: the LM head in chunks, attention end to end."""
+"""The LM head in chunks of tokens, and attention of segments end to end."""
 
 import torch
 import torch.nn.functional as F
 
-# numbers in a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
+# elements of a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
 # GPU loading.load makes it larger: every chunk rewrites the gradient of all of the head's weights
 CHUNK = 2**25
-QUERIES = 256  # of a sequence, in one call of attention, where it has a context
 
 
 def head_log_pi(hidden, weight, bias, temperature):
@@ -20,8 +19,8 @@ class HeadLogprobs(torch.autograd.Function):
     """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature)
     -> log pi of the ids and the entropy in nats, [n] each.
 
-    It computes a chunk of tokens at a time, and computes it again in the backward pass: of
-    [tokens, vocabulary] only one chunk is ever held."""
+    One chunk of [tokens, vocabulary] is in memory at a time, computed again in the backward
+    pass."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, ids, temperature):
@@ -32,7 +31,7 @@ class HeadLogprobs(torch.autograd.Function):
         ctx.temperature, ctx.rows = temperature, max(1, CHUNK // len(weight))
         ctx.set_materialize_grads(False)
         w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
-        logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # there may be no token
+        logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
         for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows), strict=True):
             log_pi = head_log_pi(h, w, b, temperature)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
@@ -49,18 +48,18 @@ class HeadLogprobs(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
         d_weight = torch.zeros_like(weight, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
+        if d_logprobs is None:
+            d_logprobs = torch.zeros_like(d_entropy)
         for rows in torch.arange(len(ids), device=ids.device).split(ctx.rows):
             h = hidden[rows].to(ctx.dtype)
             log_pi = head_log_pi(h, w, b, ctx.temperature)
             pi = log_pi.exp()
-            scale = log_pi.new_zeros(()) if d_logprobs is None else -d_logprobs[rows, None]
+            scale = -d_logprobs[rows, None]
             if d_entropy is not None:
                 entropy = -(pi * log_pi).sum(-1, keepdim=True)
                 scale = scale - log_pi.add_(entropy).mul_(d_entropy[rows, None])
             d_logits = pi.mul_(scale)
-            if d_logprobs is not None:
-                at_ids = d_logprobs[rows, None].to(d_logits.dtype)
-                d_logits.scatter_add_(1, ids[rows, None], at_ids)
+            d_logits.scatter_add_(1, ids[rows, None], d_logprobs[rows, None].to(d_logits.dtype))
             d_logits = d_logits.div_(ctx.temperature).to(ctx.dtype)
             d_hidden[rows] = (d_logits @ w).to(hidden.dtype)
             if d_weight is not None and h.dtype == sum_dtype:
@@ -74,86 +73,70 @@ class HeadLogprobs(torch.autograd.Function):
 
 
 def take(x, index):
-    """The rows of x that an index tensor names: [*index.shape, ...]. Where a row is taken many
-    times, its gradient is a sum: in float32 at least."""
+    """x[index], [*index.shape, ...]. Where an index repeats, the gradient is summed in float32 or
+    better."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).to(x.dtype)
 
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
-                         sliding_window=None, s_aux=None, softcap=None, blocks=None, keys=None,
-                         cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None,
-                         max_length_k=None, **_):
-    """Attention of segments that stand end to end. See layout.Segments.
+                         sliding_window=None, s_aux=None, softcap=None, blocks=None, varlen=None,
+                         **_):
+    """Attention of layout.Segments, as layout.attention_inputs describes them.
 
-    query, key, value: [1, heads, places, d]. On a GPU in 16 bits: keys, the places of the keys of
-    all segments, None where they are the places themselves; the borders of queries and keys, and
-    the longest. Elsewhere: blocks of layout.attention_blocks.
-    Returns [1, places, heads, d], as transformers' attention functions do. Raises TypeError for
-    attention that does more: sinks, a softcap, a mask of the model's own."""
+    query, key, value: [1, heads, places, d] -> [1, places, heads, d], as transformers' attention
+    functions do. varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative
+    lengths of queries and keys, and their longest. blocks, elsewhere: of layout.attention_blocks.
+    Raises TypeError for sinks, a softcap, or a mask that the model makes itself."""
     if s_aux is not None or softcap is not None:
         raise TypeError("its attention has sinks or a softcap")
     if attention_mask is not None and (
             attention_mask.numel() > 1 or attention_mask.item() != sliding_window):
-        raise TypeError("its masks limit what is seen, and its attention does not know of it")
+        raise TypeError("its masks limit attention, and its attention gets no such limit")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [places, heads, d]
-    grouped = q.shape[1] != k.shape[1]
+    options = dict(scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
     if blocks is not None:
-        return attention_by_blocks(q, k, v, *blocks, sliding_window, scale=scaling,
-                                   enable_gqa=grouped)[None], None
+        return attention_by_blocks(q, k, v, *blocks, sliding_window, **options)[None], None
     from torch.nn.attention.varlen import varlen_attn  # takes long to import
-    q, k = q.to(v.dtype), k.to(v.dtype)  # rotations may have made float32 of them
-    if keys is not None:
-        k, v = take(k, keys), take(v, keys)
-    # causal, from the last key: of fewer queries than keys, the first sees what is before it
-    options = dict(scale=scaling, window_size=(sliding_window - 1 if sliding_window else -1, 0))
-    if grouped:  # torch 2.11 does not know the word
-        options["enable_gqa"] = True
-    return varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k,
-                       **options)[None], None
-
-
-def part(x, rows, start, end):
-    """x[:rows, :, start:end]; where that is all of x, its gradient needs no copy."""
-    return x if (rows, start, end) == (len(x), 0, x.shape[2]) else x[:rows, :, start:end]
+    keys, *lengths = varlen
+    # rotations may have made float32 of q and k
+    q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)
+    # causal, aligned at the end: query 0 sees the whole prompt
+    window = sliding_window - 1 if sliding_window else -1, 0
+    return varlen_attn(q, k, v, *lengths, window_size=window, **options)[None], None
 
 
 def attention_by_blocks(q, k, v, blocks, order, window, **options):
-    """[places, heads, d] of q, k and v, block by block, and within one by QUERIES, so that little
-    is computed that is not seen. window: of so many keys a query sees the last; None is all."""
+    """[places, heads, d] of q, k and v, piece by piece of each block, so that few hidden keys are
+    computed. window: the last keys that a query sees; None: all."""
     outputs = []
     for block in blocks:
         queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
             (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
-        context = keys.shape[2] - queries.shape[2]
-        within = None
+        context, sees = keys.shape[2] - queries.shape[2], block.sees
         if window and keys.shape[2] > window:
             place = torch.arange(keys.shape[2], device=q.device)
             within = (place - place[context:, None]).abs() < window
-        if block.sees is None:
-            mask = dict(is_causal=True) if within is None else dict(attn_mask=within.tril())
-            out = F.scaled_dot_product_attention(queries, keys, values, **mask, **options)
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
-            continue
-        seen = block.sees if within is None else block.sees & within
-        for start in range(0, queries.shape[2], QUERIES):
-            rows, end = block.going[start // QUERIES], min(start + QUERIES, queries.shape[2])
+            sees = within.tril()[None, None] if sees is None else sees & within
+        for rows, start, end in block.pieces:
+            seen = context + end
+            mask = dict(is_causal=True) if sees is None else dict(
+                attn_mask=sees[:rows, :, start:end, :seen])
             out = F.scaled_dot_product_attention(
-                part(queries, rows, start, end), part(keys, rows, 0, context + end),
-                part(values, rows, 0, context + end),
-                attn_mask=seen[:rows, :, start:end, :context + end], **options)
+                queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],
+                **mask, **options)
             outputs.append(out.transpose(1, 2).flatten(0, 1))
     return take(torch.cat(outputs), order)  # without padding
 
 
 def register_end_to_end():
-    """Makes "end_to_end" a name that a transformers model's attention can be set to."""
+    """Makes "end_to_end" an attention implementation of transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     AttentionInterface.register("end_to_end", end_to_end_attention)
     AttentionMaskInterface.register("end_to_end", limit_of_mask)
 
 
 def limit_of_mask(*_, local_size=None, **__):
-    """In place of a mask: the window or the chunk that it would have had, since some models tell
-    it to their masks alone. In four dimensions, for models that slice a mask."""
+    """In place of a mask: its window or chunk, which some models give to their masks alone. In
+    four dimensions, for models that slice a mask."""
     return None if local_size is None else torch.full((1, 1, 1, 1), local_size)

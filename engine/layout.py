@@ -1,11 +1,10 @@
 """How completions go through the model, and how many at once.
 
-    padded   a row each: its prompt, its completion, padding on the right
-    packed   the rows end to end, without padding
-    shared   the prompts end to end, each once, then the completions of all of them; a completion
-             sees its prompt and itself
+    padded   [N, L]: prompt, completion, padding on the right
+    shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
+             completion sees its prompt and itself
 
-All give the same log probabilities, since attention is all that looks from one place to another.
+Both give the same log probabilities, since only attention mixes positions.
 """
 
 from typing import NamedTuple
@@ -13,107 +12,82 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine import kernels
-
-LAYOUTS = ("padded", "packed", "shared")
-
-
-class Layout(NamedTuple):
-    """What the model is called with, and where its answers stand."""
-
-    inputs: dict                # of the model: input_ids and position_ids, [1, places] or [N, L]
-    predicts: torch.Tensor      # [n] for each completion token, the place that predicts it
-    targets: torch.Tensor       # [n] the completion tokens, row by row
+LAYOUTS = ("padded", "shared")
+QUERIES = 256  # of a segment in one call of attention, where it has a context
 
 
 class Segments(NamedTuple):
-    """Places that stand end to end, cut into S segments. A segment sees its context, another
-    segment of the same call, and then itself, causally."""
+    """S runs of consecutive places. A segment attends to its context, another segment, and then
+    to itself, causally."""
 
     start: torch.Tensor         # [S] its first place
     length: torch.Tensor        # [S]
-    context: torch.Tensor       # [S] first place of what it sees besides
-    context_length: torch.Tensor  # [S] 0 where it sees itself alone
+    context: torch.Tensor       # [S] first place of the context
+    context_length: torch.Tensor  # [S] 0: none
 
 
 def lay(batch, name, by_kernel=False):
-    """-> the Layout of a Batch. by_kernel: attention is one call of a GPU's kernel for 16 bits."""
-    T = batch.mask.shape[1]
-    row, t = (torch.arange(T, device=batch.ids.device) < batch.completion_len[:, None]).nonzero(
-        as_tuple=True)
-    column = batch.prompt_len[row] + t  # place t of a row predicts its token t + 1
+    """-> inputs of the model, a dict; predicts [n], the place that predicts each completion token;
+    targets [n], the completion tokens, row by row.
+
+    by_kernel: attention is one call of the GPU's kernel, in 16 bits. "shared" leaves out the last
+    token of each completion, which predicts nothing."""
+    device, T = batch.ids.device, batch.mask.shape[1]
+    row, t = (torch.arange(T, device=device) < batch.completion_len[:, None]).nonzero(as_tuple=True)
+    column = batch.prompt_len[row] + t  # of completion token t in its row of batch.ids
     targets = batch.ids[row, column]
-    if name == "shared":
-        return shared(batch, row, t, column, targets, by_kernel)
-    length = batch.prompt_len + batch.completion_len
-    ids = batch.ids[:, :length.max()]
-    if name == "padded":  # padding is on the right, where causal attention never looks: no mask
-        return Layout(dict(input_ids=ids), row * ids.shape[1] + column - 1, targets)
-    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    real, start = place < length[:, None], length.cumsum(0) - length
-    segments = Segments(start, length, start, torch.zeros_like(length))
-    inputs = dict(input_ids=ids[real][None], position_ids=place[real][None],
-                  **attention_inputs(segments, by_kernel))
-    return Layout(inputs, start[row] + column - 1, targets)
+    if name == "padded":  # on the right, where causal attention does not look: no mask
+        ids = batch.ids[:, :(batch.prompt_len + batch.completion_len).max()]
+        return dict(input_ids=ids), row * ids.shape[1] + column - 1, targets
 
-
-def shared(batch, row, t, column, targets, by_kernel):
-    """Each prompt once, then the completions without their last tokens, which predict nothing.
-
-    row, t, column: [n] of each completion token its row, its number there, and its place in the
-    row with the prompt in front."""
-    numbers = torch.arange(len(batch.ids), device=batch.ids.device)
-    group = numbers if batch.group is None else batch.group.unique(return_inverse=True)[1]
-    first = numbers.new_full((int(group.max()) + 1,), len(numbers)).scatter_reduce(
-        0, group, numbers, "amin")  # a row of each prompt
+    numbers, group = batch.group.unique(return_inverse=True)
+    first = (batch.group == numbers[:, None]).int().argmax(1)  # a row of each prompt
     prompt_len, own_len = batch.prompt_len[first], batch.completion_len - 1
     prompt_start = prompt_len.cumsum(0) - prompt_len
     own_start = prompt_len.sum() + own_len.cumsum(0) - own_len
 
-    place = torch.arange(int(prompt_len.max()), device=batch.ids.device).expand(len(first), -1)
-    real, goes_in = place < prompt_len[:, None], t < own_len[row]
+    place = torch.arange(int(prompt_len.max()), device=device).expand(len(first), -1)
+    real, enters = place < prompt_len[:, None], t < own_len[row]
     segments = Segments(*(torch.cat(pair) for pair in (
         (prompt_start, own_start), (prompt_len, own_len), (prompt_start, prompt_start[group]),
         (torch.zeros_like(prompt_len), prompt_len[group]))))
     inputs = dict(
-        input_ids=torch.cat([batch.ids[first, :place.shape[1]][real], targets[goes_in]])[None],
-        position_ids=torch.cat([place[real], column[goes_in]])[None],
+        input_ids=torch.cat([batch.ids[first, :place.shape[1]][real], targets[enters]])[None],
+        position_ids=torch.cat([place[real], column[enters]])[None],
         **attention_inputs(segments, by_kernel))
     end_of_prompt = (prompt_start + prompt_len - 1)[group][row]
-    return Layout(inputs, torch.where(t == 0, end_of_prompt, own_start[row] + t - 1), targets)
+    return inputs, torch.where(t == 0, end_of_prompt, own_start[row] + t - 1), targets
 
 
 # ---------------------------------------------------------------------------- attention end to end
 
 def attention_inputs(segments, by_kernel):
-    """-> what kernels.end_to_end_attention is told of the segments."""
+    """-> the arguments of kernels.end_to_end_attention that describe the segments."""
     if not by_kernel:
         return dict(blocks=attention_blocks(segments))
     start, length, context, context_length = segments
     seen = context_length + length
     borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)) for x in (length, seen))
-    keys = None
-    if context_length.any():  # else every segment's keys are its own, in their order
-        of = torch.repeat_interleave(seen)  # the segment that a key is for
-        nth = torch.arange(len(of), device=of.device) - seen_borders[of]
-        keys = torch.where(nth < context_length[of], context[of] + nth,
-                           start[of] + nth - context_length[of])
-    return dict(keys=keys, cu_seq_lens_q=borders.int(), cu_seq_lens_k=seen_borders.int(),
-                max_length_q=int(length.max()), max_length_k=int(seen.max()))
+    of = torch.repeat_interleave(seen)  # [keys] the segment that attends to the key
+    nth = torch.arange(len(of), device=of.device) - seen_borders[of]
+    keys = torch.where(nth < context_length[of], context[of] + nth,
+                       start[of] + nth - context_length[of])
+    return dict(varlen=(keys, borders.int(), seen_borders.int(), int(length.max()),
+                        int(seen.max())))
 
 
 class Block(NamedTuple):
-    """Segments of like lengths, the longest first, whose attention is computed at once."""
+    """B segments of like lengths, the longest first, whose attention is computed together."""
 
-    queries: torch.Tensor  # [B, T] places, with any place for padding on the right
-    keys: torch.Tensor     # [B, C + T] places of the contexts, padded on the left, and the queries'
-    sees: torch.Tensor     # [B or 1, 1, T, C + T] bool; None is causal, where there is no context
-    real: torch.Tensor     # [B, T] bool: no padding
-    going: list            # for each kernels.QUERIES of T, the segments that have any of them
+    queries: torch.Tensor  # [B, T] places; padding on the right repeats a segment's first place
+    keys: torch.Tensor     # [B, C + T] places of contexts, padded on the left, and of queries
+    sees: torch.Tensor     # [B or 1, 1, T, C + T] bool; None: no context, causal
+    pieces: list           # (segments, start, end) of the queries in one call of attention
 
 
 def attention_blocks(segments):
-    """Segments -> (Blocks, where each place's result stands among theirs, padding included)."""
+    """Segments -> (Blocks, [places] the index of each place's result among theirs, padding
+    included)."""
     like = {}
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
@@ -123,89 +97,71 @@ def attention_blocks(segments):
         # contexts alike, and lengths within a factor of two
         like.setdefault((bool(context) if short else context, max(length, 32).bit_length()),
                         []).append(i)
-    blocks, places, real = [], [], []
+    blocks, places, kept = [], [], []
     for members in like.values():
         members.sort(key=lambda i: -lengths[i])
-        block = attention_block(Segments(*(x[members] for x in segments)))
-        # in the order in which kernels.attention_by_blocks computes them
-        size = block.real.shape[1] if block.sees is None else kernels.QUERIES
-        for n, start in zip(block.going, range(0, block.real.shape[1], size), strict=True):
-            places.append(block.queries[:n, start:start + size].flatten())
-            real.append(block.real[:n, start:start + size].flatten())
+        block, real = attention_block(Segments(*(x[members] for x in segments)))
+        for n, start, end in block.pieces:
+            places.append(block.queries[:n, start:end].flatten())
+            kept.append(real[:n, start:end].flatten())
         blocks.append(block)
-    places, stands = torch.cat(places), torch.cat(real).nonzero()[:, 0]
-    return blocks, stands[places[stands].argsort()]
+    places, kept = torch.cat(places), torch.cat(kept).nonzero()[:, 0]
+    return blocks, kept[places[kept].argsort()]
 
 
 def attention_block(segments):
+    """-> the Block of the segments, and where its queries [B, T] are no padding."""
     start, length, context, context_length = (x[:, None] for x in segments)
-    place = torch.arange(int(length.max()), device=start.device)
+    T = int(length.max())
+    place = torch.arange(T, device=start.device)
     real = place < length
     queries = (start + place).where(real, start)
     if not context_length.any():
-        return Block(queries, queries, None, real, [len(start)])
-    going = real[:, ::kernels.QUERIES].sum(0).tolist()
+        return Block(queries, queries, None, [(len(start), 0, T)]), real
+    pieces = [(int(real[:, i].sum()), i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
     before = torch.arange(-int(context_length.max()), 0, device=start.device) + context_length
     keys = torch.cat([(context + before).where(before >= 0, context), queries], 1)
-    causal = place[:, None] >= place
-    if (before >= 0).all():
-        sees = F.pad(causal, (before.shape[1], 0), value=True)[None, None]
-    else:
-        of_context = (before >= 0)[:, None].expand(-1, len(place), -1)
-        sees = torch.cat([of_context, causal.expand(len(start), -1, -1)], 2)[:, None]
-    return Block(queries, keys, sees, real, going)
+    sees = before >= 0
+    sees = sees[:1] if sees.all() else sees
+    causal = (place[:, None] >= place).expand(len(sees), -1, -1)
+    sees = torch.cat([sees[:, None].expand(-1, T, -1), causal], 2)[:, None]
+    return Block(queries, keys, sees, pieces), real
 
 
 # ---------------------------------------------------------------------------- how many at once
 
-def rows_together(batch, name):
-    """Lists of rows that are best computed together, the longest first: groups, or single rows."""
-    lengths = (batch.prompt_len + batch.completion_len).tolist()
-    rows = sorted(range(len(lengths)), key=lambda r: -lengths[r])
-    if name != "shared" or batch.group is None:
-        return [[row] for row in rows]
-    groups, group = {}, batch.group.tolist()
-    for row in rows:
-        groups.setdefault(group[row], []).append(row)
-    return list(groups.values())
-
-
 def micro_batches(batch, budget, layout="padded", ranks=1):
     """Lists of rows of at most `budget` tokens each, rows of like lengths together.
 
-    What counts is what goes through the model: padding where rows are padded, a prompt once where
-    prompts are shared, and a sixteenth of it for each completion, which has its keys and values.
-    A group that is larger is cut, and its prompt computed once a part; a row that is larger goes
-    alone. The number of lists is a multiple of `ranks`, and some are empty where there are too few
-    rows: all ranks must go through the sharded model equally often, or they would wait for each
-    other for ever."""
+    The budget counts padding where rows are padded. Where prompts are shared, it counts a prompt
+    once, and a sixteenth of it for each completion, which copies its keys and values. A larger
+    group is cut, and its prompt computed once a part; a larger row is alone. The number of lists
+    is a multiple of `ranks`, some of them empty if need be: all ranks go through the sharded model
+    equally often, or they would wait for each other forever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
+    lengths = [p + c for p, c in zip(prompts, completions, strict=True)]
+    group = batch.group.tolist() if layout == "shared" else range(len(lengths))
 
-    def added(row, part, last):
-        """The tokens that a row adds to a part; last: the row that came before it, if it is there
-        and they share a prompt."""
-        if layout == "padded" and part:
-            return prompts[part[0]] + completions[part[0]]
-        keys = prompts[row] // 16 if layout == "shared" else 0
-        return completions[row] + keys + (0 if last is not None else prompts[row])
+    def cost(rows):
+        if layout == "padded":
+            return len(rows) * lengths[rows[0]]
+        return (sum({group[r]: prompts[r] for r in rows}.values())
+                + sum(completions[r] + prompts[r] // 16 for r in rows))
 
-    parts, used = [[]], 0
-    for together in rows_together(batch, layout):
-        whole = added(together[0], parts[-1], None) + sum(
-            added(row, [], together[0]) for row in together[1:])
-        if parts[-1] and used + whole > budget:
-            parts.append([])
-            used = 0
-        last = None
+    groups, parts = {}, []
+    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
+        groups.setdefault(group[row], []).append(row)
+    for together in groups.values():
+        if parts and cost(parts[-1] + together) <= budget:
+            parts[-1] += together
+            continue
+        parts.append([])
         for row in together:
-            tokens = added(row, parts[-1], last)
-            if parts[-1] and used + tokens > budget:
+            if parts[-1] and cost([*parts[-1], row]) > budget:
                 parts.append([])
-                used, tokens = 0, added(row, [], None)
             parts[-1].append(row)
-            used, last = used + tokens, row
     while len(parts) % ranks:
-        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        rows = parts[largest]
-        parts[largest:largest + 1] = [rows[:len(rows) // 2], rows[len(rows) // 2:]]
+        rows = max(parts, key=len)
+        at, half = parts.index(rows), len(rows) // 2
+        parts[at:at + 1] = rows[:half], rows[half:]
     return parts

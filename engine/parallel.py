@@ -1,14 +1,12 @@
-"""Many ranks. torchrun starts one process for each GPU, and each holds a shard of the weights
-(FSDP2) and a sampler of its own, samples its share of the problems, and puts its share of every
-optimizer step through the model. Completions and log probabilities are small beside weights: every
-rank gets all of them, and computes losses and advantages of the whole. With one process, nothing
-in this file changes anything.
+"""Many ranks. torchrun starts a process for each GPU. Each rank has a shard of the weights (FSDP2)
+and a sampler, samples its share of the problems, and puts its share of each optimizer step through
+the model. Every rank gathers all completions and log probabilities, and computes advantages and
+losses of the whole. With one process these functions are identities.
 """
 
 import glob
 import os
 import platform
-import re
 import resource
 import time
 from datetime import timedelta
@@ -18,9 +16,9 @@ import torch.distributed as dist
 
 
 def start(deterministic=False):
-    """Joins the process group where torchrun, or srun with the same variables, started us.
+    """Joins the process group of torchrun, or of srun with the same variables.
 
-    deterministic: what runs on a GPU adds up in one order, whatever the batch."""
+    deterministic: GPU kernels sum in one order, for any batch."""
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         if torch.cuda.is_available():
@@ -29,16 +27,16 @@ def start(deterministic=False):
     if "RANK" in os.environ and not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        # gloo serves what is on a CPU. Ranks wait for the slowest one to sample and grade: that
-        # takes hours, not NCCL's ten minutes
+        # gloo: tensors on a CPU. The slowest rank may sample and grade for hours, beyond NCCL's
+        # ten minutes
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
                                 timeout=timedelta(hours=4))
 
 
 def stop():
-    """Leaves the process group. All ranks do it together, for the barriers: a thread of gloo takes
-    Python's lock to let go of the last collective's tensors, and aborts where Python is ending. The
-    pause gives it time; the second barrier has no tensors, and waits for a thread that is busy."""
+    """Leaves the process group, all ranks together. A thread of gloo takes Python's lock to free
+    the last collective's tensors, and aborts if Python is ending: the pause gives it time, and the
+    second barrier, without tensors, waits for it."""
     if dist.is_initialized():
         dist.barrier()
         time.sleep(0.1)
@@ -47,16 +45,16 @@ def stop():
 
 
 def rank():
-    return int(os.environ["RANK"]) if "RANK" in os.environ else 0
+    return int(os.environ.get("RANK", 0))
 
 
 def world():
-    """The number of ranks. It comes from the environment: flags are checked before start()."""
+    """The number of ranks, from the environment: flags are checked before start()."""
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
 def sharded():
-    """Are weights sharded? They are wherever torchrun has started us, also alone."""
+    """Whether weights are sharded: wherever torchrun started this process, also alone."""
     return dist.is_initialized()
 
 
@@ -72,24 +70,17 @@ def device():
 
 
 def default_dtype():
-    """Of computation: float32 on a CPU, bfloat16 on a GPU that has it, and float16 before."""
+    """Of computation: float32 on a CPU, bfloat16 on a GPU that has it, float16 on older ones."""
     if not torch.cuda.is_available():
         return "float32"
     return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
 
 
 def unusable_gpu():
-    """A sentence on why torch cannot use the GPU that is there; None where it can, or none is."""
+    """A sentence on why torch cannot use the GPU of this machine; None where it can, or where
+    there is none."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-        built_for = [int(re.search(r"\d+", x)[0]) for x in torch.cuda.get_arch_list()]
-        if built_for and 10 * capability[0] + capability[1] < min(built_for):
-            return (f"torch {torch.__version__} has no kernels for this GPU, of compute capability "
-                    f"{capability[0]}.{capability[1]}: it begins at {min(built_for) / 10}; an "
-                    "older release of torch may have them")
-        return None
-    if hidden or not glob.glob("/dev/nvidia[0-9]*"):
+    if torch.cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
         return None
     why = (f"its driver may be too old for CUDA {torch.version.cuda}" if torch.version.cuda
            else f"torch {torch.__version__} is built without CUDA: pip install -r requirements.txt")
@@ -105,12 +96,12 @@ def memory():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 / ranks_here
 
 
-BESIDE = 0  # bytes of the GPU that torch counts and that are free, or the other way round
+BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and free
 
 
 def watch_memory():
-    """From here on, peak_memory is of the trainer with an engine asleep beside it. torch goes on
-    counting what a sleeping vLLM has given back (vllm-project/vllm issue 17117)."""
+    """Starts peak_memory anew, beside a sleeping engine: torch still counts what vLLM has given
+    back (vllm-project/vllm issue 17117)."""
     global BESIDE
     free, total = torch.cuda.mem_get_info()
     torch.cuda.reset_peak_memory_stats()
@@ -118,7 +109,7 @@ def watch_memory():
 
 
 def peak_memory():
-    """The most bytes that were held so far: of the GPU since watch_memory, else by this process."""
+    """Peak bytes: of the GPU since watch_memory, or of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() + BESIDE
     unit = 1 if platform.system() == "Darwin" else 1024
@@ -143,7 +134,7 @@ def gather(value):
 
 
 def on_rank0(f):
-    """Calls f on rank 0. Every rank returns what it returned, and raises what it raised."""
+    """Calls f on rank 0. Every rank returns its result, or raises its error."""
     def attempt():
         try:
             return f(), None
@@ -168,54 +159,46 @@ def map_over_engines(f, items, tp=1):
 # ---------------------------------------------------------------------------- sharded weights
 
 def shard(policy, layers, offload):
-    """FSDP2: each layer, and the rest, is gathered when it is computed and sharded between.
+    """FSDP2: each layer, and the rest, is gathered while it is computed and sharded otherwise.
 
-    Computation in 16 bits is on copies; what is sharded, reduced and optimized is float32."""
+    16-bit computation is on copies; shards, their gradients and the optimizer are float32."""
     if not sharded():
         return
+    from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        FSDPModule,
-        MixedPrecisionPolicy,
-        OffloadPolicy,
-        fully_shard,
-    )
-    precision = MixedPrecisionPolicy()
-    if policy.dtype != "float32":
-        precision = MixedPrecisionPolicy(getattr(torch, policy.dtype), reduce_dtype=torch.float32)
-    place = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
+    halved = None if policy.dtype == "float32" else getattr(torch, policy.dtype)
+    place = fsdp.OffloadPolicy()
+    if offload:
+        place = fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     mesh = init_device_mesh(device().type, (world(),))
     for module in (*layers, policy):
-        # the root reshards after its forward, too: whoever asks for parameters gets shards
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=place,
-                    reshard_after_forward=True)
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            # the losses' denominators are the whole step's, so gradients add up over the ranks
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        # the root is resharded after its forward, too: its parameters are always shards
+        fsdp.fully_shard(
+            module, mesh=mesh, offload_policy=place, reshard_after_forward=True,
+            mp_policy=fsdp.MixedPrecisionPolicy(halved, halved and torch.float32))
+        # the losses' denominators are the whole step's, so gradients add up over the ranks
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
 
 
 def full(x):
-    """A tensor as a whole, also where it is sharded."""
+    """The whole of a tensor, gathered if it is sharded."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def shard_of(x):
-    """A copy of what this rank has of a tensor: all of it, where it is not sharded."""
+    """A copy of this rank's shard of a tensor, or of all of it."""
     return (x.to_local() if hasattr(x, "to_local") else x).clone()
 
 
 @torch.no_grad()
 def weights(policy):
-    """Yields the model's weights under their names in a checkpoint, LoRA merged into them. They
-    come one by one, so that no second copy is ever whole. Every rank must go through all of it."""
+    """Yields the model's weights, LoRA merged into them, under their names in a checkpoint: one at
+    a time, so that no second model is in memory. Every rank must take all of them."""
     for name, value in policy.model.state_dict().items():
         if "lora_" in name:
             continue
-        # a gather of shards on the CPU (--offload) would go through gloo: 0.3 GB a second
-        value = full(value.to(device()) if hasattr(value, "full_tensor") else value)
+        value = full(value.to(device()))  # gloo would gather --offload's shards: 0.3 GB/s
         if ".base_layer" in name:
             layer = policy.model.get_submodule(name[:name.index(".base_layer")])
             if name.endswith("weight"):

@@ -58,23 +58,21 @@ def make_batch(prompts, completions, device="cpu"):
 
 
 class Policy(torch.nn.Module):
-    """A causal language model as the loop sees it: completions in, log probabilities and
-    entropies out.
+    """A causal language model: completions in, log probabilities and entropies out.
 
-    temperature: of sampling; the sampler takes its log probabilities there, too. dtype: "float32",
-    "bfloat16" or "float16" computation over float32 weights. budget: tokens that go through the
-    model at once. layout: how they stand there, see engine/layout.py."""
+    temperature: divides the logits, as in sampling. dtype: "float32", "bfloat16" or "float16"
+    computation over float32 weights. budget: tokens that go through the model at once. layout:
+    "padded" or "shared", see engine/layout.py."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded"):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
-        stock = model.config._attn_implementation
-        # another Policy may have had the model before
+        stock = model.config._attn_implementation  # or that of another Policy of the model
         self.padded_attention = "sdpa" if stock == "end_to_end" else stock
         self.use_layout(layout)
 
     def use_layout(self, layout):
-        """Goes over to another layout, and the model to the attention that goes with it."""
+        """Sets the layout, and the model's attention to match."""
         if layout != "padded":
             kernels.register_end_to_end()
         self.layout = layout

@@ -1,1 +1,1 @@
-"""A run and what keeps it: flags, folder, checkpoints, log, --check."""
+"""A run beside its algorithm: flags, folder, checkpoints, log, --check, --fit."""

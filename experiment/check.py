@@ -74,7 +74,7 @@ def check_sampler(s):
 
 
 def check_ends(s):
-    """Does an end-of-sequence token end completions, and stand nowhere else in them?"""
+    """Is an end-of-sequence token the last of completions, and none inside them?"""
     completions = [c for group in s.groups for c in group.completions]
     ended, eos = [c for c in completions if not c.truncated], set(s.eos)
     right = (bool(ended) and all(c.tokens[-1] in eos for c in ended)

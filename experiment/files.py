@@ -37,8 +37,8 @@ def checkpoint_folders(out):
 
 
 def folder_fault(model):
-    """What is wrong with a path that is to be a model's folder; None where nothing is, and for an
-    id of the Hub."""
+    """A sentence on a path that is no model's folder; None for a model's, and for an id of the
+    Hub."""
     folder = Path(model)
     run = folder.parent if folder.name == "checkpoints" else folder
     if (run / "metrics.jsonl").exists():

@@ -47,7 +47,7 @@ def empty_model(model):
     try:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
                                                 dtype=torch.float32)
-    except Exception as e:  # there is no end to what can be wrong with a folder, or the Hub
+    except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError("has no configuration of a causal language model: "
                          f"{str(e).splitlines()[0]}") from None
 

@@ -1,9 +1,9 @@
-"""What is logged, and where: one JSON object per rollout in metrics.jsonl, under the field's names.
+"""The log: one JSON object per rollout in metrics.jsonl, under the field's names.
 
-reward/ groups/ len/ describe all that was sampled. adv/ policy/ clip/ loss/ optim/ describe what
-was learnt from it: means over the rollout's optimizer steps, which stand one by one under "steps".
-sampler/ says whether the sampler computes what the trainer does; grader/ time/ perf/ eval/ are the
-rest. Every record has the x-axes: rollout, step, tokens, seconds and flops so far.
+reward/ groups/ len/ grader/ describe all completions that were sampled; adv/ policy/ clip/ loss/
+optim/ are means over the rollout's optimizer steps, each of which is in the list "steps"; sampler/
+is the gap between sampler and trainer; the rest is time/ perf/ eval/. Every record has the x-axes:
+rollout, step, tokens, seconds and flops until then.
 """
 
 import json
@@ -78,7 +78,7 @@ def outcome(groups):
 
 
 def examples(groups, tokenizer):
-    """What samples.jsonl keeps: two completions of each of the first two groups."""
+    """The records of samples.jsonl: two completions of each of the first two groups."""
     return [dict(prompt=tokenizer.decode(group.prompt), completion=text,
                  answer=group.problem["answer"], reward=group.problem["reward"], score=score,
                  fault=fault, tokens=len(c.tokens), truncated=c.truncated)
@@ -130,7 +130,7 @@ class HeadChange:
         self.before = self.shard()
 
     def shard(self):
-        """A copy of what this rank has of the head, on the CPU: the GPU has no room to spare."""
+        """A copy of this rank's shard of the head, on the CPU, to spare the GPU's memory."""
         head = self.head.to_local() if hasattr(self.head, "to_local") else self.head
         return head.detach().to("cpu", copy=True)
 
@@ -177,7 +177,7 @@ def commit():
 
 
 def numbers(x):
-    """x with null for what JSON has no number for."""
+    """x with null for nan and infinity, which JSON lacks."""
     if isinstance(x, dict):
         return {k: numbers(v) for k, v in x.items()}
     if isinstance(x, list):
@@ -214,7 +214,7 @@ class Log:
             self.samples.flush()
         except OSError as e:
             for file in (self.metrics, self.samples):
-                with suppress(OSError):  # what they still hold cannot be written either
+                with suppress(OSError):  # nor can their buffers be written
                     file.close()
             raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume "
                             "continues from the last checkpoint") from None

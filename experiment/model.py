@@ -30,7 +30,7 @@ def read_tokenizer(model, problems, template):
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
-    except Exception as e:  # there is no end to what can be wrong with a folder
+    except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
@@ -49,7 +49,7 @@ def prompt_length(model, tokenizer, problem, template):
     chat template cannot make them: a tokenizer of words may lack one of the prompt's."""
     try:
         return len(data.encode(tokenizer, problem, template))
-    except Exception as e:  # a chat template is a program, which can raise what it likes
+    except Exception as e:  # a chat template is a program, which may raise anything
         start = repr(str(problem["prompt"])[:60])
         raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                          f"{problem['id']}, which begins {start} ({hub.reason(e)}); take other "

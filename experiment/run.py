@@ -153,7 +153,7 @@ class Run:
         if self.signals:
             raise KeyboardInterrupt
         self.signals.append(number)
-        # not print: it may be what was interrupted
+        # not print, which the signal may have interrupted
         os.write(2, b"\ntrain.py: saving and stopping after this rollout; "
                     b"once more stops at once\n")
 
@@ -170,7 +170,7 @@ class Run:
     def timed(self, phase):
         return log.timed(self.times, phase)
 
-    # ------------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------- records and checkpoints
 
     def keep_rollout(self, batch, rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
@@ -186,7 +186,7 @@ class Run:
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
-        metrics what is known already, samples some completions."""
+        metrics the entries until now, samples some completions."""
         args, passes = self.args, len(self.method.passes)
         record = {**metrics, **log.advantages(advantages, batch), **log.optimizer_steps(steps)}
         record.update({f"adv/{k}": v for k, v in self.state.items() if k != "entropy"})
@@ -214,7 +214,7 @@ class Run:
             self.bar.write(log.nothing_to_learn(samples[0], record))
         if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
-                            "stand above, and rewards.py is the place to look at")
+                            "are printed above; the verifiers are in rewards.py")
 
     def write(self, record, samples=()):
         if self.log_files:

@@ -35,7 +35,7 @@ def interval(values, draws=2000):
 
     values: one per problem, because samples of one problem are not independent, or one per seed.
     Where there are at most 10,000 resamples (5 values have 3,125) all are used, else `draws` random
-    ones. One value alone stands for both ends."""
+    ones. One value alone is both ends."""
     n, rng = len(values), random.Random(0)
     if n**n <= 10_000:
         resamples = itertools.product(values, repeat=n)
