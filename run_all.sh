@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # ./run_all.sh           sets up, trains with each of METHODS, STEPS and SEEDS: a figure, a table
-# ./run_all.sh setup     sets up alone: the environment in .venv
-# ./run_all.sh test      sets up, then runs every test; what follows goes to pytest: test -k resume
-# ./run_all.sh test quick the tests of every minute (tests/conftest.py says which), in two minutes
-# ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; what follows goes to
-#                        study/train_grid.py: grid --jobs 8
+# ./run_all.sh setup     the environment alone, in .venv
+# ./run_all.sh test      sets up, then runs every test; more arguments are pytest's: test -k resume
+# ./run_all.sh test quick the quick tests, a list in tests/conftest.py: about two minutes
+# ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; more arguments are
+#                        those of study/train_grid.py: grid --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
-# The same command again continues what was interrupted, and skips what is done.
+# The same command again continues an interrupted run, and skips finished ones.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
-# PYTHON=python3; bench/full.sh names those of full
+# PYTHON=python3; bench/full.sh has those of full
 set -euo pipefail
 cd "$(dirname "$0")"
 
