@@ -34,9 +34,13 @@ def load(folder, dtype=torch.float32):
 
 
 @torch.no_grad()
-def logprobs_of(model, completions):
+def scores_of(model, completions):
     ids, attention_mask, mask, *_ = completions
-    return one_file.logprobs_and_entropy(model, ids, attention_mask, mask.shape[1])[0]
+    return one_file.logprobs_and_entropy(model, ids, attention_mask, mask.shape[1])
+
+
+def logprobs_of(model, completions):
+    return scores_of(model, completions)[0]
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +133,13 @@ def gaps(found, wanted):
 
 
 def row(name, model, completions):
-    """The method, such that both passes of ar_lopti have tokens."""
+    """The method, with values that suit the model: both passes of ar_lopti have tokens, and the
+    rollout's entropy reaches fade's delta, which is clipped to 1 otherwise."""
     method = METHODS[name]
-    if "prob_split" in method.flags:
-        probs = logprobs_of(model, completions)[completions.mask].exp()
-        method = method.bind(prob_split=probs.median().item())
-    return method
+    logprobs, entropy = (x[completions.mask] for x in scores_of(model, completions))
+    values = dict(prob_split=logprobs.exp().median().item(),
+                  entropy_target=entropy.mean().item() + 0.3)
+    return method.bind(**{flag: x for flag, x in values.items() if flag in method.flags})
 
 
 @pytest.mark.parametrize("name", METHODS)
