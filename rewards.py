@@ -222,8 +222,8 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
     list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
     list to which [reward, fault or None, seconds] of each completion are added.
-    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error and
-    seconds_max. A verifier's exceptions are counted and not raised."""
+    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error. A
+    verifier's exceptions are counted and not raised."""
     jobs = [worker.Job(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
             for p, texts in zip(problems, completions, strict=True) for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
@@ -235,21 +235,18 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     for (name, error), times in errors.items():
         print(f"rewards: {name}, {times} of {len(jobs)} completions: {error}", file=sys.stderr)
     counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
-    counters["seconds_max"] = max((seconds for _, _, seconds in results), default=0.0)
     rewards = iter(reward for reward, _, _ in results)
     return [[next(rewards) for _ in texts] for texts in completions], counters
 
 
 def main(path):
-    """Prints the counts of a file's rewards and faults, with an example of each."""
+    """Prints how many of a file's rows are right, wrong, or have a fault."""
     rows = [json.loads(line) for line in open(path, encoding="utf-8") if line.strip()]
     details = []
     grade(rows, [[row["completion"]] for row in rows], details=details)
-    kinds = [(fault or ("right" if reward == 1 else "wrong")).split(":")[0]
-             for reward, fault, _ in details]
-    for kind, count in Counter(kinds).most_common():
-        row = rows[kinds.index(kind)]
-        print(f"{kind}: {count}, such as ...{row['completion'][-160:]!r} for {row['answer']!r:.80}")
+    counts = Counter(fault or ("right" if reward == 1 else "wrong") for reward, fault, _ in details)
+    for kind, count in counts.most_common():
+        print(f"{kind}: {count}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
         "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
         "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir", "held-out problems"}
+# flags that a model's recipe.json may set: of training, not of the problems or the method
+OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
+               "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
+               "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
+               "rank_every", "eval_every", "eval_problems", "eval_samples"}
 # they have no place in config.json
 OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"}
 
@@ -121,8 +126,9 @@ def add_flags(flag, section):
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
-    flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1)
-    flag("group_size", 16, "completions of each, G", least=1)
+    flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1,
+         below=2**20)
+    flag("group_size", 16, "completions of each, G", least=1, below=2**20)
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
     flag("shuffle", "completions", "the unit dealt out to the steps; groups share their prompts "
          "in the update, too", choices=("completions", "groups"))
@@ -222,6 +228,8 @@ def parse(argv, description):
     except ValueError as e:
         refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
+    if others := [f"{name} = {settings[name]!r}" for name in settings if name not in OF_A_RECIPE]:
+        refuse(f"{recipe} has {others[0]}: it may set {', '.join(sorted(OF_A_RECIPE))}")
     parser.take(settings, recipe)
     parser.take(saved, of_run)
     args, unknown = parser.parse_known_args(argv)

@@ -157,7 +157,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     details = ["before"]
     got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
     assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
-    assert counters == dict(unparsed_answer=1, unparsed_gold=0, timeout=1, error=2, seconds_max=0.3)
+    assert counters == dict(unparsed_answer=1, unparsed_gold=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
                                        "rewards: gold_code, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
@@ -168,7 +168,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     grade(problems, [["a", "b"], ["c"], ["d", "e"]], timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
     monkeypatch.setattr(worker, "run_jobs", lambda *_: [])
-    assert grade([], [])[1]["seconds_max"] == 0
+    assert grade([], [])[0] == []
     with pytest.raises(ValueError):
         grade(problems, [["a"]])
 
@@ -253,7 +253,6 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(bad_verifier, capfd):
     assert time.perf_counter() - began < 60
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
-    assert 3 <= counters["seconds_max"] < 30
     assert "MemoryError" in capfd.readouterr().err  # an error is shown, not only counted
 
 
@@ -305,8 +304,7 @@ def test_a_file_is_graded(tmp_path):
         return subprocess.run([sys.executable, "rewards.py", *map(str, files)], cwd=ROOT,
             capture_output=True, text=True)
     said = graded(path).stdout.splitlines()
-    assert [line.split(",")[0] for line in said] == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
-    assert "boxed{5}" in said[0] and "no box' for '5'" in said[2]
+    assert said == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
     path.write_text(json.dumps(dict(completion="x", answer="5")) + "\n")
     for files, message in (((path,), "KeyError('reward')"), ((), "missing 1 required"),
         ((tmp_path / "none.jsonl",), "FileNotFoundError")):

@@ -6,11 +6,21 @@ import json
 import pytest
 import torch
 
+import data
 import train
 from data.recipe import settings_of
 from experiment import log
 from experiment.failures import RunFailed
+from losses import METHODS
 from test_train import run
+
+
+def graded_alike(reward, fault=None):
+    """A stand-in for rewards.grade that gives every completion this reward and this fault."""
+    def grade(problems, texts, details):
+        details += [[reward, fault, 0.0]] * sum(map(len, texts))
+        return [[reward] * len(t) for t in texts], {}
+    return grade
 
 
 def refused(capsys, *flags):
@@ -55,12 +65,15 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ],
 )
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from experiment.run import settings_line
+    from types import SimpleNamespace
+
+    from experiment.run import banner
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
-    args, _ = train.parse_args(flags.format(recipe=tmp_path).split())
-    assert line in settings_line(args)
+    args, method = train.parse_args(flags.format(recipe=tmp_path).split())
+    policy = SimpleNamespace(budget=1, layout="padded")
+    assert line in banner(args, method, policy, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,6 @@ def test_a_recipe_that_holds_no_settings_is_refused(recipe, named, tmp_path, cap
 def test_help_shows_the_defaults_that_are_in_force(capsys):
     text = help_of(capsys)
     assert "learning rate (5e-05)" in text and "longest completion, in tokens (16)" in text
-    assert "max_tokens 1024" in text  # at the end: those of other models
     text = help_of(capsys, "--model", "x")
     assert "learning rate (1e-06)" in text and "(None)" not in text and "(False)" not in text
     assert "--eps_high X default 0.28" in help_of(capsys, "--loss", "dapo")
@@ -102,8 +114,8 @@ def test_a_bool_is_a_switch_and_can_be_switched_off(monkeypatch):
     def soft_clip(tokens, *, soft=True):
         """L = -A rho"""
         return -tokens.advantages * tokens.ratio
-    grpo = train.METHODS["grpo"]
-    monkeypatch.setitem(train.METHODS, "mine", type(grpo)(grpo.advantage, soft_clip,
+    grpo = METHODS["grpo"]
+    monkeypatch.setitem(METHODS, "mine", type(grpo)(grpo.advantage, soft_clip,
                                                           grpo.aggregate))
     assert train.parse_args(["--loss", "mine"])[1].flags["soft"] is True
     assert train.parse_args(["--loss", "mine", "--no-soft"])[1].flags["soft"] is False
@@ -169,7 +181,7 @@ def test_a_switch_that_is_off_in_a_run_stays_off(tmp_path, monkeypatch):
         (["--model", "x" * 5000], "too long"),
         (["--out", "x" * 5000], "too long"),
         (["--out", "x" * 5000, "--resume"], "too long"),
-        (["--group_size", "1099511627776", "--steps_per_rollout", "1"], "16 million"),
+        (["--group_size", "1099511627776", "--steps_per_rollout", "1"], "below 1048576"),
     ],
     ids=["model", "out", "resume", "group_size"],
 )
@@ -219,8 +231,7 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
 def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys, monkeypatch,
                                                          flags, warned):
     """A method without a baseline learns from groups that are all right."""
-    monkeypatch.setattr(train, "grade", lambda problems, texts: (
-        [[1.0] * len(t) for t in texts], dict(unparsed_answer=0, error=0, seconds_max=0.0)))
+    monkeypatch.setattr(data, "grade", graded_alike(1.0))
     run(base, tmp_path / "run", "--eval_every", "0", "--rollouts", "1", *flags.split())
     assert ("WARNING" in capsys.readouterr().out) == warned
 
@@ -232,11 +243,12 @@ def test_two_seeds_have_other_draws(base, tmp_path):
 
 
 def test_the_warning_says_what_the_verifier_made_of_the_completion():
-    sample = dict(prompt="p", completion="no box", answer="3", reward="math")
+    example = dict(prompt="p", completion="no box", answer="3", reward="math", score=0.0,
+                   fault="unparsed_answer")
     metrics = {"rollout": 4, "reward/mean": 0.0, "reward/unreadable_frac": 1.0,
                "len/truncated_frac": 0.25}
-    text = log.nothing_to_learn(sample, metrics)
-    assert "100% of the completions without an answer" in text and "25% cut off" in text
+    text = log.nothing_to_learn(example, metrics)
+    assert "100% of the completions unreadable" in text and "25% cut off" in text
     assert "unparsed_answer" in text and "'no box'" in text
 
 
@@ -257,10 +269,7 @@ def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
 
 
 def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
-    def all_fail(problems, texts):
-        n = sum(map(len, texts))
-        return [[0.0] * len(t) for t in texts], dict(unparsed_answer=0, error=n, seconds_max=0.0)
-    monkeypatch.setattr(train, "grade", all_fail)
+    monkeypatch.setattr(data, "grade", graded_alike(0.0, "error: always"))
     with pytest.raises(RunFailed, match="every call of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
