@@ -196,6 +196,7 @@ def code(completion, answer):
 TIMEOUT = 4.0  # seconds for one completion
 SECONDS = {"code": 600.0}  # instead of TIMEOUT; each run of a program has a limit, too
 REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
+
 GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "math": gold_math,
     "countdown": lambda _, gold: bool(gold["nums"]) and {

@@ -57,14 +57,14 @@ def restore(trainer, state):
     if state["adapter"]:
         set_model_state_dict(trainer.policy, state["adapter"], options=options)
     # learning rate and weight decay follow the flags, which --force may have changed
-    groups = trainer.optimizer.param_groups
-    own = [(group["initial_lr"], group["weight_decay"]) for group in groups]
+    own = [{name: group[name] for name in ("initial_lr", "weight_decay")}
+           for group in trainer.optimizer.param_groups]
     set_optimizer_state_dict(trainer.policy, trainer.optimizer, state["optimizer"],
                              options=options)
     trainer.schedule.last_epoch = state["optimizer_steps"]
     factor = trainer.schedule.lr_lambdas[0](state["optimizer_steps"])
-    for group, (lr, weight_decay) in zip(groups, own, strict=True):
-        group.update(lr=lr * factor, initial_lr=lr, weight_decay=weight_decay)
+    for group, values in zip(trainer.optimizer.param_groups, own, strict=True):
+        group.update(values, lr=values["initial_lr"] * factor)
     if state["scaler"]:  # {} where the run was not in float16
         trainer.scaler.load_state_dict(state["scaler"])
 
