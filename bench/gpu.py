@@ -574,7 +574,7 @@ def budget_cases(name, small, policy, checkpointing):
     policy.budget = 4 * LONGEST
     update(policy, optimizing, make_rows([64], vocabulary(policy), 8))
     budget = min(found.get("tokens", 8192), 2048 if small else 2**17)
-    for how in ("packed", "padded"):
+    for how in ("shared", "padded"):
         for share in (0.5, 1):
             yield (f"{name}: {share:g} of it, {how}",
                    partial(budget_case, policy, budget, share, how))
@@ -643,15 +643,15 @@ def speed(small):
     batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
     yield "peak", lambda: dict(tflops=rate / 1e12, whose=whose, tokens_at_once=policy.budget)
     case = partial(speed_case, policy, optimizing, batch, rate=rate, done=6)
-    loaded, how = kernels.CHUNK, "packed" if on_gpu() else "padded"
+    loaded, how = kernels.CHUNK, "shared" if on_gpu() else "padded"
     yield (f"1.5B: {how}, chunk 2^{math.log2(loaded):.1f}, as loaded",
            partial(case, loaded, how))
     exponents = (10, 12) if small else (25, 28, 27, 26, 29)
     for exponent in exponents:
-        for name in ("packed", "padded"):
+        for name in ("shared", "padded"):
             yield f"1.5B: {name}, chunk 2^{exponent}", partial(case, 2**exponent, name)
     groups = make_rows(lengths, vocabulary(policy), 8 if small else 512, group=len(lengths) // 3)
-    for name in ("packed", "shared"):
+    for name in ("padded", "shared"):
         yield (f"1.5B: three prompts, {name}", partial(
             speed_case, policy, optimizing, groups, loaded, name, rate, 6))
     policy.use_layout(how)
@@ -659,8 +659,8 @@ def speed(small):
         kernels.CHUNK = 2**exponent
         yield f"1.5B: profile, chunk 2^{exponent}", partial(profile, policy, optimizing, batch)
     place(policy, checkpointing=True)
-    yield (f"1.5B checkpointing: packed, chunk 2^{exponents[1]}",
-           partial(speed_case, policy, optimizing, batch, 2**exponents[1], "packed", rate,
+    yield (f"1.5B checkpointing: shared, chunk 2^{exponents[1]}",
+           partial(speed_case, policy, optimizing, batch, 2**exponents[1], "shared", rate,
                    8))
 
 
@@ -674,8 +674,8 @@ def lora(small):
     lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(24, 700, 1900)
     batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
     for exponent in (25, 28):
-        yield (f"7B LoRA: packed, chunk 2^{exponent}",
-               partial(speed_case, policy, optimizing, batch, 2**exponent, "packed", rate, 4))
+        yield (f"7B LoRA: shared, chunk 2^{exponent}",
+               partial(speed_case, policy, optimizing, batch, 2**exponent, "shared", rate, 4))
     yield "7B LoRA: profile", partial(profile, policy, optimizing, batch)
 
 
@@ -853,7 +853,6 @@ def world(small):
     yield "backends", lambda: dict(backends=str(dist.get_backend_config()))
     for name, settings in (
             ("float32", dict(dtype="float32")), ("bfloat16", {}),
-            ("bfloat16, packed", dict(name="packed")),
             ("bfloat16, shared", dict(name="shared")),
             ("activation checkpointing", dict(checkpointing=True)),
             ("offload", dict(offload=True)),
@@ -882,7 +881,7 @@ def nccl_case():
 
 def compiled(small):
     parallel.start()
-    for name, settings in (("sharded", {}), ("sharded, packed", dict(name="packed")),
+    for name, settings in (("sharded", {}), ("sharded, shared", dict(name="shared")),
                            ("sharded, checkpointing", dict(checkpointing=True))):
         yield name, partial(sharded_update, small, compile=True, **settings)
     parallel.stop()

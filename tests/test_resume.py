@@ -473,18 +473,6 @@ def edited(whole, out, **flags):
     return out
 
 
-def test_flags_that_a_config_lacks_have_their_defaults(whole, tmp_path, capsys):
-    out = edited(whole[0], tmp_path / "run", eps_low=None, advantage=None)
-    args, method = train.parse_args(["--out", str(out), "--resume"])
-    assert args.correction is None and method.flags["eps_low"] == 0.2
-    train.main(["--out", str(out), "--resume"])
-    assert same(out, whole[0])
-    for flags in ("--correction token_mask", "--eps_low 0.01"):
-        with pytest.raises(SystemExit) as stop:
-            train.main(["--out", str(out), "--resume", *flags.split()])
-        assert stop.value.code == 2 and flags.split()[0] in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "flags",
     [dict(loss="gone"), dict(objective="gone"), dict(seed=[1]), dict(dtype="float8"),
