@@ -62,7 +62,7 @@ def load(model, options=()):
             budget=60,
             temperature=1.0,
             dtype="float16" if "overflow" in options else "float32",
-            layout=next((x for x in ("packed", "shared") if x in options), "padded"),
+            share_prompts="shared" in options,
             activation_checkpointing="checkpointing" in options,
             lora_rank=4 * ("lora" in options),
         )

@@ -101,7 +101,7 @@ def test_and_where_steps_have_no_row_with_an_advantage(small, tmp_path, monkeypa
             assert tokens[1] < all_tokens[1] / 3  # a row stands in for none
 
 
-@pytest.mark.parametrize("options", ["packed", "shared", "checkpointing", "lora", "float32"])
+@pytest.mark.parametrize("options", ["shared", "checkpointing", "lora", "float32"])
 def test_and_with_the_model_computed_otherwise(alone, options):
     model, out, one = alone
     torchrun(2, "tests/ranks.py", model, out / "two", "grpo,acpo", "-", options)
