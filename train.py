@@ -18,11 +18,10 @@ import data
 from engine import parallel
 from engine.completion import seed_of
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from engine.sampler import make_sampler
 from eval import summarise
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed
-from experiment.model import load_data, load_tokenizer, load_trainer
+from experiment.model import load_data, load_sampler, load_tokenizer, load_trainer
 from experiment.stats import powers_of_two
 from losses import group_advantages
 
@@ -184,18 +183,13 @@ def main(argv=None):
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
 
-    def load_sampler():  # a run claims its folder before this takes its time
-        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
-                            memory=args.gpu_memory_utilization, tp=args.tp,
-                            max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
-                            max_length=args.max_prompt_tokens + args.max_tokens)
     if args.check:
         parallel.say(banner(args, method, trainer.policy, None, 0))
-        sys.exit(check.run(args, method, trainer.policy, load_sampler(), tokenizer, eos,
+        sys.exit(check.run(args, method, trainer.policy, load_sampler(args, eos), tokenizer, eos,
                            train_set, test_set, left_out))
 
     with Run(args, method, trainer, tokenizer, resumed) as run:
-        sampler = load_sampler()
+        sampler = load_sampler(args, eos)  # it takes its time: the folder is claimed before
         if resumed:
             sampler.load_weights(parallel.weights(trainer.policy))
         elif args.eval_every:

@@ -12,6 +12,7 @@ import data
 from data import hub
 from engine import parallel
 from engine.parallel import say
+from engine.sampler import make_sampler
 from experiment.flags import compare, refuse
 from graders import sandbox
 
@@ -132,6 +133,17 @@ def load_tokenizer(args, train_set, test_set):
                                    parallel.sharded()):
             refuse(sentence)
     return tokenizer, eos, train_set
+
+
+def load_sampler(args, eos):
+    """-> a sampler of --model. Refuses a model that it cannot sample."""
+    try:
+        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+                            memory=args.gpu_memory_utilization, tp=args.tp,
+                            max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
+                            max_length=args.max_prompt_tokens + args.max_tokens)
+    except ValueError as e:
+        refuse(f"--model {args.model} {e}")
 
 
 class Trainer(NamedTuple):

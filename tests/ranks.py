@@ -2,7 +2,7 @@
 of a method each.
 
     torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
-    [packed | shared] [checkpointing] [lora] [overflow] [uniform]
+    [shared] [checkpointing] [lora] [overflow] [uniform]
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 uniform: no entropy bonus, and two problems whose completions are all right: where an advantage
@@ -55,17 +55,19 @@ def load(model, options=()):
     probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
     torch.manual_seed(0)
     with EXACT_NORMS:
-        return loading.load(
+        p = loading.load(
             model,
             [1],
             probe,
             budget=60,
             temperature=1.0,
             dtype="float16" if "overflow" in options else "float32",
-            share_prompts="shared" in options,
+            share_prompts=False,  # whose check would run FSDP before .double()
             activation_checkpointing="checkpointing" in options,
             lora_rank=4 * ("lora" in options),
         )
+    p.use_layout("shared" if "shared" in options else "padded")
+    return p
 
 
 def run(model, name, options):
