@@ -266,7 +266,7 @@ def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
     file.write_text(rows(9))
     with pytest.raises(SystemExit) as stop:
         train.main(["--out", str(out), "--resume", "--rollouts", "2"])
-    assert stop.value.code == 2 and "the problems to learn from are not" in capsys.readouterr().err
+    assert stop.value.code == 2 and "the problems are not those" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
