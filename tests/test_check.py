@@ -87,7 +87,7 @@ def test_a_wrong_temperature(base, capsys, monkeypatch):
     monkeypatch.setattr(
         TransformersSampler,
         "generate",
-        lambda self, prompts, temperature, *rest: own(self, prompts, 1.0, *rest),
+        lambda self, prompts, n, settings: own(self, prompts, n, (1.0, *settings[1:])),
     )
     assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7"]
 

@@ -9,6 +9,7 @@ import train
 from engine import policy
 from engine.loading import lr_factor
 from engine.sampler import has_vllm
+from experiment.model import Trainer
 from losses import METHODS
 from ranks import load, rollout
 from test_parallel import torchrun
@@ -31,7 +32,7 @@ def setting(small, method, init_scale, enabled=True, **changes):
     optimizer = torch.optim.AdamW(p.parameters(), lr=1e-3, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(2, "constant", 9))
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
-    return p, optimizer, schedule, scaler, batch, bound, args
+    return Trainer(p, None, optimizer, schedule, scaler), batch, bound, args
 
 
 @pytest.mark.parametrize("method", ["grpo", "acpo", "ar_lopti"])  # acpo: two stages
@@ -39,18 +40,19 @@ def test_the_scale_does_not_change_the_update(small, method):
     """A power of two, in float32: the same bits."""
     weights = []
     for enabled in (False, True):
-        p, *rest = setting(small, method, 2.0**10, enabled)
-        metrics = train.update(p, *rest)
-        assert metrics["overflow"] == 0 and rest[1].last_epoch == 1
+        trainer, *rest = setting(small, method, 2.0**10, enabled)
+        metrics, p = train.update(trainer, *rest), trainer.policy
+        assert metrics["overflow"] == 0 and trainer.schedule.last_epoch == 1
         weights.append(torch.cat([w.detach().flatten() for w in p.parameters()]))
     assert torch.equal(*weights)
 
 
 def test_a_step_that_overflows_is_not_taken(small):
-    p, optimizer, schedule, scaler, *rest = setting(small, "grpo", 2.0**127)
+    trainer, *rest = setting(small, "grpo", 2.0**127)
+    p, _, optimizer, schedule, scaler = trainer
     rest[0].advantages = 1e3 * rest[0].advantages
     before = [w.detach().clone() for w in p.parameters()]
-    metrics = train.update(p, optimizer, schedule, scaler, *rest)
+    metrics = train.update(trainer, *rest)
     assert metrics["overflow"] == 1 and metrics["loss"].isfinite()
     assert all(torch.equal(a, b) for a, b in zip(before, p.parameters()))
     assert schedule.last_epoch == 0 and scaler.get_scale() == 2.0**126
@@ -58,11 +60,11 @@ def test_a_step_that_overflows_is_not_taken(small):
 
 
 def test_where_no_scale_can_help_the_run_ends(small):
-    p, optimizer, schedule, scaler, batch, *rest = setting(small, "grpo", 1.0)
+    trainer, batch, *rest = setting(small, "grpo", 1.0)
     batch.advantages = torch.full_like(batch.advantages, 3e38)
     with pytest.raises(train.NotFinite):
         for _ in range(3):
-            train.update(p, optimizer, schedule, scaler, batch, *rest)
+            train.update(trainer, batch, *rest)
 
 
 def test_small_gradients_survive(small):
@@ -71,7 +73,7 @@ def test_small_gradients_survive(small):
     for scale in (1.0, 2.0**16):
         gradients = {}
         for dtype in ("float32", "float16"):
-            p, _, _, scaler, batch, method, args = setting(small, "grpo", scale, dtype=dtype)
+            (p, *_, scaler), batch, method, args = setting(small, "grpo", scale, dtype=dtype)
             batch.advantages = 1e-5 * batch.advantages
             policy.backward(p, batch, method, args.max_tokens, scale=scaler.scale)
             gradients[dtype] = torch.cat([w.grad.flatten() for w in p.parameters()]) / scale
@@ -85,8 +87,9 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     """As far from the update of all rows as float16 rounds; a step without any is the same step."""
     gradients, weights = [], []
     for every in (False, True):
-        p, optimizer, schedule, scaler, batch, *rest = setting(small, "reinforce", 2.0**10,
+        trainer, batch, *rest = setting(small, "reinforce", 2.0**10,
                                                                dtype="float16")
+        p, _, optimizer, schedule, _ = trainer
         batch.advantages = batch.advantages * torch.tensor([[r in some] for r in range(24)])
         if every:
             monkeypatch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(24)])
@@ -94,7 +97,7 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda parameters, most: (
             gradients.append(torch.cat([w.grad.flatten() for w in p.parameters()])),
             clip(p.parameters(), most))[1])
-        metrics = train.update(p, optimizer, schedule, scaler, batch, *rest)
+        metrics = train.update(trainer, batch, *rest)
         monkeypatch.undo()
         assert metrics["overflow"] == 0 and schedule.last_epoch == 1
         assert all(optimizer.state[w]["step"] == 1 for w in p.parameters())
@@ -139,5 +142,5 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
 
 def test_every_method_has_a_finite_gradient_in_float16(small):
     for name in METHODS:
-        p, *rest = setting(small, name, 2.0**10, dtype="float16")
-        assert train.update(p, *rest)["overflow"] == 0, name
+        trainer, *rest = setting(small, name, 2.0**10, dtype="float16")
+        assert train.update(trainer, *rest)["overflow"] == 0, name

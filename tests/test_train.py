@@ -529,6 +529,7 @@ def test_the_run_folder(base, tmp_path, graded):
         "answer",
         "reward",
         "score",
+        "fault",
         "tokens",
         "truncated",
     }
