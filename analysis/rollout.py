@@ -1,6 +1,6 @@
 """A rollout that train.py --save_rollouts kept, and the walk along its run's optimizer steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -79,8 +79,10 @@ def open_rollout(path, model=None):
                          f"({type(e).__name__}: {first_line(e)})") from None
     if rank:
         raise ValueError("its run trained adapters (--lora_rank), which a rollout does not keep")
+    places = torch.arange(batch.mask.shape[1], device=batch.mask.device)
+    probe = replace(batch, mask=places < batch.completion_len[:, None])  # also of truncated rows
     try:
-        policy = load(model, None, batch.rows(torch.arange(4) % len(batch.ids)),
+        policy = load(model, None, probe.rows(torch.arange(4) % len(batch.ids)),
                       temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
                       dtype=flags["dtype"], share_prompts=flags["share_prompts"])
     except (OSError, LookupError, RuntimeError, ValueError) as e:

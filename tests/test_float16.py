@@ -87,8 +87,7 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     """As far from the update of all rows as float16 rounds; a step without any is the same step."""
     gradients, weights = [], []
     for every in (False, True):
-        trainer, batch, *rest = setting(small, "reinforce", 2.0**10,
-                                                               dtype="float16")
+        trainer, batch, *rest = setting(small, "reinforce", 2.0**10, dtype="float16")
         p, _, optimizer, schedule, _ = trainer
         batch.advantages = batch.advantages * torch.tensor([[r in some] for r in range(24)])
         if every:

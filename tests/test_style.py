@@ -108,7 +108,7 @@ def test_the_quick_tests_are_there():
                            "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    chosen = re.findall(r"^tests/([\w.]+)::(\w+)(.*)$", done.stdout, re.M)
+    chosen = re.findall(r"^tests/(?:study/)?([\w.]+)::(\w+)(.*)$", done.stdout, re.M)
     assert {file for file, _, _ in chosen} == set(QUICK)
     for file, names in QUICK.items():
         there = {name + case for f, test, case in chosen if f == file
