@@ -13,7 +13,7 @@ from conftest import ALL, QUICK, ROOT, TOO_SLOW
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
-LINES, TOKENS = 2179, 15_600
+CORE_SIZE, TOOL_SIZE = (2200, 15_500), (7650, 56_900)  # lines, tokens
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
@@ -33,12 +33,17 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def test_the_core_keeps_to_its_budget():
-    texts = [(ROOT / name).read_text() for name in CORE]
+@pytest.mark.parametrize("paths, most", [
+    ([ROOT / name for name in CORE], CORE_SIZE), (SOURCES, TOOL_SIZE)], ids=["core", "tool"])
+def test_sizes_keep_to_their_budgets(paths, most):
+    texts = [path.read_text() for path in paths]
     lines = sum(len(text.splitlines()) for text in texts)
     tokens = sum(token.type not in LAYOUT for text in texts
                  for token in tokenize.generate_tokens(io.StringIO(text).readline))
-    assert lines <= LINES and tokens <= TOKENS, f"{lines} lines, {tokens} tokens"
+    assert lines <= most[0] and tokens <= most[1], f"{lines} lines, {tokens} tokens"
+
+
+def test_the_top_level_is_four_files():
     assert {path.name for path in ROOT.glob("*.py")} == {"losses.py", "train.py", "rewards.py",
                                                          "eval.py"}
 
@@ -47,7 +52,7 @@ def test_the_core_keeps_to_its_budget():
 def test_a_function_fits_on_a_screen(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name != "add_flags":  # a table
-            most = 95 if node.name == "main" and path.name == "train.py" else 50
+            most = 80 if node.name == "main" and path.name == "train.py" else 50
             assert node.end_lineno - node.lineno < most, f"{path.name}: {node.name}"
 
 
