@@ -13,7 +13,7 @@ from conftest import ALL, QUICK, ROOT, TOO_SLOW
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
-CORE_SIZE, TOOL_SIZE = (2200, 15_500), (7650, 56_900)  # lines, tokens
+CORE_SIZE, TOOL_SIZE = (2200, 15_500), (7660, 57_000)  # lines, tokens
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {  # also within functions
 FOLDERS = [name for name in MAY_IMPORT if not name.endswith(".py")]
 SOURCES = sorted(path for name in FOLDERS for path in (ROOT / name).glob("*.py")) + sorted(
     ROOT.glob("*.py"))
+TOOL = [path for path in SOURCES if path.parent.name not in ("study", "examples")]
 
 
 def name_of(path):
@@ -34,7 +35,7 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("paths, most", [
-    ([ROOT / name for name in CORE], CORE_SIZE), (SOURCES, TOOL_SIZE)], ids=["core", "tool"])
+    ([ROOT / name for name in CORE], CORE_SIZE), (TOOL, TOOL_SIZE)], ids=["core", "tool"])
 def test_sizes_keep_to_their_budgets(paths, most):
     texts = [path.read_text() for path in paths]
     lines = sum(len(text.splitlines()) for text in texts)
