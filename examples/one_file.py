@@ -1,6 +1,6 @@
 """RL with verifiable rewards in one file: the algorithm of train.py without its engine.
 
-    python examples/one_file.py                GRPO on the embedded base, a minute on two CPU cores
+    python examples/one_file.py                GRPO on the embedded base, 80 s on two CPU cores
     python examples/one_file.py --loss fade    any row of losses.METHODS
 
 A rollout is P problems with G completions each. The policy samples them, a verifier grades them,
