@@ -129,7 +129,8 @@ class Run:
         if self.stopping:
             say(f"stopped by a signal; train.py --out {self.out} --resume continues")
             return
-        say(f"done: {self.out / 'metrics.jsonl'}, {self.out / 'checkpoints'}")
+        say(f"done: {self.out / 'curves.png'}, {self.out / 'metrics.jsonl'}, "
+            f"{self.out / 'checkpoints'}")
 
     # ------------------------------------------------------------------------ the loop's questions
 
