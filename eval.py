@@ -93,7 +93,11 @@ def parse_args(argv=None):
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
     if args.sampler == "vllm" and not has_vllm():
         refuse("--sampler vllm: vllm is not installed; --sampler transformers needs no more")
+    if args.lcb_release and args.data_dir:
+        refuse("--lcb_release is for the Hub: --data_dir has one file")
     if args.completions:
+        if unused := set(SAMPLING) & {t[2:].split("=")[0] for t in argv or sys.argv[1:]}:
+            refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
         vars(args).update(dict.fromkeys(SAMPLING))
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)

@@ -186,8 +186,7 @@ def numbers(x):
 
 
 class Log:
-    """metrics.jsonl and samples.jsonl always; Weights & Biases, Trackio and TensorBoard where asked
-    for."""
+    """metrics.jsonl and samples.jsonl always; Weights & Biases and TensorBoard where asked for."""
 
     def __init__(self, out, args):
         self.out, self.mirrors = out, []

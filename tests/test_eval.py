@@ -160,6 +160,8 @@ def refused(capsys):
     ("--model /nowhere", "--model /nowhere: there is no such folder"),
     ("--model no-such-model", "is no folder here, and as an id of the Hub"),
     ("--completions {tmp}/none.jsonl", "there is no such file"),
+    ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),
+    ("--benchmarks livecodebench --data_dir {tmp} --lcb_release v1", "--lcb_release is for the"),
     ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl", "has 0 completions of problem"),
     ("--completions {tmp}/few.jsonl", "--limit N grades the first N problems"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),

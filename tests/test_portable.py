@@ -260,7 +260,7 @@ def mac(tmp_path, tools):
     (tmp_path / "mac" / "sitecustomize.py").write_text(MACOS)
     env = dict(os.environ, PATH=str(tools), PYTHONPATH=f"{tmp_path / 'mac'}:{ROOT}:{tmp_path}",
                HF_HUB_OFFLINE="1", TMPDIR=str(tmp_path),
-               OMP_NUM_THREADS="1")  # or the run asks psutil, whose Linux build reads /proc
+               OMP_NUM_THREADS="1")
     env.pop("NANORLVR_ALLOW_UNSAFE_CODE", None)
 
     def python(*args, start=subprocess.run):
