@@ -25,7 +25,6 @@ its flags. Runs whose flags differ in nothing but the seed are one line.
 import argparse
 import json
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -52,8 +51,9 @@ def count(text):
 
 def method_names(text):
     from losses import METHODS
-    if unknown := listed(name for name in text.split(",") if name not in METHODS):
-        raise argparse.ArgumentTypeError(f"no such method: {unknown}; there are {listed(METHODS)}")
+    if unknown := ", ".join(name for name in text.split(",") if name not in METHODS):
+        raise argparse.ArgumentTypeError(
+            f"no such method: {unknown}; there are {', '.join(METHODS)}")
     return text.split(",")
 
 
@@ -97,33 +97,18 @@ def output(out, paths, command):
     return out
 
 
-@contextmanager
-def refusing(path):
-    """Where ValueError is raised, ends with one sentence and exit code 2."""
-    try:
-        yield
-    except ValueError as e:
-        refuse(f"{path}: {e}")
-
-
 def note(message):
     print(f"analysis: {message}", file=sys.stderr)
-
-
-def listed(things):
-    return ", ".join(map(str, things))
-
-
-# ---------------------------------------------------------------------------- commands on runs
 
 
 def of_runs(command, paths, out):
     from analysis import figures, runs
     # a shell's runs/* has figures and tables, too
     found = [runs.read(path) for path in paths if (path / "metrics.jsonl").exists()]
-    groups = runs.grouped(run for run, in found)
     if not found:
-        refuse(f"{listed(paths)}: no run's folder is among these; train.py --out names one")
+        refuse(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py --out "
+               "names one")
+    groups = runs.grouped(run for run, in found)
     if sum(map(len, groups.values())) < len(found):
         note("runs are given twice: a seed of a setting counts once, by its longest run")
     if command == "table":
@@ -139,15 +124,11 @@ def of_runs(command, paths, out):
     print(f"written: {out}")
 
 
-# ---------------------------------------------------------------------------- commands on a rollout
-
-
 def of_rollout(command, path, out, model, **options):
     from analysis import anatomy, figures
     from analysis.rollout import open_rollout
-    with refusing(path):
-        kept = open_rollout(path, model)
-        result = getattr(anatomy, command)(kept, **options)
+    kept = open_rollout(path, model)
+    result = getattr(anatomy, command)(kept, **options)
     write(dict(rollout=kept.rollout, method=kept.flags["loss"],
                lr=options.get("lr") or kept.flags["lr"], **result), out,
           getattr(anatomy, f"{command}_table"), getattr(figures, command, None))
@@ -161,13 +142,12 @@ def write(result, out, as_table, draw=None):
     if draw:
         draw(result, out)
         files.insert(0, out)
-    print(f"{as_table(result)}\nwritten: {listed(files)}")
+    print(f"{as_table(result)}\nwritten: {', '.join(map(str, files))}")
 
 
 def of_tokens(path, out, **options):
     from analysis import tokens
-    with refusing(path):
-        page, remark = tokens.make_page(path, **options)
+    page, remark = tokens.make_page(path, **options)
     out.write_text(page, encoding="utf-8")
     if remark:
         note(remark)
@@ -180,14 +160,17 @@ def main(argv=None):
                                 for name in ("command", "out", "runs", "rollout"))
     out = output(out, runs or [path], command)
     if runs:
-        of_runs(command, runs, out)
-    elif not path.is_file():
+        return of_runs(command, runs, out)
+    if not path.is_file():
         refuse(f"{path} is no file; train.py --save_rollouts keeps rollouts, such as "
                "runs/kept/rollouts/rollout_000001.pt")
-    elif command == "tokens":
-        of_tokens(path, out, **options)
-    else:
-        of_rollout(command, path, out, **options)
+    try:
+        if command == "tokens":
+            of_tokens(path, out, **options)
+        else:
+            of_rollout(command, path, out, **options)
+    except ValueError as e:  # a sentence on the file, the model or the steps
+        refuse(f"{path}: {e}")
 
 
 if __name__ == "__main__":

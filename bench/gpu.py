@@ -460,7 +460,7 @@ def tiny_model(small):
     if not small:
         yield None
         return
-    from data import tiny
+    from study import tiny
     with tempfile.TemporaryDirectory() as folder:
         tok = tiny.tokenizer()
         recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2)

@@ -25,9 +25,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from data import tiny
 from engine import layout, loading, parallel, policy
 from engine.sampler import Completion
+from study import tiny
 
 
 def make_model(wide):

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from data import tiny
 from engine import kernels, parallel, policy
 from engine.sampler import Completion
+from study import tiny
 
 
 def full(hidden, weight, ids):

@@ -237,7 +237,7 @@ def train(recipe):
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["base"]:
-        from data.tiny import save_base
+        from study.tiny import save_base
         save_base(BASE, RECIPE, train, MINIATURE)
     else:
         write_problems()

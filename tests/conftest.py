@@ -161,7 +161,7 @@ def base():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from data import tiny
+    from study import tiny
 
     return tiny.tokenizer()
 
@@ -169,7 +169,7 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """small(tied) -> the folder of an untrained model, smaller than the base."""
-    from data import tiny
+    from study import tiny
 
     def make(tied=False):
         folder = tmp_path_factory.mktemp(f"small-{tied}")

@@ -1,5 +1,5 @@
-"""The embedded bases: folders that come with the project, made by data/tiny.py and study/worked.py,
-which solve some of their puzzles and have something left to learn."""
+"""The embedded bases, folders made by study/tiny.py and study/worked.py: they solve some of their
+puzzles and have something left to learn."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
-from data import tiny
 from data.recipe import BASE, settings_of
-from data.tiny import save_base
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from eval import summarise
-from study import worked
+from study import tiny, worked
+from study.tiny import save_base
 
 MADE = {"countdown": tiny, "worked": worked}
 BASES = {"countdown": BASE, "worked": worked.BASE}

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 import data
-from data import countdown, tiny
+from data import countdown
 from rewards import REWARDS, arithmetic
+from study import tiny
 
 
 def key(problem):

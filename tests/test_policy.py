@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from conftest import ROOT
-from data import tiny
 from engine import kernels, loading, policy
 from engine.sampler import Completion
 from losses import METHODS
 from ranks import EXACT_NORMS
+from study import tiny
 
 BIG = 10**9
 ROWS = 11

@@ -274,8 +274,8 @@ def test_overlap(tmp_path):
     write(tmp_path, "deepscaler", dict(problem="zero " + " ".join(words).upper(), answer="1"))
     write(tmp_path, "aime25", dict(id="a", problem=", ".join(words), answer="1"),
           dict(id="b", problem=" ".join(words[:12]), answer="1"))
-    done = subprocess.run([sys.executable, "-m", "data.overlap", "deepscaler", "aime25", tmp_path],
-                          cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "examples.overlap", "deepscaler", "aime25",
+                           tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
 
 

@@ -1,4 +1,4 @@
-"""python -m data.overlap TRAIN BENCHMARK [DATA_DIR]: which problems share 13 words in a row?"""
+"""python -m examples.overlap TRAIN BENCHMARK [DATA_DIR]: which problems share 13 words in a row?"""
 
 import re
 import sys

@@ -4,7 +4,7 @@ It replaces a real base model where there is no network and no GPU. Half of the 
 demonstrations that it learns from are wrong: it solves some puzzles and can learn the others. It is
 an ordinary Hugging Face folder, data/base: sampler, trainer and evaluation treat it as any model.
 
-    python -m data.tiny            trains it again, in about two minutes, and writes data/base
+    python -m study.tiny            trains it again, in about two minutes, and writes data/base
 """
 
 import json
