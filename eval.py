@@ -35,7 +35,7 @@ from rewards import Unparsed, final_answer, grade
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "sampler", "dtype", "seed")  # flags without a meaning for --completions
+            "template", "sampler", "dtype", "seed")  # refused with --completions, None then
 FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
@@ -168,8 +168,8 @@ def append(path, groups):
 
 
 def begin(args, problems, out, size):
-    """Makes and locks the folder. -> the rows of the first problems that it or --completions has,
-    graded again: whole chunks, so that the others get the seeds of one uninterrupted command."""
+    """Makes and locks the folder. -> the rows that it, or --completions, has of the first problems,
+    graded again. A partial chunk is dropped and sampled anew: its seed is the chunk's."""
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     path = out / "completions.jsonl"
     try:
@@ -298,7 +298,7 @@ def main(argv=None):
         groups = parallel.on_rank0(partial(begin, args, problems, out, size))
         if len(groups) < len(problems):
             sample_rest(args, problems, groups, out / "completions.jsonl", size)
-        if parallel.rank() == 0:  # vLLM has taken the process group with it
+        if parallel.rank() == 0:  # vLLM's close has ended the group: no collectives
             report(args, problems, groups, out)
         parallel.stop()
     except (OSError, FloatingPointError, KeyboardInterrupt) as e:

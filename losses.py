@@ -1,7 +1,7 @@
 """The losses. A method is one row of METHODS. A row chooses on four axes, which "loss type"
 elsewhere mixes up:
 
-    advantage   the value of a completion, from the rewards of its group         [P, G] -> [P, G]
+    advantage   how good a completion is, by the rewards of its group            [P, G] -> [P, G]
     select      the weight of each token                                         -> [B, T], >= 0
     objective   the loss of each token, from its ratio and its advantage         -> [B, T]
     aggregate   one number from many tokens                                      [B, T] -> scalar
@@ -10,10 +10,10 @@ A new method is one function and one row. The function's keyword-only arguments 
 train.py, with the defaults beside the formula. `python losses.py` prints a card for every method,
 `python losses.py fade` prints one.
 
-Notation: pi and pi_old are the probabilities of the sampled token now and when the ratio's
-reference was taken, rho = pi / pi_old, A is the advantage, r the reward, rbar its mean over the
-group, sg stops the gradient. This file needs torch alone: it knows no model, no flags, no ranks,
-and writes into no argument.
+Notation: pi and pi_old are the probabilities of the sampled token now and before the update
+(--old_logprobs says whose), rho = pi / pi_old, A is the advantage, r the reward, rbar its mean over
+the group, sg stops the gradient. This file needs torch alone: it knows no model, no flags and no
+ranks, and writes into no argument.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Tokens:
         return (x * self.mask).sum(1, keepdim=True) / self.mask.sum(1, keepdim=True).clamp(min=1)
 
     def without_junk(self):
-        """A copy in float32 or better; padding is 0, so that a NaN there cannot leak."""
+        """A copy in float32 or better, 0 in padding: no NaN leaks, and a sum needs no mask."""
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
         return replace(self, **{f.name: clean(x) for f in fields(self)
@@ -88,7 +88,7 @@ def step_size(mask, max_tokens):
 def whole_step(f):
     """Marks a function whose value at one token depends on other tokens of the optimizer step.
 
-    train.py then shows it the whole step at once, however small the micro-batches are."""
+    engine.policy.backward shows it the whole step, however small the micro-batches are."""
     f.whole_step = True
     return f
 
@@ -149,9 +149,9 @@ def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, f
     delta = clip(1 + H - H*, delta_min, 1), H a moving average of the entropy, from the first, H0
 
     entropy_target is H* in nats; None is half of H0, for an absolute number does not carry over
-    between models. fade_ema is the weight of the NEW value. The note that we have of the paper
-    writes p <- b p + (1 - b) rbar with b = 0.02, which would forget 98% of the past at every
-    rollout; here p <- (1 - fade_ema) p + fade_ema rbar. Both averages take the new rollout in
+    between models. fade_ema is the weight of the NEW value. We know the rule from a summary of
+    the paper, which has p <- b p + (1 - b) rbar with b = 0.02 and would forget 98% of the past at
+    every rollout; here p <- (1 - fade_ema) p + fade_ema rbar. Both averages take the new rollout in
     before they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
     if not 0 <= fade_ema <= 1:
         raise ValueError(f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
@@ -267,45 +267,45 @@ def opsm(tokens, *, opsm_delta=0.5):
 
 # ---------------------------------------------------------------------------- corrections
 # tokens -> weight [B, T] that multiplies select's, with any method: the sampler's probabilities are
-# not quite the trainer's. r = pi_old / pi_sampler of a token, R its product over the completion. A
+# not quite the trainer's. u = pi_old / pi_sampler of a token, U its product over the completion. A
 # token of weight 0 still counts in the denominators.
 
 
 def sampler_log_ratio(tokens):
-    """log r"""
+    """log u"""
     return (tokens.old_logprobs - tokens.sampler_logprobs).clamp(-20, 20)
 
 
 def sequence_ratio(tokens):
-    """R, at each token of the completion"""
+    """U, at each token of the completion"""
     log_ratio = sampler_log_ratio(tokens)
     return log_ratio.sum(1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
 
 
 def token_truncate(tokens, *, low=0.0, high=2.0):
-    """w = clip(r, low, high); the default is verl's, TRL has 3"""
+    """w = clip(u, low, high); the default is verl's, TRL has 3"""
     return sampler_log_ratio(tokens).exp().clamp(low, high)
 
 
 def token_mask(tokens, *, low=0.5, high=5.0):
-    """w = r where low <= r <= high, else 0: IcePop, with its defaults"""
-    r = sampler_log_ratio(tokens).exp()
-    return r * ((low <= r) & (r <= high))
+    """w = u where low <= u <= high, else 0: IcePop, with its defaults"""
+    u = sampler_log_ratio(tokens).exp()
+    return u * ((low <= u) & (u <= high))
 
 
 def sequence_truncate(tokens, *, low=0.0, high=2.0):
-    """w = clip(R, low, high); the default is verl's, TRL has 3"""
+    """w = clip(U, low, high); the default is verl's, TRL has 3"""
     return sequence_ratio(tokens).clamp(low, high)
 
 
 def sequence_mask(tokens, *, low=0.0, high=3.0):
-    """w = R where low <= R <= high, else 0: TRL's default"""
-    r = sequence_ratio(tokens)
-    return r * ((low <= r) & (r <= high))
+    """w = U where low <= U <= high, else 0: TRL's default"""
+    u = sequence_ratio(tokens)
+    return u * ((low <= u) & (u <= high))
 
 
 def geometric_mask(tokens, *, low=0.999, high=1.001):
-    """w = 1 where low <= R^(1 / length) <= high, else 0: verl's geo_rs, which weighs no token"""
+    """w = 1 where low <= U^(1 / length) <= high, else 0: verl's geo_rs, which weighs no token"""
     mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp()
     return ((low <= mean) & (mean <= high)).to(mean).expand_as(tokens.mask)
 
@@ -361,7 +361,7 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
 
 
 def capped(tokens, bound):
-    """The share of the tokens that have an advantage and a ratio above the bound."""
+    """The share of all tokens with a ratio above the bound and A other than 0."""
     return tokens.mean(((tokens.ratio > bound) & (tokens.advantages != 0)).float())
 
 
@@ -390,8 +390,7 @@ def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
 
     It is in its token form, s_t = sg(s) pi / sg(pi): value and gradient are the same, and select
     can leave a token out."""
-    lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
-    sequence = (tokens.log_ratio.sum(1, keepdim=True) / lengths).exp().detach()
+    sequence = tokens.sequence_mean(tokens.log_ratio).exp().detach()
     ratio = sequence * (tokens.logprobs - tokens.logprobs.detach()).exp()
     return clipped(ratio, tokens.advantages, eps_low, eps_high)
 
@@ -409,8 +408,7 @@ def gmpo(tokens, *, eps_low=0.4, eps_high=0.4):
     x = sign(A) min(sign(A) log rho, sign(A) clip(log rho, -eps_low, eps_high))"""
     sign = tokens.advantages.sign()
     x = sign * torch.min(sign * tokens.log_ratio, sign * tokens.log_ratio.clamp(-eps_low, eps_high))
-    lengths = tokens.mask.sum(1, keepdim=True).clamp(min=1)
-    mean = (x.sum(1, keepdim=True) / lengths).exp().detach()
+    mean = tokens.sequence_mean(x).exp().detach()
     return -tokens.advantages * mean * (x - x.detach()).exp()
 
 
@@ -530,7 +528,7 @@ class Method:
     aggregate: Callable
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
-    passes: tuple = (every_token,)  # for each, S steps with its weights of the tokens as scored
+    passes: tuple = (every_token,)  # S steps for each, whose token weights it computes up front
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
     source: str = ""
 
@@ -551,7 +549,7 @@ class Method:
 
     @property
     def needs_advantage(self):
-        """Has a completion no part in the gradient where its advantage is 0?"""
+        """Does every completion with advantage 0 have a gradient of 0?"""
         return {*self.functions} - {self.advantage} <= BY_ADVANTAGE
 
     def bind(self, **hyperparameters):
@@ -696,10 +694,10 @@ def objective_of(method, tokens):
 
 
 def measure(method, tokens):
-    """The step's ratios and clipping. A token is clipped when it has an advantage and the
-    objective gives it no gradient, however it does that; shares are of all completion tokens.
-    The other numbers are of the completions with an advantage, for every method, since backward may
-    leave out the rest; nan where there is none."""
+    """The step's ratios and clipping. A token is clipped when its A is not 0 and the objective
+    gives it no gradient, for whatever reason; shares are of all completion tokens. The other
+    numbers are of the completions with A other than 0, for every method, since backward may leave
+    out the rest; nan where there is none."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     with torch.enable_grad():
         gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)

@@ -24,7 +24,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 
 def verifier(f):
-    """Returns 0 for an unreadable answer. `grade` unwraps it, to count those."""
+    """Returns 0 for an unreadable answer. VERIFIERS has f itself, so that `grade` counts those."""
     @functools.wraps(f)
     def graded(completion, answer):
         try:
@@ -57,7 +57,7 @@ def arithmetic(text, longest=200):
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""
         value = operand()
-        while tokens[0] in symbols:  # a list: "" is in every text
+        while tokens[0] in symbols:  # a list: "" in "+-" is True
             symbol, right = tokens.pop(0), operand()
             if symbol == "/" and right == 0:
                 raise Unparsed("division by zero")

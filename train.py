@@ -56,9 +56,9 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
 def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     """-> the P groups to learn from, and all groups that were sampled for them.
 
-    With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced,
-    from other problems, up to --max_refills times. If too few are left then, uniform groups fill
-    the batch up to its size."""
+    With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced by
+    a new draw, up to --max_refills times. If too few are left then, uniform groups fill the batch
+    up to its size."""
     mixed, uniform = [], []
     for attempt in range(1 + args.max_refills):
         if attempt and len(mixed) >= args.problems_per_rollout:
@@ -75,7 +75,7 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
 
 def score(trainer, groups, args):
     """-> the Batch of the groups' completions with the log probabilities and entropies of the
-    present weights, and metrics: the gap between sampler and trainer."""
+    present weights, and metrics: their mean entropy, and the gap to the sampler."""
     completions = [c for group in groups for c in group.completions]
     prompts = [group.prompt for group in groups for _ in group.completions]
     batch = make_batch(prompts, completions, parallel.device())
@@ -94,8 +94,8 @@ def score(trainer, groups, args):
 def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
     """Yields the Rollout of each rollout of the run.
 
-    With --rollout_lag later rollouts are sampled before it is learnt from. Each is scored before
-    it waits in run.pending, by the weights that sampled it: its ratios' denominator."""
+    With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
+    run.pending, scored by the weights that sampled them: the ratios' denominator."""
     for _ in run.rollouts():
         sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
                    for number in run.to_sample()]
@@ -169,14 +169,14 @@ def draw_curves(out):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    if any(text.startswith("--fit") for text in argv):  # before flags are parsed, as for its GPUs
+    if any(text.startswith("--fit") for text in argv):  # it parses the flags itself
         from experiment import fit
         sys.exit(fit.main(argv, parse_args, load_trainer, update))
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
-    # ---- the trainer, and a sampler of the same weights. These imports take seconds: not before
-    # flags and data are right
+    # ---- the trainer, and a sampler of the same weights. These imports take seconds, and flags
+    # or data may be wrong
     from experiment import check, checkpoint
     from experiment.run import Run, banner
     tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
@@ -189,7 +189,7 @@ def main(argv=None):
                            train_set, test_set, left_out))
 
     with Run(args, method, trainer, tokenizer, resumed) as run:
-        sampler = load_sampler(args, eos)  # it takes its time: the folder is claimed before
+        sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
         if resumed:
             sampler.load_weights(parallel.weights(trainer.policy))
         elif args.eval_every:
@@ -200,7 +200,7 @@ def main(argv=None):
                 run, trainer, sampler, tokenizer, train_set, args):
             # ---- advantages, group by group
             rewards = shaped(rewards, batch, args)
-            run.state["entropy"] = metrics["policy/entropy"]
+            run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
             run.keep_rollout(batch, rewards)
             advantages = group_advantages(method, rewards, run.state)  # [P, G]
             batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)

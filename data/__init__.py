@@ -51,7 +51,7 @@ def order(size, seed, epoch):
 def batch(problems, n, seed, rollout, attempt=0):
     """The n problems of a rollout, a function of (seed, rollout): resuming needs no replay.
 
-    attempt > 0 gives other problems for the same rollout, from which it can be refilled."""
+    attempt > 0 draws again, to refill the rollout; a problem may then come twice."""
     start = (attempt * 10**7 + rollout) * n
     places = [divmod(start + i, len(problems)) for i in range(n)]
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]
@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
     problem: dict
     prompt: list        # token ids
-    completions: list   # engine.sampler.Completions
+    completions: list   # engine.completion.Completion
     texts: list
     rewards: list
     faults: list        # of each completion: None, or why it could not be graded

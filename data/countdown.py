@@ -1,7 +1,7 @@
 """Countdown: reach a target from given numbers, each used once (github.com/Jiayi-Pan/TinyZero).
 
-Problem i is a function of (seed, i): nothing is stored, and a resumed run needs no replay. A puzzle
-belongs to the held-out split by a hash of its numbers and target: the two splits share none.
+Puzzle i is the same in every run, and nothing is stored: --seed orders the puzzles. One belongs to
+the held-out split by a hash of its numbers and target: the two splits share none.
 """
 
 import hashlib

@@ -43,7 +43,7 @@ class Batch:
 
 
 def make_batch(prompts, completions, device="cpu"):
-    """prompts: N lists of token ids; completions: N sampler.Completions."""
+    """prompts: N lists of token ids; completions: N Completions (engine/completion.py)."""
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
     number = {}  # of each distinct prompt
@@ -114,10 +114,10 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
 
 
 def rank_micro_batches(policy, batch, among):
-    """This rank's micro-batches of the rows `among` the batch: (rows, Batch)."""
+    """This rank's micro-batches of the rows `among`, a list: (rows, Batch)."""
     parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
     parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
-    return [(rows, batch.rows(rows or [0])) for rows in parts]  # row 0: results are not used
+    return [(rows, batch.rows(rows or [0])) for rows in parts]  # no rows: row 0, a filler
 
 
 def gather_rows(batch, parts, outputs):
@@ -130,7 +130,7 @@ def gather_rows(batch, parts, outputs):
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
     """The rows of a step that have a gradient: those with an advantage, if nothing else gives one.
-    Row 0 replaces none: gradients are then 0, not None, and AdamW takes its step."""
+    If there are none, row 0 is: gradients are 0, not None, and AdamW still steps."""
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
     learnt |= bool(entropy_coef or kl_coef or not method.needs_advantage)
     learnt[0] |= ~learnt.any()
@@ -154,17 +154,17 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad -> its metrics.
 
     scale: GradScaler.scale, float16 only; options: of losses.policy_loss. The gradient is the same
-    for any micro-batches and ranks: every denominator is the step's, and a @whole_step method takes
-    the chain rule in two stages, d loss / d outputs of all tokens at once, from a pass without
-    gradient, then d outputs / d weights of each micro-batch. Rows without a gradient do not go
+    for any micro-batches and ranks: every denominator is the step's, and a @whole_step method has
+    two stages: d loss / d outputs of all tokens, from a forward pass without a graph; then each
+    micro-batch propagates its rows of that to the weights. Rows without a gradient do not go
     through the model; metrics take their ratio as 1."""
     size = step_size(batch.mask, max_tokens)
 
-    def loss_of(rows, logprobs, entropy):
-        loss = policy_loss(method, rows.tokens(logprobs, entropy.detach()), max_tokens, size=size,
+    def loss_of(part, logprobs, entropy):
+        loss = policy_loss(method, part.tokens(logprobs, entropy.detach()), max_tokens, size=size,
                            **options)
         if entropy_coef:
-            loss = loss + entropy_term(method, rows, entropy, size, entropy_coef)
+            loss = loss + entropy_term(method, part, entropy, size, entropy_coef)
         return loss
 
     learnt = rows_to_learn(batch, method, entropy_coef, **options)

@@ -58,8 +58,8 @@ class VLLMSampler:
             # without it, vLLM binds this process to one core, and the trainer with it
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-            # compiling takes longer than it saves; completions share the whole blocks of their
-            # prompt, and few prompts fill one of vLLM's own 128 tokens
+            # compiling takes longer than it saves; completions share the full blocks of their
+            # prompt alone, and few prompts fill vLLM's default of 128 tokens
             cpu_settings = dict(enforce_eager=True, block_size=32,
                                 max_num_batched_tokens=max(16384, max_length))
         import vllm
@@ -89,6 +89,7 @@ class VLLMSampler:
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
         params = self.vllm.SamplingParams(
             n=n, temperature=temperature, top_p=top_p, top_k=-1, max_tokens=max_tokens,
+            # logprobs 0: the drawn token's alone; flat: a list of floats
             stop_token_ids=self.eos, logprobs=0, flat_logprobs=True, detokenize=False,
             skip_special_tokens=False)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -122,8 +123,8 @@ class VLLMSampler:
             parallel.watch_memory()
 
     def wake(self):
-        """Takes the weights' memory again, and load_weights, when they are there, the KV cache's:
-        it would be in the way of the trainer's weights while those are gathered."""
+        """Takes memory for the weights again. load_weights takes the KV cache's once they are
+        loaded: before, the trainer needs the room to gather its own."""
         if self.asleep:
             torch.cuda.empty_cache()  # what torch keeps of the update, vLLM cannot take
             self.engine.wake_up(tags=["weights"])

@@ -43,8 +43,8 @@ class Completions(NamedTuple):
 
 @torch.no_grad()
 def sample(model, tokenizer, problems, group_size, greedy=False):
-    """`group_size` completions of each problem, drawn at temperature 1: the policy itself, without
-    top-k or top-p, since the gradient's estimate is that of the distribution that was sampled."""
+    """`group_size` completions of each problem, drawn from the policy itself: temperature 1, no
+    top-k, no top-p. The gradient is then of the distribution sampled. greedy: for tests."""
     prompts = [problem["prompt"] for problem in problems for _ in range(group_size)]
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     output = model.generate(
@@ -89,7 +89,7 @@ def logprobs_and_entropy(model, ids, attention_mask, length):
 
 @torch.no_grad()
 def score(model, method, completions, rewards, state):
-    """The rollout as losses.py takes it: Tokens [N, T], scored by the policy before its update.
+    """The rollout as Tokens [N, T], before the update: log pi is log pi_old.
 
     The ratio's denominator is this forward pass's log probability: at the first step the ratio is
     then 1, however the sampler rounds. Methods that correct for the sampler's distribution (p3o,
