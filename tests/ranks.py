@@ -1,8 +1,7 @@
-"""What tests/test_parallel.py runs on one rank and on two: a given rollout, four optimizer steps
-of a method each.
+"""What tests/test_parallel.py runs on one rank and on two: four optimizer steps on a given rollout,
+for each method of each of CASES.
 
-    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT METHOD,METHOD,... [vllm|-] [float32]
-    [shared] [checkpointing] [lora] [overflow] [uniform]
+    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT SAMPLER
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 uniform: no entropy bonus, and two problems whose completions are all right: where an advantage
@@ -25,15 +24,15 @@ from transformers.models.qwen2 import modeling_qwen2
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import train
-from engine import (
-    loading,
-    parallel,
-    policy,
-)
+from engine import loading, parallel, policy
 from engine.completion import seed_of
 from engine.sampler import Completion, make_sampler
 from experiment.model import Trainer
 from losses import METHODS, group_advantages
+
+CASES = {"plain": METHODS, "uniform": METHODS,
+         **dict.fromkeys(["shared", "checkpointing", "lora", "float32"], ["grpo", "acpo"]),
+         "overflow": ["grpo"]}
 
 # transformers' own computes in float32, also in a model in float64
 EXACT_NORMS = mock.patch.object(modeling_qwen2, "Qwen2RMSNorm", torch.nn.RMSNorm)
@@ -51,50 +50,27 @@ def rollout(vocabulary):
     return policy.make_batch([prompt for prompt in prompts for _ in range(4)], completions)
 
 
-def load(model, options=()):
+def load(model, option="plain"):
     probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
     torch.manual_seed(0)
     with EXACT_NORMS:
         p = loading.load(
-            model,
-            [1],
-            probe,
-            budget=60,
-            temperature=1.0,
-            dtype="float16" if "overflow" in options else "float32",
+            model, [1], probe, budget=60, temperature=1.0,
+            dtype="float16" if option == "overflow" else "float32",
             share_prompts=False,  # whose check would run FSDP before .double()
-            activation_checkpointing="checkpointing" in options,
-            lora_rank=4 * ("lora" in options),
-        )
-    p.use_layout("shared" if "shared" in options else "padded")
+            activation_checkpointing=option == "checkpointing", lora_rank=4 * (option == "lora"))
+    p.use_layout("shared" if option == "shared" else "padded")
     return p
 
 
-def run(model, name, options):
-    args, method = train.parse_args(
-        [
-            "--loss",
-            name,
-            "--model",
-            model,
-            "--lr",
-            "1e-5" if "float32" in options else "1e-3",
-            "--max_tokens",
-            "13",
-            "--warmup",
-            "2",
-            "--problems_per_rollout",
-            "4",
-            "--group_size",
-            "6",
-            "--steps_per_rollout",
-            "4",
-            "--entropy_coef",
-            "0" if "uniform" in options else "0.01",
-        ]
-    )
-    p = load(model, options)
-    if not {"float32", "overflow"} & set(options):
+def run(model, name, option="plain"):
+    """-> told, the metrics of the four steps; and the weights after them."""
+    args, method = train.parse_args([
+        "--loss", name, "--model", model, "--lr", "1e-5" if option == "float32" else "1e-3",
+        "--max_tokens", "13", "--warmup", "2", "--problems_per_rollout", "4", "--group_size", "6",
+        "--steps_per_rollout", "4", "--entropy_coef", "0" if option == "uniform" else "0.01"])
+    p = load(model, option)
+    if option not in ("float32", "overflow"):
         p.double()
     batch = rollout(101)
     logprobs, batch.entropy = policy.compute_logprobs(p, batch)
@@ -102,21 +78,20 @@ def run(model, name, options):
     batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
     batch.sampler_logprobs = batch.old_logprobs
     rewards = (torch.rand(4, 6, generator=g) < 0.5).float()
-    if "uniform" in options:
+    if option == "uniform":
         rewards[1:3] = 1
     batch.advantages = (
         group_advantages(method, rewards, dict(entropy=1.0)).view(-1, 1).expand(batch.mask.shape)
     )
     batch.mask[18:23] = False
-    optimizer = torch.optim.AdamW(
-        [x for x in p.parameters() if x.requires_grad], lr=args.lr, fused=True
-    )
+    optimizer = torch.optim.AdamW([x for x in p.parameters() if x.requires_grad], lr=args.lr,
+                                  fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 3))
-    scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled="overflow" in options)
-    if "overflow" in options:
-        train.backward = overflowing(train.backward)
+    scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled=option == "overflow")
+    backward = overflowing(train.backward) if option == "overflow" else train.backward
     told, trainer = [], Trainer(p, None, optimizer, schedule, scaler)
-    with mock.patch.object(policy, "shuffled_shares", lambda *_: torch.arange(24).chunk(4)):
+    with mock.patch.object(policy, "shuffled_shares", lambda *_: torch.arange(24).chunk(4)), \
+            mock.patch.object(train, "backward", backward):
         for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
             metrics = train.update(trainer, minibatch, method, args)
             told.append({k: float(v) for k, v in metrics.items()})
@@ -139,35 +114,29 @@ def overflowing(backward):
     return wrapped
 
 
-def main(model, out, names, sampler="-", *options):
+def gap_of(sampler, model):
+    """Of log probabilities, where an engine in each rank takes over the sharded weights."""
+    engine = make_sampler(sampler, model, dtype="float32", max_length=32, eos=[1])
+    p = load(model)
+    with torch.no_grad():
+        for weight in p.parameters():
+            weight.mul_(1.1)
+    engine.load_weights(parallel.weights(p))
+    prompts = [[10, 11, 12 + i] for i in range(5)]
+    groups = parallel.map_over_engines(lambda share, e: engine.sample(
+        share, 4, seed=seed_of(e), temperature=1.0, max_tokens=8), prompts)
+    batch = policy.make_batch([q for q, gs in zip(prompts, groups) for _ in gs],
+                              [c for gs in groups for c in gs])
+    gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
+    engine.close()
+    return gaps[batch.mask].abs().max().item()
+
+
+def main(model, out, sampler):
     parallel.start()
-    results = {}
-    for name in names.split(",") if names != "all" else METHODS:
-        results[name] = run(model, name, options)
-    if sampler != "-":  # an engine in each rank takes over the sharded weights
-        engine = make_sampler(sampler, model, dtype="float32", max_length=32, eos=[1])
-        p = load(model)
-        with torch.no_grad():
-            for weight in p.parameters():
-                weight.mul_(1.1)
-        engine.load_weights(parallel.weights(p))
-        prompts = [[10, 11, 12 + i] for i in range(5)]
-        groups = parallel.map_over_engines(
-            lambda share, e: engine.sample(
-                share, 4, seed=seed_of(e), temperature=1.0, max_tokens=8
-            ),
-            prompts,
-        )
-        batch = policy.make_batch(
-            [q for q, gs in zip(prompts, groups) for _ in gs], [c for gs in groups for c in gs]
-        )
-        results["gap"] = (
-            (policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs)[batch.mask]
-            .abs()
-            .max()
-            .item()
-        )
-        engine.close()
+    results = {option: {name: run(model, name, option) for name in names}
+               for option, names in CASES.items()}
+    results["gap"] = gap_of(sampler, model)
     if parallel.rank() == 0:
         torch.save(results, out)
     parallel.stop()

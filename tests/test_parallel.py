@@ -3,12 +3,14 @@ torchrun."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ranks
 from conftest import ROOT
@@ -20,32 +22,18 @@ from losses import METHODS
 def torchrun(ranks, *command, timeout=1800, check=True):
     """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
     one."""
-    start = (
-        [sys.executable]
-        if ranks == 1
-        else [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node",
-            str(ranks),
-        ]
-    )
+    start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone",
+                                   "--nproc_per_node", str(ranks)]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [*start, *map(str, command)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=dict(env, OMP_NUM_THREADS="1"),
-    )
-    assert done.returncode == 0 or not check, (
-        done.stdout[-2000:]
-        + "".join(line for line in done.stderr.splitlines(True) if "Triton" not in line)[-9000:]
-    )
+    done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=timeout, env=dict(env, OMP_NUM_THREADS="1"))
+    said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
+    assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]
     return done
+
+
+def records_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def same(a, b, limit):
@@ -54,45 +42,46 @@ def same(a, b, limit):
             assert one[name] == pytest.approx(two[name], rel=limit, abs=limit), name
     for name, weight in a["weights"].items():
         assert (weight - b["weights"][name]).abs().max() <= limit, name
-    return True
 
 
 @pytest.fixture(scope="module")
-def alone(small, tmp_path_factory):
+def model(small):
+    return small()
+
+
+@pytest.fixture(scope="module")
+def two(model, tmp_path_factory):
+    """Every case on two ranks."""
+    out = tmp_path_factory.mktemp("ranks") / "two"
+    torchrun(2, "tests/ranks.py", model, out, "vllm" if has_vllm() else "transformers")
+    return torch.load(out)
+
+
+@pytest.fixture(scope="module")
+def one(model):
     """Every method on one rank."""
-    out = tmp_path_factory.mktemp("ranks")
-    model = small()
-    torchrun(1, "tests/ranks.py", model, out / "one", "all")
-    return model, out, torch.load(out / "one")
+    return {name: ranks.run(model, name) for name in METHODS}
 
 
-def test_two_ranks_make_the_same_updates_with_every_method(alone):
-    model, out, one = alone
-    sampler = "vllm" if has_vllm() else "transformers"
-    torchrun(2, "tests/ranks.py", model, out / "two", "all", sampler)
-    two = torch.load(out / "two")
-    before = torch.load(out / "one")["grpo"]["weights"]
+def test_two_ranks_make_the_same_updates_with_every_method(one, two):
     for name in METHODS:
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
-        same(one[name], two[name], 1e-9)
-    assert any(
-        (before[k] - one["acpo"]["weights"][k]).abs().max() > 1e-4 for k in before
-    )  # methods differ: this test can fail
+        same(one[name], two["plain"][name], 1e-9)
+    before, after = one["grpo"]["weights"], one["acpo"]["weights"]
+    # methods differ: this test can fail
+    assert any((before[k] - after[k]).abs().max() > 1e-4 for k in before)
     assert two["gap"] < 1e-4
 
 
-def test_and_where_steps_have_no_row_with_an_advantage(small, tmp_path, monkeypatch):
+def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
     """Left out of the model or not, on one rank and on two: the same updates, with every method."""
-    model = small()
-    torchrun(2, "tests/ranks.py", model, tmp_path / "two", "all", "-", "uniform")
-    two = torch.load(tmp_path / "two")
     for name in METHODS:
-        left_out = ranks.run(model, name, ["uniform"])
+        left_out = ranks.run(model, name, "uniform")
         with monkeypatch.context() as patch:
             patch.setattr(policy, "rows_to_learn", lambda batch, *_, **__: [*range(len(batch.ids))])
-            whole = ranks.run(model, name, ["uniform"])
+            whole = ranks.run(model, name, "uniform")
         same(whole, left_out, 1e-9)
-        same(whole, two[name], 1e-9)
+        same(whole, two["uniform"][name], 1e-9)
         tokens, all_tokens = ([step["learnt_tokens"] for step in result["told"]]
                               for result in (left_out, whole))
         assert (tokens == all_tokens) == METHODS[name].whole_step
@@ -101,19 +90,26 @@ def test_and_where_steps_have_no_row_with_an_advantage(small, tmp_path, monkeypa
             assert tokens[1] < all_tokens[1] / 3  # a row stands in for none
 
 
-@pytest.mark.parametrize("options", ["shared", "checkpointing", "lora", "float32"])
-def test_and_with_the_model_computed_otherwise(alone, options):
-    model, out, one = alone
-    torchrun(2, "tests/ranks.py", model, out / "two", "grpo,acpo", "-", options)
-    two = torch.load(out / "two")
-    if options in ("lora", "float32"):
-        torchrun(1, "tests/ranks.py", model, out / "three", "grpo,acpo", "-", options)
-        one = torch.load(out / "three")
-        assert (
-            one["grpo"]["weights"].keys() == alone[2]["grpo"]["weights"].keys()
-        )  # merged: a checkpoint like any other
+@pytest.mark.parametrize("option", ["shared", "checkpointing", "lora", "float32"])
+def test_and_with_the_model_computed_otherwise(model, one, two, option):
     for name in ("grpo", "acpo"):
-        same(one[name], two[name], 1e-5 if options == "float32" else 1e-9)
+        alone = one[name]
+        if option in ("lora", "float32"):
+            alone = ranks.run(model, name, option)
+            # merged: a checkpoint like any other
+            assert alone["weights"].keys() == one[name]["weights"].keys()
+        same(alone, two[option][name], 1e-5 if option == "float32" else 1e-9)
+
+
+def test_two_ranks_skip_a_step_together(model, two):
+    """In float16: the number that is not finite stands in one rank's shard alone."""
+    results = ranks.run(model, "grpo", "overflow"), two["overflow"]["grpo"]
+    for told in (result["told"] for result in results):
+        assert [step["overflow"] for step in told] == [0, 1, 0, 0]
+        assert [step["steps"] for step in told] == [1, 1, 2, 3]
+        assert [step["scale"] for step in told] == [2.0**10, 2.0**9, 2.0**9, 2.0**9]
+    for name, weight in results[0]["weights"].items():
+        assert (weight - results[1]["weights"][name]).abs().max() < 5e-3, name
 
 
 SMALL = (
@@ -124,59 +120,17 @@ SMALL = (
 
 
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
-def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path):
-    done = torchrun(
-        2,
-        "train.py",
-        "--model",
-        base,
-        "--out",
-        tmp_path / "run",
-        *SMALL,
-        "--sampler",
-        "vllm",
-        "--drop_uniform_groups",
-        "--kl_coef",
-        "0.1",
-    )
-    records = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+@pytest.mark.parametrize("flags", [
+    "--drop_uniform_groups --kl_coef 0.1",  # an engine for each rank, then one for both
+    "--tp 2 --activation_checkpointing --lora_rank 4 --entropy_coef 0.01"], ids=["two", "tp"])
+def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
+    done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL,
+                    "--sampler", "vllm", *flags.split())
+    records = records_of(tmp_path / "run")
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
-    assert (
-        all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
-        and records[1]["len/sum"] > 16 * 3
-    )
+    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
+    assert records[1]["len/sum"] > 16 * 3 and records[1]["groups/sampled"] >= 4
     assert (tmp_path / "run" / "curves.png").exists() and "2 ranks" in done.stdout
-
-
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
-def test_one_engine_over_two_ranks(base, tmp_path):
-    torchrun(
-        2,
-        "train.py",
-        "--model",
-        base,
-        "--out",
-        tmp_path / "run",
-        *SMALL,
-        "--sampler",
-        "vllm",
-        "--tp",
-        "2",
-        "--activation_checkpointing",
-        "--lora_rank",
-        "4",
-        "--entropy_coef",
-        "0.01",
-    )
-    records = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert (
-        all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
-        and records[1]["groups/sampled"] == 4
-    )
     assert records[2]["optim/grad_norm"] > 0
 
 
@@ -204,40 +158,16 @@ def test_bad_flags_under_torchrun_are_said_once(tmp_path):
 def test_saved_on_two_ranks_resumed_on_one(base, tmp_path):
     """The same rollouts to learn from come out of --save_rollouts; weights after the resumed one
     equal to 1e-6."""
-    flags = [
-        "--model",
-        base,
-        "--sampler",
-        "transformers",
-        *SMALL,
-        "--loss",
-        "fade",
-        "--entropy_coef",
-        "0.01",
-        "--save_rollouts",
-    ]
-    torchrun(2, "train.py", "--out", tmp_path / "two", *flags)
-    Path(tmp_path / "one").mkdir()
-    for name in ("config.json", "metrics.jsonl", "samples.jsonl"):
-        (tmp_path / "one" / name).write_text((tmp_path / "two" / name).read_text())
-    subprocess.run(["cp", "-r", tmp_path / "two" / "checkpoints", tmp_path / "one"], check=True)
-    subprocess.run(["rm", "-r", tmp_path / "one" / "checkpoints" / "rollout_000002"], check=True)
-    torchrun(
-        1, "tests/replayed.py", tmp_path / "two" / "rollouts", "--out", tmp_path / "one", "--resume"
-    )
-    from safetensors.torch import load_file
-
-    a, b = (
-        load_file(tmp_path / name / "checkpoints" / "rollout_000002" / "model.safetensors")
-        for name in ("two", "one")
-    )
+    one, two = tmp_path / "one", tmp_path / "two"
+    torchrun(2, "train.py", "--out", two, "--model", base, "--sampler", "transformers", *SMALL,
+             "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts")
+    shutil.copytree(two, one)
+    shutil.rmtree(one / "checkpoints" / "rollout_000002")
+    torchrun(1, "tests/replayed.py", two / "rollouts", "--out", one, "--resume")
+    a, b = (load_file(folder / "checkpoints" / "rollout_000002" / "model.safetensors")
+            for folder in (two, one))
     assert all((a[k] - b[k]).abs().max() <= 1e-6 for k in a)
-    assert any(
-        (a[k] - v).abs().max() > 1e-5
-        for k, v in load_file(Path(base) / "model.safetensors").items()
-    )
-    last = [
-        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
-        for name in ("two", "one")
-    ]
-    assert last[0]["adv/fade_entropy"] == pytest.approx(last[1]["adv/fade_entropy"], abs=1e-6)
+    before = load_file(Path(base) / "model.safetensors")
+    assert any((a[k] - before[k]).abs().max() > 1e-5 for k in a)
+    assert records_of(two)[-1]["adv/fade_entropy"] == pytest.approx(
+        records_of(one)[-1]["adv/fade_entropy"], abs=1e-6)
