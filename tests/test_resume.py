@@ -125,8 +125,7 @@ def test_killed_at_random_moments(whole, tmp_path):
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         killed += process.wait() == -signal.SIGKILL
-    done = command(*whole[1], "--out", out, "--resume")
-    assert done.returncode == 0, done.stderr[-2000:]
+    train.main([*whole[1], "--out", str(out), "--resume"])
     assert killed and same(out, whole[0])
     assert "unfinished" not in {p.name for p in (out / "checkpoints").iterdir()}
 
@@ -293,27 +292,21 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
     )
     saved = [p.name for p in (out / "checkpoints").iterdir()]
     assert len(saved) == 1
-    done = command("--out", out, "--resume")
-    assert done.returncode == 0 and same(out, whole[0])
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole[0])
 
 
-def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path):
+def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import pathlib; from experiment import files; "
-            f"files.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()",
-        ],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    code = ("import pathlib; from experiment import files; "
+            f"files.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()")
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
     holder.stdout.readline()
-    done = command("--out", out, "--resume")
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--out", str(out), "--resume"])
     holder.communicate(b"\n")
-    assert done.returncode == 2 and "another process" in done.stderr
+    assert stop.value.code == 2 and "another process" in capsys.readouterr().err
     assert records(out) == records(whole[0])
 
 
@@ -340,51 +333,32 @@ def tmpfs(tmp_path):
         subprocess.run(["umount", "-l", folder])
 
 
-def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmp_path, tmpfs):
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs):
     folder = tmpfs("size=24m")  # a checkpoint has 11 MB
-    done = command(*whole[1], "--keep", "9", "--out", folder / "run")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "cannot be written" in done.stderr and "--resume continues" in done.stderr
-    good = checkpoint_folders(folder / "run")[-1]
-    assert (
-        good.name == "rollout_000002"
-        and not (folder / "run" / "checkpoints" / "unfinished").exists()
-    )
+    out = folder / "run"
+    with pytest.raises(train.RunFailed, match="cannot be written.*--resume continues"):
+        train.main([*whole[1], "--keep", "9", "--out", str(out)])
+    assert checkpoint_folders(out)[-1].name == "rollout_000002"
+    assert not (out / "checkpoints" / "unfinished").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
-    done = command("--out", folder / "run", "--resume")
-    assert done.returncode == 0 and same(folder / "run", whole[0])
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole[0])
 
 
 def test_a_full_disk_in_the_middle_of_the_log(base, tmpfs):
     folder = tmpfs("size=40k")
-    done = command(
-        "--model",
-        base,
-        *SMALL,
-        "--save_every",
-        "0",
-        "--rollouts",
-        "40",
-        "--eval_every",
-        "0",
-        "--out",
-        folder / "run",
-    )
-    assert (
-        done.returncode == 1
-        and "Traceback" not in done.stderr
-        and "cannot be written" in done.stderr
-    )
+    done = command("--model", base, *SMALL, "--save_every", "0", "--rollouts", "40",
+                   "--eval_every", "0", "--out", folder / "run")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr
 
 
-def test_a_folder_that_cannot_be_written(base, tmpfs):
+def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
     folder = tmpfs("size=1m,ro")
-    done = command("--model", base, *SMALL, "--out", folder / "run")
-    assert (
-        done.returncode == 2
-        and "cannot be written" in done.stderr.splitlines()[-1]
-        and "Traceback" not in done.stderr
-    )
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--model", base, *SMALL, "--out", str(folder / "run")])
+    assert stop.value.code == 2
+    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
