@@ -1,12 +1,15 @@
 """The inside of the sandbox: runs a model's program, once for each input.
 
 sandbox.py hands this text to `python -I -B -c`, with two file descriptors: the job is read from the
-first, and the results go to the second, a JSON line each. The first line is null: it is ready.
+first, and the results go to the second, a JSON line each. The first line is null: it is ready; or
+a text, why it cannot start. It fills the namespaces that unshare has made by calls of libc: the
+commands for it, a dozen processes, would take longer than a program.
 """
 
 import json
 import os
 import resource
+import struct
 import sys
 import time
 import types
@@ -22,6 +25,101 @@ import string, re, datetime, collections, heapq, bisect, copy, math, random, sta
 import itertools, functools, operator, io, sys, json, typing
 """
 
+ROOT = "/sys"  # where the new file system is made: a folder that there is, and no program needs
+READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, DETACH = 1, 2, 4, 8, 32, 4096, 2  # of mount(2)
+PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl(2)
+# The machine's number in linux/audit.h, those of pivot_root and clone, and of what is refused:
+# add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf, perf_event_open, userfaultfd,
+# shmget (its memory counts for no limit); io_uring_setup, open_tree and fsopen
+CALLS = {"x86_64": (0xC000003E, 155, 56, (
+             248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 29, 425, 428, 430)),
+         "aarch64": (0xC00000B7, 41, 220, (
+             217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 194, 425, 428, 430))}
+CLONE3 = 435  # Its flags lie in memory, which no filter reads; libc takes clone where it is missing.
+NEW_NAMESPACES = 0x7E020000  # of clone(2): all but that of time
+
+
+# ------------------------------------------------------------------ the namespaces of the program
+
+def libc(name, *arguments):
+    """Calls a function of libc with integers, bytes and None. Raises OSError."""
+    import ctypes  # macOS has none of these functions.
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(*(ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)) < 0:
+        raise OSError(ctypes.get_errno(), f"{name}{arguments}: {os.strerror(ctypes.get_errno())}")
+
+
+def change_root(places, links, pivot_root):
+    """Moves to a file system of these places, read-only, the symbolic links on the way to them,
+    {path: target}, and an empty /tmp in memory. pivot_root: its number."""
+    os.umask(0o022)
+    libc("mount", b"none", ROOT.encode(), b"tmpfs", NOSUID | NODEV, b"size=64m,mode=755")
+    os.chdir(ROOT)
+    for place in places:
+        here = "." + place
+        os.makedirs(here if os.path.isdir(place) else os.path.dirname(here), exist_ok=True)
+        if not os.path.exists(here):
+            open(here, "x").close()
+        libc("mount", place.encode(), here.encode(), None, BIND, None)
+        # A user namespace may not take back what the mount outside forbids.
+        kept = os.statvfs(here).f_flag & (NODEV | NOEXEC)
+        libc("mount", None, here.encode(), None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
+    for folder in "tmp", "old", "proc":
+        os.makedirs(folder, exist_ok=True)  # The interpreter may be below /tmp.
+    os.chmod("tmp", 0o1777)
+    for path, target in links.items():  # They come last: nothing above is made through one.
+        os.makedirs(os.path.dirname("." + path), exist_ok=True)
+        if not os.path.lexists("." + path):
+            os.symlink(target, "." + path)
+    libc("mount", b"none", b"proc", b"proc", NOSUID | NODEV | NOEXEC, None)
+    libc("syscall", pivot_root, b".", b"old")
+    os.chdir("/tmp")
+    libc("umount2", b"/old", DETACH)
+
+
+def drop_rights(uid):
+    """Becomes this user (None: no other), without capabilities, and dies with its parent."""
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    libc("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))  # its third version, no rights
+    libc("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc("prctl", PDEATHSIG, 9, 0, 0, 0)  # A change of user has cleared it.
+    # The program has the same user, and could write to this process's memory otherwise.
+    libc("prctl", DUMPABLE, 0, 0, 0, 0)
+
+
+def refuse_calls(machine, clone, numbers):
+    """The kernel is to refuse these system calls, and new namespaces, to this process and all that
+    it starts. seccomp(2) has the instructions: (code, jump if true, else, value)."""
+    import ctypes
+    load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    forbid = end, 0, 0, 0x50001  # EPERM
+    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
+             (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
+    for number in numbers:
+        steps += [(equal, 0, 1, number), forbid]
+    steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS
+              (load, 0, 0, 16), (has, 0, 1, NEW_NAMESPACES), forbid, (end, 0, 0, 0x7FFF0000)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    libc("prctl", SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(program)), 0, 0)
+
+
+def confine(places, links, uid):
+    """Fills this process's namespaces, with no new file system if there are no places, and gives up
+    its rights. Raises OSError."""
+    name = os.uname().machine
+    if name not in CALLS:
+        raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
+    machine, pivot_root, clone, numbers = CALLS[name]
+    if places:
+        change_root(places, links, pivot_root)
+    drop_rights(uid)
+    refuse_calls(machine, clone, numbers)
+
+
+# ------------------------------------------------------------------ the program
 
 def kill_the_rest():
     """Kills the processes that the program left, if this is the first of a process tree."""
@@ -60,6 +158,7 @@ def fork_for_each(texts, limits, results):
         if pid == 0:
             if first:  # Otherwise the grader kills the group that this process stays in.
                 os.setsid()
+                libc("prctl", DUMPABLE, 1, 0, 0, 0)  # It may read its own /proc/self.
             os.dup2(stdin, 0)
             os.dup2(stdout, 1)
             for name, value in limits.items():
@@ -96,9 +195,15 @@ def call_function(job, scope, results):
 
 
 def main(job_fd, result_fd):
-    """Runs the job, {code, inputs, fn_name, limits, seconds}, which sandbox.start_runner wrote."""
+    """Runs the job, {code, inputs, fn_name, limits, seconds, confined}, of sandbox.start_runner."""
     job = json.load(os.fdopen(job_fd))
     results = os.fdopen(result_fd, "w")
+    try:
+        if job["confined"]:
+            confine(**job["confined"])
+    except OSError as error:
+        results.write(json.dumps(str(error)) + "\n")
+        return
     program = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(PRELUDE, program.__dict__)
     sys.setrecursionlimit(50000)

@@ -15,6 +15,8 @@ import os
 import platform
 import select
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,31 +25,45 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 OUTPUT = 4 << 20  # bytes that a program may print, or return
-NOBODY = 65534
+ALL = ("pid", "net", "mount")  # the kernel's isolations
+UIDS = range(61184, 65520)  # systemd's for passing services: no user has one, containers have all
 # The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
-# This script builds the file system in which the program lives, then becomes the program.
-ROOT = r"""
-set -e
-root=$1; shift
-mount -t tmpfs -o size=64m,mode=755,nosuid,nodev none "$root"; cd "$root"
-while [ "$1" != -- ]; do
-  if [ -L "$1" ]; then cp -P "$1" ".$1"
-  elif [ -d "$1" ]; then mkdir -p ".$1"; mount --bind -o ro,nosuid "$1" ".$1"
-  elif [ -e "$1" ]; then mkdir -p ".${1%/*}"; touch ".$1"; mount --bind "$1" ".$1"; fi
-  shift
-done
-shift
-mkdir -p tmp old; chmod 1777 tmp
-mkdir proc; mount -t proc proc proc
-(echo 0 > proc/sys/kernel/shmmax) 2>/dev/null || true
-pivot_root . old; cd /tmp; umount -l /old
-exec "$@"
-"""
-
-
 # ------------------------------------------------------------------ how programs are isolated
+
+def program_uid():
+    """The user that a program of this process becomes if root starts it, else None.
+
+    Another process's programs have another: the kernel counts processes for each user, and a fork
+    bomb would take what others may start. Root of a small user namespace has no other users."""
+    table = Path("/proc/self/uid_map")  # its spans: first id here, first id outside, count
+    text = table.read_text() if table.exists() else "0 0 4294967295"
+    spans = [tuple(map(int, line.split())) for line in text.splitlines()]
+    if os.getuid() == 0 and any(a <= UIDS[0] and UIDS[-1] < a + count for a, _, count in spans):
+        return UIDS[os.getpid() % len(UIDS)]
+    return None
+
+
+def ways():
+    """-> (the kernel's isolations, unshare's command for them), from the strongest on.
+
+    Root gets all of them or none: with less, a program would have its files before it."""
+    root = program_uid() is not None
+    for kinds in (ALL,) if root else (ALL, ("pid", "net"), ("pid",)):
+        user = () if root else ("user", "map-root-user")
+        yield kinds, ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child",
+                      *(f"--{option}" for option in (*user, *kinds, "ipc"))]
+
+
+def failure(way):
+    """Why no program runs with these (isolations, command), in a text; None if one does."""
+    try:
+        with started("", [""], None, 10, 512, way) as result:
+            return None if result()[0] == 0 else "a program without a line ends with an error"
+    except (OSError, RuntimeError, EOFError, TimeoutError) as error:
+        return str(error)
+
 
 @functools.cache
 def unshared():
@@ -55,56 +71,42 @@ def unshared():
     and the command for it. Both are empty where there is none."""
     if platform.system() != "Linux":
         return (), []
-    for kinds in (("pid", "net", "mount"), ("pid", "net"), ("pid",)):
-        for user in ([], ["--user", "--map-root-user"]):
-            command = ["setpriv", "--pdeathsig", "KILL", "unshare", *user,
-                       *(f"--{kind}" for kind in (*kinds, "ipc")), "--fork", "--kill-child"]
-            with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
-                trial = subprocess.run(command + python_command(kinds, folder, ["-c", ""], command),
-                                       capture_output=True, timeout=60, cwd=folder)
-                if trial.returncode == 0:
-                    return kinds, command
-    return (), []
+    return next((way for way in ways() if failure(way) is None), ((), []))
 
 
-def becomes_nobody(command):
-    """Does root start the programs? In a user namespace there is no other user to become."""
-    return os.getuid() == 0 and "--user" not in command
+def real_place(path, links):
+    """A path without symbolic links; those on the way are added to `links`, {path: target}."""
+    at = "/"
+    for part in path.split("/"):
+        at = os.path.normpath(os.path.join(at, part))
+        if os.path.islink(at):
+            links[at] = os.readlink(at)
+            at = real_place(os.path.join(os.path.dirname(at), links[at]), links)
+    return at
 
 
-def python_command(kinds, folder, arguments, command):
-    """The command line of Python with these arguments, without rights and, where `kinds` has mount,
-    in a new file system, built at `folder`. `command` (unshare's) is to start it."""
-    # It needs the signal again, after unshare's own: a change of user clears it.
-    drop = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "--pdeathsig=KILL"]
-    if becomes_nobody(command):
-        drop += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    prefix = os.path.realpath(sys.prefix)  # the environment's folder may be a link
-    python = [os.path.join(prefix, "bin", "python"), "-I", "-B", *arguments]
-    if "mount" not in kinds:
-        return (["setpriv", *drop] if kinds and readable_by_all() else []) + python
-    places = ["/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-              os.path.realpath(sys.base_prefix), prefix]
-    return ["sh", "-c", ROOT, "sh", folder, *dict.fromkeys(places), "--", "setpriv", *drop, *python]
-
-
-def readable_by_all():
-    """May another user start this interpreter? Below /root that takes a new file system."""
-    path = os.path.realpath(sys.executable)
-    while path != "/":
-        if not os.stat(path).st_mode & 0o001:
-            return False
-        path = os.path.dirname(path)
-    return True
+def confined(kinds, command):
+    """The arguments of runner.confine."""
+    links, places = {}, []
+    for path in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
+                 sys.base_prefix, sys.prefix, sys.executable):
+        place = real_place(path, links)
+        # A mount shows what is below it, but not what is mounted there.
+        if os.path.exists(place) and not any(
+                place.startswith(other + "/") and os.stat(place).st_dev == os.stat(other).st_dev
+                for other in places):
+            places.append(place)
+    return dict(places=places if "mount" in kinds else [], links=links,
+                uid=None if "--user" in command else program_uid())
 
 
 def isolation():
     """One line for the start of a run: the isolation of programs here."""
     kinds, command = unshared()
-    shown = " ".join(k if k in kinds else f"(no {k})" for k in ("pid", "net", "mount"))
-    changes_user = becomes_nobody(command) and kinds and ("mount" in kinds or readable_by_all())
+    shown = " ".join(k if k in kinds else f"(no {k})" for k in ALL)
+    uid = os.getuid() if "--user" in command or not kinds else f"{UIDS[0]}-{UIDS[-1]}"
     limits = "rlimits" if has_memory_limit() else "rlimits (no memory)"
-    return f"isolation: {shown}, uid {NOBODY if changes_user else os.getuid()}, {limits}"
+    return f"isolation: {shown}, uid {uid}, {'seccomp, ' if kinds else ''}{limits}"
 
 
 def has_memory_limit():
@@ -121,7 +123,7 @@ def refusal():
     elif not (shutil.which("unshare") and shutil.which("setpriv")):
         why = "that takes unshare and setpriv, of the package util-linux, and they are missing"
     else:
-        why = "the kernel lets this user unshare nothing"
+        why = f"the kernel does not let this user: {failure(next(ways()))}"
     return (f"programs that a model writes are to be run, and nothing isolates them here ({why}): "
             "--allow_unsafe_code runs them all the same, and they may then do whatever this user "
             "may do to files, to processes and over the network")
@@ -175,62 +177,85 @@ class LineReader:
         return json.loads(line)
 
 
-def start_runner(job, folder, result_fd):
-    """Starts the runner, whose results go to the pipe's end result_fd, in a folder -> its process.
+def start_runner(command, job, folder, result_fd):
+    """Starts the runner, whose results go to the socket result_fd, in a folder -> its process.
 
-    job: {code, inputs, fn_name, limits (of setrlimit), seconds (of computing for each call)}."""
-    kinds, command = unshared()
+    job: {code, inputs, fn_name, limits (of setrlimit), seconds (of computing for each call),
+    confined}."""
     with tempfile.TemporaryFile("w+") as job_file:
         json.dump(job, job_file)
         job_file.seek(0)
-        arguments = ["-c", RUNNER, str(job_file.fileno()), str(result_fd)]
         return subprocess.Popen(
-            command + python_command(kinds, folder, arguments, command), cwd=folder,
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, pass_fds=(job_file.fileno(), result_fd),
+            [*command, sys.executable, "-I", "-B", "-c", RUNNER, str(job_file.fileno()),
+             str(result_fd)], cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(job_file.fileno(), result_fd),
             env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8",
                      OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))
 
 
+def first_sender(channel, lines):
+    """The process id, in our numbers, of who wrote the first byte, which goes to `lines`.
+
+    In its own process tree the runner is number 1; the kernel translates a socket's credentials."""
+    channel.settimeout(60)
+    first, [(_, _, credentials)], *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
+    lines.buffer += first
+    return struct.unpack("3i", credentials)[0]
+
+
 @contextlib.contextmanager
-def started(code, inputs, fn_name, timeout, memory_mb):
+def started(code, inputs, fn_name, timeout, memory_mb, way=None):
     """Starts the runner; gives a function that returns its next result, or raises ValueError,
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
 
-    Raises RuntimeError if the runner does not start."""
-    command = unshared()[1]
-    folder = tempfile.mkdtemp(prefix=f"nanorlvr-{os.getpid()}-")
-    if becomes_nobody(command) and "mount" not in unshared()[0]:
-        os.chown(folder, NOBODY, NOBODY)
+    way: (isolations, command), by default unshared's. Raises RuntimeError if the runner does not
+    start."""
+    kinds, command = way or unshared()
+    confinement = confined(kinds, command) if kinds else None
+    # A program with a file system of its own needs no folder in this one.
+    folder = None if "mount" in kinds else tempfile.mkdtemp(prefix=f"nanorlvr-{os.getpid()}-")
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
     if not has_memory_limit():
         del limits["AS"]
-    job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds)
-    read_end, write_end = os.pipe()
-    process = start_runner(job, folder, write_end)
-    os.close(write_end)
-    lines = LineReader(read_end, most_bytes=8 * OUTPUT)
+    job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
+               confined=confinement)
+    channel, runners_end = socket.socketpair()
+    if kinds:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    process = start_runner(command, job, folder or "/", runners_end.fileno())
+    runners_end.close()
+    lines, runner = LineReader(channel.fileno(), most_bytes=8 * OUTPUT), process.pid
     try:
-        try:
-            lines.read(60)  # The program has no part in the start.
+        try:  # The program has no part in the start.
+            runner = first_sender(channel, lines) if kinds else process.pid
+            reason = lines.read(60)
         except (ValueError, EOFError, TimeoutError):
-            raise RuntimeError("the sandbox did not start") from None
+            reason = "unshare or Python ended, or took a minute"
+        if reason is not None:
+            raise RuntimeError(f"the sandbox did not start: {reason}")
         # On a busy machine a second of computing takes longer than one by the clock.
         yield lambda: lines.read(2 * timeout + 1)
     finally:
+        # The runner is the first of the process tree, all of which the kernel kills with it. No
+        # other process gets its number as long as unshare waits for it.
+        with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:
+                os.kill(runner, 9)
         # Where only the dead are left, the call is forbidden on macOS.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, 9)
         process.wait()
         with contextlib.suppress(TimeoutError):
             while lines.read_chunk(5.0):
-                pass  # The pipe ends with the runner, and so with the process tree.
-        os.close(read_end)
-        with contextlib.suppress(FileNotFoundError):  # The program may have removed it.
-            os.chmod(folder, 0o700)
-        shutil.rmtree(folder, ignore_errors=True)
+                pass  # The socket ends with the runner, and so with the process tree.
+        channel.close()
+        if folder:
+            with contextlib.suppress(FileNotFoundError):  # The program may have removed it.
+                os.chmod(folder, 0o700)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(pid):

@@ -1,10 +1,11 @@
 """Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
-    python -m graders.worker rewards LIFE      a worker: jobs on stdin, results on stdout
+    python -m graders.worker rewards LIFE TOKEN      a worker: jobs on stdin, results on stdout
 
 The module that the command line names has the verifiers in its VERIFIERS, and may have a function
 prepare(names), which imports their packages. Jobs are sent as a JSON line of [name, completion,
-answer]s. The worker answers with a line after its imports, then a line [reward, fault] for each.
+answer]s. The worker answers with a line after its imports, then a line [token, reward, fault] for
+each. The token, of the process's command line, tells them from what a verifier writes.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import fcntl
 import functools
 import importlib
 import json
+import math
 import os
 import queue
 import signal
@@ -42,19 +44,22 @@ class Worker:
         self.module, self.process = module, None
 
     def start(self):
+        self.token = os.urandom(4).hex()
         life, self.life = os.pipe()  # The process dies when this end is closed, or we are dead.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "graders.worker", self.module, str(life)], pass_fds=(life,),
-            cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
+            [sys.executable, "-m", "graders.worker", self.module, str(life), self.token],
+            pass_fds=(life,), cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(life)
-        self.lines = LineReader(self.process.stdout.fileno())
+        self.lines = LineReader(self.process.stdout.fileno(), most_bytes=1 << 20)
 
     def stop(self):
-        """Kills the process, if there is one, and removes the folders of the programs it ran."""
+        """Kills the process, if there is one, and what its verifiers have started, and removes the
+        folders of the programs it ran."""
         process, self.process = self.process, None
         if process:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             os.close(self.life)
             sandbox.sweep(process.pid)
@@ -68,8 +73,9 @@ class Worker:
 
         It raises nothing on a job's account: a job that takes too long is a timeout, and one that
         ends its process is an error."""
-        if self.process and self.process.poll() is not None:
-            self.stop()  # It died between two blocks, which is not the fault of a job.
+        if self.process and (self.process.poll() is not None or self.lines.buffer
+                             or self.lines.poll.poll(0)):
+            self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
         results, began, allowed = [], time.monotonic(), START_SECONDS
         try:
             if self.process is None:
@@ -77,16 +83,24 @@ class Worker:
             # One line, which the process reads whole before it begins: the pipe cannot block.
             self.process.stdin.write(json.dumps([job[:3] for job in jobs]).encode() + b"\n")
             self.process.stdin.flush()
-            self.lines.read(START_SECONDS)  # The imports are done.
+            if self.lines.read(START_SECONDS) != self.token:  # The imports are done.
+                raise ValueError("the line is not the worker's")
             for job in jobs:
                 began, allowed = time.monotonic(), job.seconds
-                results.append([*self.lines.read(allowed), time.monotonic() - began])
+                token, reward, fault = self.lines.read(allowed)
+                if token != self.token:
+                    raise ValueError("the line is not the worker's")
+                results.append([reward, fault, time.monotonic() - began])
         except TimeoutError:
             self.stop()
             results.append([0.0, "timeout", allowed])
         except (EOFError, BrokenPipeError):
             self.stop()
             results.append([0.0, "error: the worker process died", time.monotonic() - began])
+        except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
+            self.stop()
+            results.append([0.0, "error: the verifier wrote to a descriptor that it did not open",
+                            time.monotonic() - began])
         return results
 
 
@@ -127,7 +141,10 @@ def run_jobs(module, jobs, size):
 def graded(verifiers, name, completion, answer):
     """-> [reward, fault or None] of one completion. An exception is a fault and is not raised."""
     try:
-        return [float(verifiers[name](completion, answer)), None]
+        reward = float(verifiers[name](completion, answer))
+        if math.isfinite(reward):
+            return [reward, None]
+        return [0.0, f"error: the reward is {reward}"]
     except Unparsed:
         return [0.0, "unparsed_answer"]
     except UnparsedGold:
@@ -147,22 +164,29 @@ def die_with_parent(life):
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def serve(module):
+def serve(module, token):
     """Answers each line on stdin: with a line when it is ready, and then with one for each job.
 
-    The results go to a private copy of stdout; the prints of a verifier are dropped."""
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    The pipes are private copies; a verifier reads nothing on stdin, and its prints are dropped. A
+    process that it forks has no way to answer, and ends if it comes back from the verifier."""
+    lines, results = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.register_at_fork(after_in_child=results.close)
     module = importlib.import_module(module)
     prepare = getattr(module, "prepare", lambda names: None)
-    for line in sys.stdin:
+    for line in lines:
         jobs = json.loads(line)
         prepare({name for name, *_ in jobs})
-        print('"ready"', file=results, flush=True)
+        print(json.dumps(token), file=results, flush=True)
         for job in jobs:
-            print(json.dumps(graded(module.VERIFIERS, *job)), file=results, flush=True)
+            result = json.dumps([token, *graded(module.VERIFIERS, *job)])
+            if results.closed:
+                os._exit(0)
+            print(result, file=results, flush=True)
 
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[3])

@@ -371,3 +371,47 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     while lives() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not lives()
+
+
+MEDDLING = """
+import os, threading, time
+from rewards import VERIFIERS
+def meddling(completion, answer):
+    if completion == "forks": return float(os.fork() > 0)
+    if completion == "leaves": os.fork() or time.sleep(600)
+    if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
+        for descriptor in range(3, 64):
+            try: os.write(descriptor, completion.encode("latin-1") * 3)
+            except OSError: pass
+    if completion == "reads": return float(os.read(0, 1 << 20) == b"")
+    if completion == "closes": os.closerange(3, 64)
+    if completion == "later": threading.Timer(0.5, meddling, ["null\\n", None]).start()
+    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
+VERIFIERS["meddling"] = meddling
+"""
+
+
+def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(
+        monkeypatch, tmp_path, capfd):
+    """It forks, writes to descriptors that it did not open, reads the worker's jobs, is NaN."""
+    (tmp_path / "meddling_rewards.py").write_text(MEDDLING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(rewards, "MODULE", "meddling_rewards")
+    problem = dict(reward="meddling", answer=None)
+    faulty = ["[1.0, null]\n", "half a line", "[" * 5000 + "\n", "\xff\n", "null\n", "closes",
+              "nan", "inf"]
+    texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]
+    try:
+        (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
+        assert got == [float(text in ("good", "forks", "reads")) for text in texts]
+        assert counters == dict(unparsed_answer=0, unparsed_gold=0, timeout=0, error=len(faulty))
+        said = capfd.readouterr().err
+        assert "meddling, 1 of 22 completions: error: the reward is nan" in said
+        assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
+        assert grade([problem], [["later"]], workers=1)[0] == [[1]]
+        time.sleep(1.0)  # It has written by then, and the next block is not charged for it.
+        assert grade([problem], [["good"]], workers=1) == ([[1]], dict.fromkeys(counters, 0))
+    finally:
+        for one in worker.pool("meddling_rewards", 1):
+            one.stop()
+        worker.pool.cache_clear()

@@ -1,6 +1,7 @@
 """graders/sandbox.py: programs that are right, wrong, hang, hog, cheat and attack; comparisons."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import time
 import pytest
 
 from conftest import ROOT
-from graders import sandbox
+import rewards
+from graders import sandbox, worker
 from graders.sandbox import lines_equal, run_tests
 
 pytestmark = pytest.mark.skipif(
@@ -20,7 +22,26 @@ IO = [dict(input="3\n", output="6\n"), dict(input="5\n", output="10\n")]
 FN = [dict(input="3", output="6"), dict(input="5", output="10")]
 TWO = [dict(input="2\n1 2\n", output="3\n")]
 
+# It has the place of libc's functions in the runner, from which it was forked.
+REWRITES_INIT = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+with open("/proc/1/mem", "r+b", 0) as memory:
+    for name in "kill", "_exit", "wait4":
+        memory.seek(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value)
+        memory.write(b"\\x31\\xc0\\xc3" if os.uname().machine == "x86_64" else b"\\0\\0\\x80\\xd2"
+                     b"\\xc0\\x03\\x5f\\xd6")  # return 0
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(60)
+print(int(input()) * 2)
+"""
+NUMBER = {"x86_64": dict(keyctl=250, add_key=248, clone=56)}.get(
+    os.uname().machine, dict(keyctl=219, add_key=217, clone=220))  # of system calls
+
+
 def S(name, ok, code, tests=IO, fn_name=None):  # standard input and output
+    code = re.sub(r"NUMBER\['(\w+)'\]", lambda match: str(NUMBER[match[1]]), code)
     return pytest.param(code, tests, fn_name, bool(ok), id=name)
 
 
@@ -157,6 +178,27 @@ CASES = [
       "print(6 if int(input())==3 else 10)"),
     S("a secret file", 0, "print(6 if open('SECRET').read() else 1)"),
     S("writes outside", 0, "open('OUTSIDE','w').write('x')\nprint('x')"),
+    S("leaves the sandbox's process tree as far as it goes", 1,
+      "import ctypes,os,time\nif os.fork()==0:\n    os.setsid()\n"
+      "    ctypes.CDLL(None).prctl(1,0,0,0,0)\n    if os.fork()==0:\n        time.sleep(60)\n"
+      "    os._exit(0)\nprint(int(input())*2)"),
+    S("rewrites the runner, so that it kills nothing", 0, REWRITES_INIT),
+    S("reads the runner", 0, "open('/proc/1/mem','rb')\nprint(int(input())*2)"),
+    S("reads its own /proc/self", 1, "import os\nopen('/proc/self/mem','rb')\n"
+      "os.listdir('/proc/self/fd')\nprint(int(input())*2)"),
+    *(S(name, 0, f"import ctypes\nlibc=ctypes.CDLL(None)\nassert libc.{call}>=0\n"
+        "print(int(input())*2)") for name, call in (
+        ("the session's keyring", "syscall(NUMBER['keyctl'],0,-3,1)"),
+        ("a key", "syscall(NUMBER['add_key'],b'user',b'k',b'v',1,-3)"),
+        ("a user namespace", "unshare(0x10000000)"), ("a mount namespace", "unshare(0x20000)"),
+        ("a process in a user namespace", "syscall(NUMBER['clone'],0x10000011,0,0,0,0)"),
+        ("a process in a user namespace, clone3",
+         "syscall(435,(ctypes.c_uint64*8)(0x10000000,0,0,0,17,0,0,0),64)"),
+        ("a mount", "mount(b'none',b'/tmp',b'tmpfs',0,None)"),
+        ("shared memory", "shmget(0,1<<20,0o1600)"))),
+    S("threads and processes", 1, "import subprocess,sys,threading\n"
+      "t=threading.Thread(target=print,args=(int(input())*2,))\nt.start();t.join()\n"
+      "subprocess.run([sys.executable,'-c','pass'],check=True)"),
     S("quits by recursion", 0, "def f(): f()\nf()"),
     S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)"),
 ]
@@ -164,8 +206,8 @@ CASES = [
 
 def alive():
     """States of the processes of the programs' user, without the dead that wait to be collected."""
-    states = subprocess.run(["ps", "-o", "stat=", "-u", str(sandbox.NOBODY)], capture_output=True,
-        text=True).stdout.split()
+    states = subprocess.run(["ps", "-o", "stat=", "-u", str(sandbox.program_uid())],
+        capture_output=True, text=True).stdout.split()
     return [state for state in states if not state.startswith("Z")]
 
 
@@ -194,8 +236,8 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
 
 def test_a_program_that_removes_its_folder_is_a_verdict(monkeypatch):
     """Where the kernel gives it no file system of its own, that is the folder that we made."""
-    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--ipc", "--fork",
-        "--kill-child"]
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--user", "--map-root-user", "--pid",
+        "--ipc", "--fork", "--kill-child"]
     if subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("this user may not unshare")
     monkeypatch.setattr(sandbox, "unshared", lambda: (("pid",), command))
@@ -203,14 +245,46 @@ def test_a_program_that_removes_its_folder_is_a_verdict(monkeypatch):
     assert run_tests(gone, IO[:1]) and not run_tests(gone + "\nprint(7)", IO)
 
 
-def test_an_environment_behind_a_link(tmp_path, monkeypatch):
-    """It has the file system of its own, too."""
-    (tmp_path / "venv").symlink_to(sys.prefix)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
-    kinds, command = sandbox.unshared()
-    started = sandbox.python_command(kinds, str(tmp_path), ["-c", "print(1)"], command)
-    done = subprocess.run(command + started, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "1\n", done.stderr
+def test_an_environment_behind_links(tmp_path):
+    """Its folder, the interpreter of which it was made and that one's folder are links."""
+    made, current = tmp_path / "made", tmp_path / "opt" / "current"
+    (made / "bin").mkdir(parents=True)
+    current.parent.mkdir()
+    current.symlink_to(os.path.realpath(sys.base_prefix))
+    (made / "bin" / "python").symlink_to(current / "bin" / "python3")
+    (made / "pyvenv.cfg").write_text(f"home = {current}/bin\n")
+    (tmp_path / "first").symlink_to("made")
+    (tmp_path / "venv").symlink_to("first")
+    script = ("import sys; from graders import sandbox; assert 'venv' in sys.prefix; "
+              "print(sandbox.run_tests('import os, zlib; print(os.path.exists(\"/etc/passwd\"))',"
+              "[dict(input='', output='False')]), sandbox.unshared()[0])")
+    done = subprocess.run([tmp_path / "venv" / "bin" / "python", "-c", script], cwd=ROOT,
+        capture_output=True, text=True, umask=0o077)
+    assert done.stdout == "True ('pid', 'net', 'mount')\n", done.stderr
+
+
+@pytest.mark.skipif(sandbox.program_uid() is None, reason="for root alone")
+def test_root_runs_nothing_without_the_file_system(monkeypatch):
+    monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
+    monkeypatch.setattr(sandbox, "unshared", sandbox.unshared.__wrapped__)
+    with pytest.raises(PermissionError, match="mount.*No such file or directory"):
+        run_tests("print(6)", IO[:1])
+    assert sandbox.isolation().startswith("isolation: (no pid) (no net) (no mount), uid 0")
+
+
+def test_a_fork_bomb_costs_no_other_program_its_reward():
+    """Programs at the same time, that start a thread while the bomb has all its processes."""
+    test = dict(tests=[dict(input="", output="6")], fn_name=None)
+    bomb = "import os,time\nfor _ in range(12):\n    try: os.fork()\n    except OSError: pass\n"
+    right = ("import threading,time\nfor _ in range(10):\n    time.sleep(0.3)\n"
+             "    t=threading.Thread(target=time.sleep,args=(0.1,))\n    t.start()\nprint(6)")
+    texts = [f"```\n{code}\n```" for code in [bomb + "time.sleep(9)", *[right] * 15]]
+    try:
+        got, _ = rewards.grade([dict(reward="code", answer=test)], [texts], workers=16)
+    finally:
+        for one in worker.pool("rewards", 16):
+            one.stop()
+    assert got == [[0, *[1] * 15]]
 
 
 def test_in_a_user_namespace_as_well(monkeypatch):
@@ -239,7 +313,6 @@ def test_the_solution_is_the_main_module():
 def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
     with pytest.raises(ValueError, match="without a test"):
         run_tests("print(6)", [])
-    monkeypatch.setattr(sandbox, "ROOT", "exit 1")
     monkeypatch.setattr(sandbox, "RUNNER", "raise SystemExit")
     with pytest.raises(RuntimeError, match="did not start"):  # and not a wrong answer
         run_tests("print(6)", IO[:1])
@@ -264,7 +337,7 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
               "sandbox.run_tests('import time; time.sleep(300)', [dict(input='', output='')], "
               "timeout=200)")
     grader = subprocess.Popen(["python3", "-c", script], cwd=ROOT,
-                              env=dict(os.environ, TMPDIR=str(tmp_path)))  # its empty folder stays
+                              env=dict(os.environ, TMPDIR=str(tmp_path)))
 
     def running():
         return subprocess.run(["pgrep", "-f", f"# {tmp_path}"], capture_output=True,
@@ -279,14 +352,14 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
     deadline = time.monotonic() + 10
     while running() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not running()
+    assert not running() and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("system, tool, why", [
     ("Darwin", "/bin/x", "takes Linux, and this is macOS"),
     ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"),
     ("Linux", None, "util-linux"),
-    ("Linux", "/bin/x", "the kernel lets this user unshare nothing"),
+    ("Linux", "/bin/x", "the kernel does not let this user: "),
 ])
 def test_a_refusal_says_why_and_what_the_flag_would_do(system, tool, why, monkeypatch):
     monkeypatch.setattr(sandbox.platform, "system", lambda: system)
