@@ -35,7 +35,7 @@ CALLS = {"x86_64": (0xC000003E, 155, 56, (
              248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 29, 425, 428, 430)),
          "aarch64": (0xC00000B7, 41, 220, (
              217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 194, 425, 428, 430))}
-CLONE3 = 435  # Its flags lie in memory, which no filter reads; libc takes clone where it is missing.
+CLONE3 = 435  # Its flags lie in memory, which no filter reads; without it libc takes clone.
 NEW_NAMESPACES = 0x7E020000  # of clone(2): all but that of time
 
 
@@ -50,8 +50,8 @@ def libc(name, *arguments):
 
 
 def change_root(places, links, pivot_root):
-    """Moves to a file system of these places, read-only, the symbolic links on the way to them,
-    {path: target}, and an empty /tmp in memory. pivot_root: its number."""
+    """Moves to a file system of these places, read-only, the symbolic links {path: target} on the
+    way to them, and an empty /tmp in memory."""
     os.umask(0o022)
     libc("mount", b"none", ROOT.encode(), b"tmpfs", NOSUID | NODEV, b"size=64m,mode=755")
     os.chdir(ROOT)
@@ -60,10 +60,11 @@ def change_root(places, links, pivot_root):
         os.makedirs(here if os.path.isdir(place) else os.path.dirname(here), exist_ok=True)
         if not os.path.exists(here):
             open(here, "x").close()
-        libc("mount", place.encode(), here.encode(), None, BIND, None)
+        place, here = os.fsencode(place), os.fsencode(here)
+        libc("mount", place, here, None, BIND, None)
         # A user namespace may not take back what the mount outside forbids.
         kept = os.statvfs(here).f_flag & (NODEV | NOEXEC)
-        libc("mount", None, here.encode(), None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
+        libc("mount", None, here, None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
     for folder in "tmp", "old", "proc":
         os.makedirs(folder, exist_ok=True)  # The interpreter may be below /tmp.
     os.chmod("tmp", 0o1777)
@@ -75,19 +76,6 @@ def change_root(places, links, pivot_root):
     libc("syscall", pivot_root, b".", b"old")
     os.chdir("/tmp")
     libc("umount2", b"/old", DETACH)
-
-
-def drop_rights(uid):
-    """Becomes this user (None: no other), without capabilities, and dies with its parent."""
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    libc("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))  # its third version, no rights
-    libc("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc("prctl", PDEATHSIG, 9, 0, 0, 0)  # A change of user has cleared it.
-    # The program has the same user, and could write to this process's memory otherwise.
-    libc("prctl", DUMPABLE, 0, 0, 0, 0)
 
 
 def refuse_calls(machine, clone, numbers):
@@ -108,14 +96,22 @@ def refuse_calls(machine, clone, numbers):
 
 def confine(places, links, uid):
     """Fills this process's namespaces, with no new file system if there are no places, and gives up
-    its rights. Raises OSError."""
+    its rights. uid: the user that it becomes, None for no other. Raises OSError."""
     name = os.uname().machine
     if name not in CALLS:
         raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
     machine, pivot_root, clone, numbers = CALLS[name]
     if places:
         change_root(places, links, pivot_root)
-    drop_rights(uid)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    libc("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))  # its third version, no rights
+    libc("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc("prctl", PDEATHSIG, 9, 0, 0, 0)  # A change of user has cleared it.
+    # The program has the same user, and could write to this process's memory otherwise.
+    libc("prctl", DUMPABLE, 0, 0, 0, 0)
     refuse_calls(machine, clone, numbers)
 
 

@@ -33,35 +33,32 @@ RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 # ------------------------------------------------------------------ how programs are isolated
 
 def program_uid():
-    """The user that a program of this process becomes if root starts it, else None.
+    """The user that the programs of this process become if root starts them, else None.
 
-    Another process's programs have another: the kernel counts processes for each user, and a fork
-    bomb would take what others may start. Root of a small user namespace has no other users."""
-    table = Path("/proc/self/uid_map")  # its spans: first id here, first id outside, count
+    Each process has another: the kernel counts a user's processes, also those of a fork bomb."""
+    table = Path("/proc/self/uid_map")  # lines of: the first id here, the first outside, how many
     text = table.read_text() if table.exists() else "0 0 4294967295"
     spans = [tuple(map(int, line.split())) for line in text.splitlines()]
-    if os.getuid() == 0 and any(a <= UIDS[0] and UIDS[-1] < a + count for a, _, count in spans):
-        return UIDS[os.getpid() % len(UIDS)]
-    return None
+    has_users = any(a <= UIDS[0] and UIDS[-1] < a + count for a, _, count in spans)
+    return UIDS[os.getpid() % len(UIDS)] if os.getuid() == 0 and has_users else None
 
 
 def ways():
     """-> (the kernel's isolations, unshare's command for them), from the strongest on.
 
-    Root gets all of them or none: with less, a program would have its files before it."""
-    root = program_uid() is not None
-    for kinds in (ALL,) if root else (ALL, ("pid", "net"), ("pid",)):
-        user = () if root else ("user", "map-root-user")
-        yield kinds, ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child",
-                      *(f"--{option}" for option in (*user, *kinds, "ipc"))]
+    Root gets all of them or none: with fewer, its programs would have the machine's files."""
+    user = ["--user", "--map-root-user"] if program_uid() is None else []
+    for kinds in (ALL, ("pid", "net"), ("pid",)) if user else (ALL,):
+        yield kinds, ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user,
+                      *(f"--{kind}" for kind in (*kinds, "ipc"))]
 
 
 def failure(way):
-    """Why no program runs with these (isolations, command), in a text; None if one does."""
+    """Why no program starts with these (isolations, command); None if one does."""
     try:
-        with started("", [""], None, 10, 512, way) as result:
-            return None if result()[0] == 0 else "a program without a line ends with an error"
-    except (OSError, RuntimeError, EOFError, TimeoutError) as error:
+        with started("", [""], None, 10, 512, way):
+            return None
+    except (OSError, RuntimeError) as error:
         return str(error)
 
 
@@ -87,17 +84,11 @@ def real_place(path, links):
 
 def confined(kinds, command):
     """The arguments of runner.confine."""
-    links, places = {}, []
-    for path in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-                 sys.base_prefix, sys.prefix, sys.executable):
-        place = real_place(path, links)
-        # A mount shows what is below it, but not what is mounted there.
-        if os.path.exists(place) and not any(
-                place.startswith(other + "/") and os.stat(place).st_dev == os.stat(other).st_dev
-                for other in places):
-            places.append(place)
-    return dict(places=places if "mount" in kinds else [], links=links,
-                uid=None if "--user" in command else program_uid())
+    links, uid = {}, None if "--user" in command else program_uid()
+    places = [real_place(path, links) for path in (
+        "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
+        sys.base_prefix, sys.prefix, sys.executable) if "mount" in kinds and os.path.exists(path)]
+    return dict(places=list(dict.fromkeys(places)), links=links, uid=uid)
 
 
 def isolation():
@@ -195,13 +186,26 @@ def start_runner(command, job, folder, result_fd):
 
 
 def first_sender(channel, lines):
-    """The process id, in our numbers, of who wrote the first byte, which goes to `lines`.
+    """The process id of who wrote the first byte, which goes to `lines`.
 
-    In its own process tree the runner is number 1; the kernel translates a socket's credentials."""
+    It is one of ours: in its own process tree the runner is number 1."""
     channel.settimeout(60)
     first, [(_, _, credentials)], *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
     lines.buffer += first
     return struct.unpack("3i", credentials)[0]
+
+
+def kill(process, runner):
+    """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
+
+    A runner that a program has taken over may have left unshare's group and ignore its end."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:  # Nobody else gets the runner's number while unshare waits.
+            os.kill(runner, 9)
+    # Where only the dead are left, the call is forbidden on macOS.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, 9)
+    process.wait()
 
 
 @contextlib.contextmanager
@@ -212,7 +216,6 @@ def started(code, inputs, fn_name, timeout, memory_mb, way=None):
     way: (isolations, command), by default unshared's. Raises RuntimeError if the runner does not
     start."""
     kinds, command = way or unshared()
-    confinement = confined(kinds, command) if kinds else None
     # A program with a file system of its own needs no folder in this one.
     folder = None if "mount" in kinds else tempfile.mkdtemp(prefix=f"nanorlvr-{os.getpid()}-")
     seconds = math.ceil(timeout)
@@ -221,7 +224,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, way=None):
     if not has_memory_limit():
         del limits["AS"]
     job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
-               confined=confinement)
+               confined=confined(kinds, command) if kinds else None)
     channel, runners_end = socket.socketpair()
     if kinds:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -239,15 +242,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, way=None):
         # On a busy machine a second of computing takes longer than one by the clock.
         yield lambda: lines.read(2 * timeout + 1)
     finally:
-        # The runner is the first of the process tree, all of which the kernel kills with it. No
-        # other process gets its number as long as unshare waits for it.
-        with contextlib.suppress(ProcessLookupError):
-            if process.poll() is None:
-                os.kill(runner, 9)
-        # Where only the dead are left, the call is forbidden on macOS.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, 9)
-        process.wait()
+        kill(process, runner)
         with contextlib.suppress(TimeoutError):
             while lines.read_chunk(5.0):
                 pass  # The socket ends with the runner, and so with the process tree.

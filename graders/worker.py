@@ -4,8 +4,8 @@
 
 The module that the command line names has the verifiers in its VERIFIERS, and may have a function
 prepare(names), which imports their packages. Jobs are sent as a JSON line of [name, completion,
-answer]s. The worker answers with a line after its imports, then a line [token, reward, fault] for
-each. The token, of the process's command line, tells them from what a verifier writes.
+answer]s. The worker answers with TOKEN after its imports, then a line [TOKEN, reward, fault] for
+each. It tells them from what a verifier writes.
 """
 
 import contextlib
@@ -77,11 +77,12 @@ class Worker:
                              or self.lines.poll.poll(0)):
             self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
         results, began, allowed = [], time.monotonic(), START_SECONDS
+        message = json.dumps([job[:3] for job in jobs]).encode() + b"\n"
         try:
             if self.process is None:
                 self.start()
             # One line, which the process reads whole before it begins: the pipe cannot block.
-            self.process.stdin.write(json.dumps([job[:3] for job in jobs]).encode() + b"\n")
+            self.process.stdin.write(message)
             self.process.stdin.flush()
             if self.lines.read(START_SECONDS) != self.token:  # The imports are done.
                 raise ValueError("the line is not the worker's")
