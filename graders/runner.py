@@ -53,8 +53,11 @@ def change_root(places, links, pivot_root):
     """Moves to a file system of these places, read-only, the symbolic links {path: target} on the
     way to them, and an empty /tmp in memory."""
     os.umask(0o022)
-    libc("mount", b"none", ROOT.encode(), b"tmpfs", NOSUID | NODEV, b"size=64m,mode=755")
+    libc("mount", b"none", ROOT.encode(), b"tmpfs", NOSUID | NODEV, b"size=1m,mode=755")
     os.chdir(ROOT)
+    for folder in "tmp", "old", "proc":
+        os.mkdir(folder)
+    libc("mount", b"none", b"tmp", b"tmpfs", NOSUID | NODEV, b"size=64m,mode=1777")
     for place in places:
         here = "." + place
         os.makedirs(here if os.path.isdir(place) else os.path.dirname(here), exist_ok=True)
@@ -65,9 +68,6 @@ def change_root(places, links, pivot_root):
         # A user namespace may not take back what the mount outside forbids.
         kept = os.statvfs(here).f_flag & (NODEV | NOEXEC)
         libc("mount", None, here, None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
-    for folder in "tmp", "old", "proc":
-        os.makedirs(folder, exist_ok=True)  # The interpreter may be below /tmp.
-    os.chmod("tmp", 0o1777)
     for path, target in links.items():  # They come last: nothing above is made through one.
         os.makedirs(os.path.dirname("." + path), exist_ok=True)
         if not os.path.lexists("." + path):
@@ -76,6 +76,7 @@ def change_root(places, links, pivot_root):
     libc("syscall", pivot_root, b".", b"old")
     os.chdir("/tmp")
     libc("umount2", b"/old", DETACH)
+    libc("mount", None, b"/", None, REMOUNT | BIND | READ_ONLY | NOSUID | NODEV, None)
 
 
 def refuse_calls(machine, clone, numbers):

@@ -311,7 +311,8 @@ def test_in_a_user_namespace_as_well(monkeypatch):
     monkeypatch.setattr(sandbox, "unshared", lambda: (("pid", "net", "mount"), command))
     assert run_tests("print(int(input())*2)", IO) and run_tests("def f(x): return x*2", FN,
         "f") and not run_tests("print(7)", IO)
-    assert not run_tests("open('/usr/x', 'w')\nprint(int(input())*2)", IO)
+    for wrong in "open('/usr/x', 'w')", "open('/x', 'w')", "os.rmdir('/old')", "os.rmdir('/tmp')":
+        assert not run_tests(f"import os\n{wrong}\nprint(int(input())*2)", IO[:1])
     assert not run_tests("import os\nprint(6 if os.path.exists('/etc/passwd') else 'none')", IO[:1])
 
 
