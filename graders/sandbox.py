@@ -165,7 +165,7 @@ class LineReader:
                 raise ValueError("the line is too long")
         line = self.buffer[:end]
         del self.buffer[:end + 1]
-        return json.loads(line)
+        return json.loads(line.decode())
 
 
 def start_runner(command, job, folder, result_fd):
@@ -190,9 +190,11 @@ def first_sender(channel, lines):
 
     It is one of ours: in its own process tree the runner is number 1."""
     channel.settimeout(60)
-    first, [(_, _, credentials)], *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
+    first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
+    if not first:  # The number would be 0, and a signal to 0 goes to our own group.
+        raise EOFError
     lines.buffer += first
-    return struct.unpack("3i", credentials)[0]
+    return struct.unpack("3i", credentials[0][2])[0]
 
 
 def kill(process, runner):

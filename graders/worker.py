@@ -170,22 +170,22 @@ def serve(module, token):
 
     The pipes are private copies; a verifier reads nothing on stdin, and its prints are dropped. A
     process that it forks has no way to answer, and ends if it comes back from the verifier."""
-    lines, results = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    lines, results, worker = os.fdopen(os.dup(0)), os.dup(1), os.getpid()
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    os.register_at_fork(after_in_child=results.close)
+    os.register_at_fork(after_in_child=lambda: os.close(results))
     module = importlib.import_module(module)
     prepare = getattr(module, "prepare", lambda names: None)
     for line in lines:
         jobs = json.loads(line)
         prepare({name for name, *_ in jobs})
-        print(json.dumps(token), file=results, flush=True)
+        os.write(results, json.dumps(token).encode() + b"\n")
         for job in jobs:
             result = json.dumps([token, *graded(module.VERIFIERS, *job)])
-            if results.closed:
+            if os.getpid() != worker:
                 os._exit(0)
-            print(result, file=results, flush=True)
+            os.write(results, result.encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -332,6 +332,12 @@ def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
     monkeypatch.setattr(sandbox, "RUNNER", "raise SystemExit")
     with pytest.raises(RuntimeError, match="did not start"):  # and not a wrong answer
         run_tests("print(6)", IO[:1])
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        theirs.close()
+        with pytest.raises(EOFError):  # and not process 0, which would be our group at its kill
+            sandbox.first_sender(ours, sandbox.LineReader(ours.fileno()))
 
 
 @pytest.mark.parametrize("got, wanted, same", [
