@@ -100,7 +100,7 @@ def countdown(completion, answer):
 
 def final_answer(completion):
     """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
-    from graders.math_equal import last_boxed
+    from graders.answers import last_boxed
     text = completion.split("</think>")[-1]
     text = "" if "<think>" in text else text  # It was cut off while it was thinking.
     answer = last_boxed(text)

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from conftest import ROOT
-from graders.math_equal import last_boxed, number, readable
+from graders.answers import last_boxed, number
+from graders.math_equal import readable
 from rewards import cell, entries, equal, final_answer, grade, lenient_math, math, table
 
 SHARED = ROOT.parent / "shared"
