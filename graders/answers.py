@@ -4,7 +4,7 @@ and name. And what makes it no answer: a relation, an operation left to do, seve
 import re
 from fractions import Fraction
 
-NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
 LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?'*"
@@ -22,7 +22,7 @@ COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan
     emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
     Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
     nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
-STRANGE = re.compile(r"[^\w\s+\-*/^_=()\[\]{},.;:!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
+STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
 ORDINAL = r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}|(?:st|nd|rd|th)(?![A-Za-z]))"
 # Of a number, these are the question and not the answer.
@@ -51,7 +51,8 @@ NOT_UNITS = set("""million thousand hundred billion trillion dozen half third qu
     than fewer about around roughly approximately maybe perhaps possibly probably either neither all some none other others else otherwise when where unless except but between through wrong
     incorrect false true right over plus minus divided squared cubed base power root double twice
     triple one two three four five six seven eight nine ten zero infinity pi undefined unknown
-    even odd positive negative exactly also both it be as was guess answer""".split())
+    even odd positive negative exactly also both it be as was guess answer tenth hundredth thousandth
+    fourth fifth score grand mil basis below above""".split())
 SPELLINGS = (
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"),
     ("\\displaystyle", ""), ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""),
@@ -179,7 +180,7 @@ def number(text):
     if re.fullmatch(NUMBER, text):
         return Fraction(text)
     if mixed := re.fullmatch(
-            rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? */ *([0-9]+)|{FRACTION})", text):
+            rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? *[/:] *([0-9]+)|{FRACTION})", text):
         top, bottom = int(mixed[3] or mixed[5]), int(mixed[4] or mixed[6])
         if bottom and (not mixed[2] or top < bottom):
             return (-1 if mixed[1] else 1) * (int(mixed[2] or 0) + Fraction(top, bottom))
@@ -237,7 +238,9 @@ def tight(text):
 def choice(text):
     """'(C) Plane' -> 'C': the letter of a choice that is given with its text. Other texts stay."""
     parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
-    if not parts or re.search(r"\b[A-J]\b|,|;", parts[3]):
+    if not parts or re.search(r"\b[A-J]\b", parts[3]) or not (
+            re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
+            or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
         return text
     told = set(re.findall("[a-z]+", parts[3].lower()))
     return text if told & NOT_UNITS else parts[1] or parts[2]

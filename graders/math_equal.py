@@ -8,9 +8,10 @@ import re
 import threading
 from fractions import Fraction
 
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from math_verify import parse, verify
 from math_verify.errors import TimeoutException
+from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
 from sympy import Basic, Expr, Float, I, Rational, Symbol, simplify
 from sympy.core.function import AppliedUndef
@@ -49,7 +50,7 @@ def interval(clauses):
     for clause in clauses:
         terms = re.split(f"({RELATION})", clause)
         sides, signs = [t.strip() for t in terms[::2]], terms[1::2]
-        if len(sides) not in (2, 3) or sum(bool(NAME.fullmatch(side)) for side in sides) != 1:
+        if len(sides) not in (2, 3) or not all(sides) or sum(bool(NAME.fullmatch(side)) for side in sides) != 1:
             return None
         place = next(i for i, side in enumerate(sides) if NAME.fullmatch(side))
         names.add(sides[place])
@@ -82,14 +83,23 @@ def intervals(text):
 
 # ------------------------------------------------------------------ math-verify
 
-# It reads an answer whole, or not at all: no number that it finds in one, and units are ours.
-WHOLE = [LatexExtractionConfig(normalization_config=NormalizationConfig(
-    malformed_operators=True, nits=True, boxed="last"))]
+# Units and boxes are ours.
+AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text, seconds):
-    return parse(f"\\boxed{{{text}}}", WHOLE, parsing_timeout=seconds)
+    """-> [expression, text] of an answer, or [text] if it is no LaTeX. math-verify's own reader
+    would take a number that it finds in such a text."""
+    if text.endswith("}") and text.count("}") > text.count("{"):
+        text = text[:-1]
+    latex = normalize_latex(text, AS_LATEX)
+    try:
+        return [timeout(seconds)(latex2sympy)(
+            latex, is_real=not should_treat_as_complex(latex), convert_degrees=False,
+            normalization_config=None), latex]
+    except Exception:  # whatever the parser says
+        return [latex]
 
 
 def limit():
@@ -114,10 +124,10 @@ def agree(a, b):
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
                  else 1) for i, name in enumerate(names)}
-        x, y = (value.subs(point).n(30) for value in (a, b))
-        if not x.is_finite or not y.is_finite or not x.is_real or not y.is_real and k < 2:
+        x, y = (value.subs(point).n(60) for value in (a, b))
+        if not x.is_finite or not y.is_finite or not x.is_real and k < 2 or abs(x) > 1e30:
             return None
-        near.append(bool(abs(x - y) <= (1e-12 if decimals else 1e-20) * abs(x)))
+        near.append(bool(abs(x - y) <= (1e-12 if decimals else 1e-50) * abs(x)))
     return None if near[0] and not all(near) or decimals and not near[0] else near[0]
 
 
