@@ -8,26 +8,30 @@ NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
 LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?'*"
-TEXT = r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm) *\{((?:[^{}]|\{[^{}]*\})*)\}"
+TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
+        r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 # What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y).
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
+NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
+                  rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
                   rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)")
 MATH_WORDS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan", "sinh",
     "cosh", "tanh", "sqrt", "and", "frac", "deg", "cup", "cap", "infty"}
 # Commands and characters of which a value consists; an answer may have others where the gold has.
-COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc arcsin
-    arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin end
-    mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime circ cup
-    emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
+COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
+    arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
+    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime circ
+    cup emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
     Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
     nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
-ORDINAL = r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}|(?:st|nd|rd|th)(?![A-Za-z]))"
+ORDINAL = (r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}"
+           r"|(?:st|nd|rd|th)(?![A-Za-z]))")
 # Of a number, these are the question and not the answer.
 OF_NUMBERS = r"\\(?:binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
-DERIVATIVE = re.compile(r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b")
+DERIVATIVE = re.compile(
+    r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b")
 
 # Units by their symbols, with the prefixes; a closed list where they stand outside \text, because
 # there other letters after a number are a product.
@@ -46,19 +50,21 @@ UNITS = {alias: names.split()[0] for names in (
 UNITS |= {(prefix if len(alias) < 3 or alias == symbol else word) + alias: prefix + symbol
           for symbol, names in BASES.items() for prefix, word in PREFIXES.items()
           for alias in [symbol, *names.split()]}
-NOT_UNITS = set("""million thousand hundred billion trillion dozen half third quarter not mod
-    factorial percent percentage pct and times or if is to no nor at up of on by least most more less
-    than fewer about around roughly approximately maybe perhaps possibly probably either neither all some none other others else otherwise when where unless except but between through wrong
-    incorrect false true right over plus minus divided squared cubed base power root double twice
-    triple one two three four five six seven eight nine ten zero infinity pi undefined unknown
-    even odd positive negative exactly also both it be as was guess answer tenth hundredth thousandth
-    fourth fifth score grand mil basis below above""".split())
+NOT_UNITS = set("""about above all also and answer approximately around as at base basis be below
+    between billion both but by cubed divided double dozen eight either else even exactly except
+    factorial false fewer fifth five four fourth grand guess half hundred hundredth if incorrect
+    infinity is it least less maybe mil million minus mod more most negative neither nine no none
+    nor not odd of on one or other others otherwise over pct percent percentage perhaps pi plus
+    positive possibly power probably quarter right root roughly score seven six some squared ten
+    tenth than third thousand thousandth three through times to trillion triple true twice two
+    undefined unknown unless up was when where wrong zero""".split())
 SPELLINGS = (
-    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"),
-    ("\\displaystyle", ""), ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""),
-    ("{,}", ","), ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""), ("\\[", ""),
-    ("\\]", ""), ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"), ("\\mp", "\\pm"),
-    ("\\!", ""), ("\\varnothing", "\\emptyset"), ("\\lt ", "<"), ("\\gt ", ">"), ("\u2264", "\\leq "),
+    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
+    ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
+    ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""), ("{,}", ","),
+    ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""),
+    ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\!", ""),
+    ("\\varnothing", "\\emptyset"), ("\\lt ", "<"), ("\\gt ", ">"), ("\u2264", "\\leq "),
     ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
     ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
     ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "))
@@ -98,7 +104,8 @@ def clean(text):
     text = re.sub(r"(?<=[A-Za-z}])'", r"^{\\prime}", text)
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
-    text = ", ".join(re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)) or text
+    boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
+    text = ", ".join(boxes) or text
     text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text).strip().rstrip(".,;").strip()
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
@@ -108,7 +115,8 @@ def clean(text):
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
     text = re.sub(TEXT, r" \1 ", text)
-    text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))", r"_{\1\2}", text)
+    text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
+                  r"_{\1\2}", text)
     text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", text)
     text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
@@ -122,16 +130,16 @@ def split_unit(text):
                          r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
     parts = known or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
-        rf"(?:{TEXT}|\^ *(?:-?[0-9]|\{{ *-?[0-9] *\}})|[ /\u00c5]|\\cdot|\\mu(?= *\\))+)", text, re.S)
+        rf"(?:{TEXT}|\^ *(?:-?[0-9]|\{{ *-?[0-9] *\}})|[ /\u00c5]|\\cdot|\\mu(?= *\\))+)",
+        text, re.S)
     if not parts or not parts[1].strip():
         return text, None
     quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
     value = re.split(r"=|\\approx", quantity)[-1].strip()
-    unit = unit_of(name.replace("\\cdot", " "), not known and is_closed(value))
-    if known and not is_closed(value):
+    if known and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
         return text, None
-    bare_letter = known and unit and re.fullmatch(" *[A-Z] *", name)
-    return (quantity, unit) if unit and not bare_letter else (text, None)
+    unit = unit_of(name.replace("\\cdot", " "), not known and is_closed(value))
+    return (quantity, unit) if unit else (text, None)
 
 
 def is_closed(text):
@@ -180,7 +188,8 @@ def number(text):
     if re.fullmatch(NUMBER, text):
         return Fraction(text)
     if mixed := re.fullmatch(
-            rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? *[/:] *([0-9]+)|{FRACTION})", text):
+            rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? *[/:] *([0-9]+)|{FRACTION})",
+            text):
         top, bottom = int(mixed[3] or mixed[5]), int(mixed[4] or mixed[6])
         if bottom and (not mixed[2] or top < bottom):
             return (-1 if mixed[1] else 1) * (int(mixed[2] or 0) + Fraction(top, bottom))
@@ -247,12 +256,11 @@ def choice(text):
 
 
 def unfinished(text, gold):
-    """Has an answer, without its names, something that no value has and the gold answer has not: a
-    relation, an operation that is left to do, a command or a character of another language?"""
+    """Has an answer, without its names, what no value has, and the gold answer has not: a relation,
+    an operation that is left to do, another command or character?"""
     commands = set(re.findall(r"\\([A-Za-z]+)", text)) - COMMANDS
-    ranges = {"le", "leq", "ge", "geq", "vee", "lor", "wedge", "land"} if "\\infty" in gold else set()
     return bool(
-        commands - set(re.findall(r"\\([A-Za-z]+)", gold)) - ranges
+        commands - set(re.findall(r"\\([A-Za-z]+)", gold))
         or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}
         or DERIVATIVE.search(text) and not DERIVATIVE.search(gold)
         or re.search("[0-9] +[0-9]", text) and not re.search("[0-9] +[0-9]", gold)

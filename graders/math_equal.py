@@ -16,8 +16,21 @@ from math_verify.utils import timeout
 from sympy import Basic, Expr, Float, I, Rational, Symbol, simplify
 from sympy.core.function import AppliedUndef
 
+from graders import Hedge, UnparsedGold
 from graders.answers import (
-    NAME, RELATION, choice, clean, is_closed, is_word, items, named, number, tight, unfinished, words)
+    NAME,
+    RELATION,
+    choice,
+    clean,
+    is_closed,
+    is_word,
+    items,
+    named,
+    number,
+    tight,
+    unfinished,
+    words,
+)
 
 LONGEST = 5000  # characters of an answer
 JOINED = rf"{RELATION}|\\vee|\\lor(?![a-z])|\\wedge|\\land(?![a-z])"
@@ -50,7 +63,8 @@ def interval(clauses):
     for clause in clauses:
         terms = re.split(f"({RELATION})", clause)
         sides, signs = [t.strip() for t in terms[::2]], terms[1::2]
-        if len(sides) not in (2, 3) or not all(sides) or sum(bool(NAME.fullmatch(side)) for side in sides) != 1:
+        if len(sides) not in (2, 3) or not all(sides) or sum(
+                bool(NAME.fullmatch(side)) for side in sides) != 1:
             return None
         place = next(i for i, side in enumerate(sides) if NAME.fullmatch(side))
         names.add(sides[place])
@@ -307,17 +321,20 @@ def other_names(pred, gold):
             or pred.count("\\prime") != gold.count("\\prime"))
 
 
-def hedges(pred, gold):
-    """Has an answer, which is not equal to the gold answer, several candidates where that has fewer,
-    a relation, or an operation that is left to do? Never raises."""
-    (pred, _), (gold, _) = clean(str(pred)[:LONGEST]), clean(gold)
-    if is_word(gold) and is_word(pred) or number(pred.rstrip("% ")) is not None:
-        return False
+def refuse(pred, gold):
+    """Says of an answer that is not equal to the gold answer if it is more than wrong: raises
+    UnparsedGold, or Hedge where it has more candidates than the gold answer, a relation, or an
+    operation that is left to do."""
+    if not parses(gold):
+        raise UnparsedGold(gold)
+    (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
     several = r",|;|\\pm|\b(?:or|and)\b|\\cup|\\boxed"
-    names, _, claims = named(pred)
-    return bool(len(re.findall(several, pred)) > len(re.findall(several, gold))
-                or re.search(RELATION, pred) and not re.search(RELATION, gold)
-                or claims and "=" not in gold or unfinished(pred, gold))
+    claims = named(pred)[2]
+    if number(pred.rstrip("% ")) is None and not is_word(pred) and (
+            len(re.findall(several, pred)) > len(re.findall(several, gold))
+            or re.search(RELATION, pred) and not re.search(RELATION, gold)
+            or claims and "=" not in gold or unfinished(pred, gold)):
+        raise Hedge(pred)
 
 
 def same_number(pred, x, gold, y):
