@@ -24,7 +24,8 @@ COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan
     cup emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
     Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
     nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
-STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
+STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
+                     r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
 ORDINAL = (r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}"
            r"|(?:st|nd|rd|th)(?![A-Za-z]))")
@@ -99,6 +100,7 @@ def clean(text):
     text = text.replace("\\$", "")
     for old, new in SPELLINGS:
         text = text.replace(old, new)
+    text = re.sub(r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q", text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
                   lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
     text = re.sub(r"(?<=[A-Za-z}])'", r"^{\\prime}", text)
@@ -215,7 +217,7 @@ def named(text):
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
         first, *rest = [t.strip() for t in re.split(r"(=|\\(?:approx|in)(?![a-z]))", item)]
         if rest and (NAME.fullmatch(first) or not first and rest[0] == "\\approx"):
-            names.append(re.sub("[ {}]", "", first))
+            names.append(first if "\\" in first else first.replace(" ", ""))
             if rest[0] == "\\in":
                 claims.append(("", "\\in", rest[1]))
             first, *rest = rest[1:]
@@ -251,8 +253,8 @@ def choice(text):
             re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
             or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
         return text
-    told = set(re.findall("[a-z]+", parts[3].lower()))
-    return text if told & NOT_UNITS else parts[1] or parts[2]
+    doubt = r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any)\b"
+    return text if re.search(doubt, parts[3], re.I) else parts[1] or parts[2]
 
 
 def unfinished(text, gold):
