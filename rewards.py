@@ -1,6 +1,6 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}
+    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}, or gold answers
 
 A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
 directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.
@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Unparsed, UnparsedGold, worker
+from graders import Hedge, Unparsed, UnparsedGold, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -24,12 +24,13 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 
 def verifier(f):
-    """Returns 0 for an unreadable answer. VERIFIERS has f itself, so that `grade` counts those."""
+    """Returns 0 for an unreadable answer or a hedge. VERIFIERS has f itself, so that `grade` counts
+    those."""
     @functools.wraps(f)
     def graded(completion, answer):
         try:
             return f(completion, answer)
-        except (Unparsed, UnparsedGold):
+        except (Hedge, Unparsed, UnparsedGold):
             return 0.0
     return graded
 
@@ -100,7 +101,7 @@ def countdown(completion, answer):
 
 def final_answer(completion):
     """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
-    from graders.math_equal import last_boxed
+    from graders.answers import last_boxed
     text = completion.split("</think>")[-1]
     text = "" if "<think>" in text else text  # It was cut off while it was thinking.
     answer = last_boxed(text)
@@ -122,10 +123,10 @@ def equal(pred, gold):
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
     from graders import math_equal
-    if equal(final_answer(completion), gold):
+    answer = final_answer(completion)
+    if equal(answer, gold):
         return 1.0
-    if not math_equal.parses(gold):
-        raise UnparsedGold(gold)
+    math_equal.refuse(answer, gold)
     return 0.0
 
 
@@ -193,19 +194,30 @@ def code(completion, answer):
     return float(run_tests(program, answer["tests"], answer.get("fn_name")))
 
 
+def gold_code(_, gold):
+    """Tests are texts; those of a function are JSON: a line for each argument, and the result."""
+    name, tests = gold.get("fn_name"), gold["tests"]
+    texts = [text for test in tests for text in [*test["input"].split("\n"), test["output"]]]
+    try:
+        [json.loads(text) for text in texts if name is not None and text.strip()]
+    except ValueError:
+        return False
+    return bool(tests) and type(name) in (str, type(None)) and all(
+        type(test["input"]) is type(test["output"]) is str for test in tests)
+
+
 TIMEOUT = 4.0  # seconds for one completion
 SECONDS = {"code": 600.0}  # instead of TIMEOUT; each run of a program has a limit, too
 REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
 
 GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "math": gold_math,
-    "countdown": lambda _, gold: bool(gold["nums"]) and {
-        type(number) for number in [gold["target"], *gold["nums"]]} == {int},
+    "countdown": lambda _, gold: {
+        type(number) for number in [gold["target"], *gold["nums"]]} == {int} and min(
+            gold["nums"], default=-1) >= 0,
     "table": lambda _, gold: bool(isinstance(gold, list) and gold
-                                  and table(f"<answer>{json.dumps(gold)}</answer>", gold)),
-    "code": lambda _, gold: (
-        bool(gold["tests"]) and type(gold.get("fn_name")) in (str, type(None))
-        and all(type(test["input"]) is type(test["output"]) is str for test in gold["tests"]))}
+                                  and table(f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
+    "code": gold_code}
 VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
     **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
@@ -223,8 +235,8 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
     list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
     list to which [reward, fault or None, seconds] of each completion are added.
-    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, timeout, error. A
-    verifier's exceptions are counted and not raised."""
+    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, hedge, timeout, error.
+    A verifier's exceptions are counted and not raised."""
     jobs = [worker.Job(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
             for p, texts in zip(problems, completions, strict=True) for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
@@ -240,18 +252,6 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     return [[next(rewards) for _ in texts] for texts in completions], counters
 
 
-def main(path):
-    """Prints how many of a file's rows are right, wrong, or have a fault."""
-    rows = [json.loads(line) for line in open(path, encoding="utf-8") if line.strip()]
-    details = []
-    grade(rows, [[row["completion"]] for row in rows], details=details)
-    counts = Counter(fault or ("right" if reward == 1 else "wrong") for reward, fault, _ in details)
-    for kind, count in counts.most_common():
-        print(f"{kind}: {count}")
-
-
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except (OSError, ValueError, LookupError, TypeError) as e:
-        sys.exit(f"rewards.py FILE.jsonl takes rows {{completion, answer, reward}}: {e!r}")
+    from graders import rows
+    sys.exit(rows.main(sys.argv[1:], REWARDS, grade))

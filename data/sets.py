@@ -61,7 +61,7 @@ def maths(row):
     try:
         answer = first(row, ANSWER)
     except KeyError:
-        from graders.math_equal import last_boxed  # sympy, which it imports, takes a second to load
+        from graders.answers import last_boxed
         answer = last_boxed(row.get("solution") or "")
         if answer is None:
             raise KeyError("answer or final_answer, or a solution with \\boxed{}") from None

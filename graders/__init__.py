@@ -8,5 +8,10 @@ class Unparsed(ValueError):
     """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
 
 
+class Hedge(ValueError):
+    """The answer leaves it open, by several candidates, a relation, or an operation that is left to
+    do: reward 0, counted."""
+
+
 class UnparsedGold(ValueError):
     """The gold answer cannot be graded: reward 0, counted."""

@@ -8,128 +8,37 @@ import re
 import threading
 from fractions import Fraction
 
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
-from sympy import Basic, Expr, I, Symbol, simplify
+from math_verify.grader import should_treat_as_complex
+from math_verify.utils import timeout
+from sympy import Basic, Expr, Float, I, Rational, Symbol, simplify
+from sympy.core.function import AppliedUndef
 
+from graders import Hedge, UnparsedGold
+from graders.answers import (
+    NAME,
+    RELATION,
+    choice,
+    clean,
+    is_closed,
+    is_word,
+    items,
+    named,
+    number,
+    tight,
+    unfinished,
+    words,
+)
+
+LONGEST = 5000  # characters of an answer
+JOINED = rf"{RELATION}|\\vee|\\lor(?![a-z])|\\wedge|\\land(?![a-z])"
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
-NAME = re.compile("[a-zA-Z]")
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)"
-FRACTION = r"\\frac\{?(\d+)\}?\{?(\d+)\}?"
-RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-MATH_WORDS = {
-    "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan", "sinh",
-    "cosh", "tanh", "sqrt", "max", "min", "gcd", "lcm", "mod", "and", "frac", "det", "deg", "cup",
-    "cap", "infty"}
-# The list of units is closed: other letters after a number are a product.
-UNITS = {alias: names.split()[0] for names in (
-    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre",
-    "km kilometer kilometre", "in inch", "ft foot feet", "yd yard", "mi mile", "mg milligram",
-    "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute", "h hr hour",
-    "day", "week", "month", "year yr", "ml milliliter millilitre", "l liter litre", "dollar usd",
-    "cent", "euro", "yuan", "rad radian", "degree deg", "unit", "hz", "kg/m", "m/s", "km/h", "mph")
-    for alias in names.split()}
-NOT_UNITS = {
-    "million", "thousand", "hundred", "billion", "dozen", "half", "not", "mod", "factorial",
-    "percent", "percentage", "pct", "and", "times"}
-SPELLINGS = (
-    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\left", ""), ("\\right", ""), ("\\$", ""),
-    ("$", ""), ("{,}", ","), ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""),
-    ("\\[", ""), ("\\]", ""), ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"),
-    ("\\mp", "\\pm"), ("\\!", ""), ("\\varnothing", "\\emptyset"))
 
-
-# ------------------------------------------------------------------ reading an answer
-
-def last_boxed(text):
-    """The content of the complete \\boxed{...} that begins last in a text, braces balanced; None
-    without one."""
-    begins = {m.end() for m in re.finditer(r"\\boxed\s*\{", text)}
-    still_open, last = [], None
-    for brace in re.finditer(r"\\.|[{}]", text, re.S):  # \{ is read and groups nothing
-        if brace[0] == "{":
-            still_open.append(brace.end())
-        elif brace[0] == "}" and still_open:
-            start = still_open.pop()
-            if start in begins and (last is None or start > last[0]):
-                last = start, brace.start()
-    return text[slice(*last)] if last else None
-
-
-def clean(text):
-    """-> an answer without its wrapping, and its unit with the power, None where it has none.
-
-    The wrapping is dollars, \\boxed, \\text, spacing, degree signs and final stops:
-    '$15\\text{ cm}^2$.' -> '15', ('cm', '2')."""
-    text = re.sub(r",\\!\s*", ",", str(text)[:2000])
-    for old, new in SPELLINGS:
-        text = text.replace(old, new)
-    if text.count("\\boxed") == 1:  # math-verify makes a set of several.
-        text = last_boxed(text) or text
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|\u00b0", "", text)
-    text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text).strip().rstrip(".,;").strip()
-    text, unit = split_unit(text)
-    text = re.sub(r"\\(?:text|mbox|textnormal|textbf|mathrm|operatorname|rm)\s*\{([^{}]*)\}",
-                  r" \1 ", text)
-    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", text)
-    text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
-    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), unit
-
-
-def split_unit(text):
-    """'10 cm^2' -> '10', ('cm', '2'). A bare unit must follow a digit, one in \\text anything."""
-    parts = re.fullmatch(
-        r"(.*?)"
-        r"(?:\\(?:text|textbf|mbox|textnormal|mathrm|rm) *\{ *(?:square )?([A-Za-z/]+) *\.?\}"
-        r"|(?<=\d) *(?:square )?([A-Za-z/]+))"
-        r"(?: *\^ *\{? *(\d) *\}?)?", text, re.S)
-    if not parts or not parts[1].strip():
-        return text, None
-    quantity, in_text, power = parts[1].strip(), parts[2], parts[4] or "1"
-    name = (in_text or parts[3]).lower()
-    unit = (UNITS.get(name) or UNITS.get(name.removesuffix("s"))
-            or UNITS.get(name.removesuffix("es")))
-    if (not unit and in_text and number(quantity) is not None and len(name) > 2
-            and name not in NOT_UNITS):
-        unit = name  # 5\\text{ apples}
-    return (quantity, (unit, power)) if unit else (text, None)
-
-
-def number(text):
-    """The exact value of a number as people write it, else None.
-
-    They write 1e5, 4.5 \\times 10^{33}, 1,000, 3/4, \\frac{3}{4} and 1 1/2."""
-    if len(text) > 1000:
-        return None
-    if re.fullmatch(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[-+]?\d{1,3}(?: \d{3})+", text):
-        text = re.sub("[, ]", "", text)
-    if power := re.fullmatch(rf"({NUMBER}) *(?:[eE]|(?:\\times|\\cdot|\*|x) *10 *(?:\^|\*\*) *)"
-                             r"\{? *([-+]?\d{1,3}) *\}?", text):
-        return Fraction(power[1]) * Fraction(10) ** int(power[2])
-    if re.fullmatch(NUMBER, text):
-        return Fraction(text)
-    if mixed := re.fullmatch(
-            rf"(-?) *(?:(\d+)(?: +| *(?=\\)))?(?:(\d+) *\.? */ *(\d+)|{FRACTION})", text):
-        top, bottom = int(mixed[3] or mixed[5]), int(mixed[4] or mixed[6])
-        if bottom and (not mixed[2] or top < bottom):
-            return (-1 if mixed[1] else 1) * (int(mixed[2] or 0) + Fraction(top, bottom))
-    return None
-
-
-def items(text):
-    """Splits at the commas outside all brackets."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return [p.strip() for p in parts]
-
+# ------------------------------------------------------------------ several values
 
 def expand(text):
     """'x = 3 \\pm 1' -> '3 + 1, 3 - 1'; a text without \\pm or a name in front stays as it is."""
@@ -154,7 +63,8 @@ def interval(clauses):
     for clause in clauses:
         terms = re.split(f"({RELATION})", clause)
         sides, signs = [t.strip() for t in terms[::2]], terms[1::2]
-        if len(sides) not in (2, 3) or sum(bool(NAME.fullmatch(side)) for side in sides) != 1:
+        if len(sides) not in (2, 3) or not all(sides) or sum(
+                bool(NAME.fullmatch(side)) for side in sides) != 1:
             return None
         place = next(i for i, side in enumerate(sides) if NAME.fullmatch(side))
         names.add(sides[place])
@@ -185,29 +95,25 @@ def intervals(text):
     return (names.pop(), "\\cup".join(union)) if len(names) == 1 else None
 
 
-def is_word(text):
-    """Is it words, or a name of letters (ABC)? Those are no products: the letters are compared."""
-    return (bool(re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+)*", text))
-            and (max(map(len, text.split())) > 2 or not text.islower()))
-
-
-def words(text):
-    """The bare words of a text that are neither functions nor a LaTeX environment's name."""
-    text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
-    return set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)) - MATH_WORDS
-
-
-def tight(text):
-    """Without spaces, but for those between digits; words in small letters."""
-    text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
-    return text.lower() if re.fullmatch("[A-Ea-e]|[^\\W\\d_]{2,}", text) else text
-
-
 # ------------------------------------------------------------------ math-verify
+
+# Units and boxes are ours.
+AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text, seconds):
-    return parse(f"\\boxed{{{text}}}", parsing_timeout=seconds)
+    """-> [expression, text] of an answer, or [text] if it is no LaTeX. math-verify's own reader
+    would take a number that it finds in such a text."""
+    if text.endswith("}") and text.count("}") > text.count("{"):
+        text = text[:-1]
+    latex = normalize_latex(text, AS_LATEX)
+    try:
+        return [timeout(seconds)(latex2sympy)(
+            latex, is_real=not should_treat_as_complex(latex), convert_degrees=False,
+            normalization_config=None), latex]
+    except Exception:  # whatever the parser says
+        return [latex]
 
 
 def limit():
@@ -216,15 +122,45 @@ def limit():
     return 5 if threading.current_thread() is threading.main_thread() else None
 
 
+def imaginary(x):
+    """The expression with the name i as the imaginary unit, and other names as real numbers."""
+    return x.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True)
+                   for symbol in x.free_symbols})
+
+
+def agree(a, b):
+    """Have two expressions the same value where their names are numbers? None where that does not
+    tell: without names, with decimals, or where a root or a logarithm has several values."""
+    names = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not names or any(x.has(AppliedUndef) for x in (a, b)):
+        return None
+    near, decimals = [], any(x.has(Float) for x in (a, b))
+    for k in range(4):  # At the last two points every other name is negative.
+        point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+                 else 1) for i, name in enumerate(names)}
+        x, y = (value.subs(point).n(60) for value in (a, b))
+        if not x.is_finite or not y.is_finite or not x.is_real and k < 2 or abs(x) > 1e30:
+            return None
+        near.append(bool(abs(x - y) <= (1e-12 if decimals else 1e-50) * abs(x)))
+    return None if near[0] and not all(near) or decimals and not near[0] else near[0]
+
+
 def same(pred, gold):
-    """math-verify's verdict, but without its tolerance for very small and very large numbers, and
-    with i as the imaginary unit."""
+    """Have two texts the same value? math-verify's verdict, but without its tolerance for very
+    small and very large numbers, and with i as the imaginary unit. Sums that it would simplify for
+    seconds are compared at points."""
+    if len(pred) + len(gold) > 4000:
+        return False
     seconds = limit()
     golds, preds = read(gold, seconds), read(pred, seconds)
     if not golds or not preds:
         return False
     a, b = golds[0], preds[0]
     expressions = isinstance(a, Expr) and isinstance(b, Expr)
+    if expressions:
+        verdict = timeout(seconds)(agree)(imaginary(a), imaginary(b))
+        if verdict is not None:
+            return verdict
     if verify(golds, preds, timeout_seconds=seconds):
         if expressions and a.is_number and b.is_number and "%" not in pred + gold:
             return bool(abs(a - b).n(30) <= 2e-6 * abs(a).n(30))
@@ -233,8 +169,7 @@ def same(pred, gold):
         return False
     if "i" not in {symbol.name for x in (a, b) for symbol in x.free_symbols}:
         return False
-    a, b = (x.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True)
-                    for symbol in x.free_symbols}) for x in (a, b))
+    a, b = imaginary(a), imaginary(b)
     if verify([a], [b], timeout_seconds=seconds):
         return True
     return isinstance(a, Expr) and isinstance(b, Expr) and simplify(a - b) == 0
@@ -248,7 +183,7 @@ def parses(gold):
         return False
     try:
         return (number(text.rstrip("% ")) is not None or is_word(text)
-                or bool(read(expand(text), limit())))
+                or len(text) <= 2000 and bool(read(expand(text), limit())))
     except (Exception, TimeoutException):
         return False
 
@@ -259,7 +194,7 @@ def readable(gold):
     data.load asks it of every gold answer."""
     try:
         text, _ = clean(gold)
-        if not parses(gold):
+        if not parses(gold) or text.lower().lstrip("-") in ("nan", "inf"):
             return False
         if number(text.rstrip("% ")) is not None or is_word(text):
             return True
@@ -287,27 +222,40 @@ def equal(pred, gold):
     """Are two bare answers the same? Numbers are compared exactly; a decimal of six digits or more
     may round a fraction that has no end. Never raises."""
     try:
-        return len(str(pred)) <= 2000 and same_answer(*clean(pred), *clean(gold))
+        if len(str(pred)) > LONGEST or len(str(gold)) > LONGEST:
+            return False
+        (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
+        # 6m may be a product: a unit that nobody marked is no more optional than a name.
+        if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", str(gold)):
+            return False
+        return (not unit or not gold_unit or unit == gold_unit) and same_answer(text, gold_text)
     except (Exception, TimeoutException):
         return False
 
 
-def same_answer(pred, pred_unit, gold, gold_unit):
+def same_answer(pred, gold):
     """Are two answers, as `clean` gives them, the same?"""
-    if pred_unit and gold_unit and pred_unit != gold_unit or not pred or not gold:
+    if not pred or not gold:
         return False
     x, y = number(pred.rstrip("% ")), number(gold.rstrip("% "))
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
+    if re.fullmatch("[A-J]", gold):
+        pred = choice(pred)
     if tight(pred) == tight(gold):
         return True
+    ranges, gold_ranges = intervals(pred), intervals(gold)
+    if not ranges and (verdict := without_names(pred, gold)) is not None:
+        return verdict
+    if is_word(pred) or is_word(gold) or words(pred) - words(gold):
+        return False  # math-verify takes words for products of letters.
+    if unfinished(re.sub(JOINED, ",", pred) if ranges else pred, gold) or other_names(pred, gold):
+        return False
     if (x is None) != (y is None):
         # One is a number. math-verify may overlook a name in the other.
         formula = re.sub(r"\\[A-Za-z]+|^[^=]*=", "", pred if x is None else gold)
         if re.search("[A-DF-HJ-Za-df-hj-z]", formula):
             return False
-    if is_word(pred) or is_word(gold) or words(pred) - words(gold):
-        return False  # math-verify takes words for products of letters.
     if re.search(r"\\[lc]?dots|\.\.\.|\u2026", pred + gold):
         return False  # math-verify compares no more than the parts of a pattern.
     pred_base, gold_base = (re.fullmatch(r"([0-9A-Fa-f]+)_\{?(\d+)\}?", t) for t in (pred, gold))
@@ -318,16 +266,75 @@ def same_answer(pred, pred_unit, gold, gold_unit):
     if (pred[0] in "([" and gold.startswith("\\{")
             or gold[0] in "([" and pred.startswith("\\{")):
         return False  # A tuple is no set.
-    pred_ranges, gold_ranges = intervals(pred), intervals(gold)
-    if pred_ranges and gold_ranges:
-        return pred_ranges[0] == gold_ranges[0] and same(pred_ranges[1], gold_ranges[1])
-    left, equals, _ = pred.rpartition("=")
-    if equals and "=" not in gold and not re.search("[A-Za-z]", left) and not same(left, gold):
-        return False  # 1 + 2 = 4 is not 4.
+    if ranges and gold_ranges:
+        return ranges[0] == gold_ranges[0] and same(ranges[1], gold_ranges[1])
     if same(expand(pred), expand(gold)):
         return True
-    return bool(pred_ranges or gold_ranges) and same(
-        pred_ranges[1] if pred_ranges else pred, gold_ranges[1] if gold_ranges else gold)
+    return bool(ranges or gold_ranges) and same(
+        ranges[1] if ranges else pred, gold_ranges[1] if gold_ranges else gold)
+
+
+def without_names(pred, gold):
+    """The verdict on answers of which one has names before its values, as in x = 5; None where the
+    names do not tell, as in two equations."""
+    (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
+    if gold_claims or not (names or claims or gold_names):
+        return None
+    if gold_names and (names or claims):
+        if sorted(names) != sorted(gold_names) or len({*names}) < len(values) or len(
+                gold_values) != len(values):
+            return None
+        gold_of = dict(zip(gold_names, gold_values, strict=True))
+        return all(map(holds, claims)) and all(
+            same_answer(value, gold_of[name]) for name, value in zip(names, values, strict=True))
+    if gold_names:
+        form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
+        return same_answer(form.format(pred), form.format(", ".join(gold_values)))
+    if not all(map(holds, claims)) or "=" in gold:
+        return False
+    if unfinished(re.sub(r"_\{[^{}]*\}", "", " ".join(names)), gold):
+        return False
+    return same_answer(", ".join(values), gold) or bool(
+        claims and claims[-1][1] == "\\approx" and number(values[-1]) is None
+        and same_answer(claims[-1][2], gold))
+
+
+def holds(claim):
+    """Is it true that left = right, that right is left in decimals, or that right is a set?"""
+    left, sign, right = claim
+    if sign == "\\in":
+        return not left and right.startswith(("[", "(", "\\{", "{", "\\mathbb"))
+    if sign == "=":
+        return same_answer(left, right)
+    decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
+    exact = number(left) or is_closed(left) and read(left, limit())[0]
+    return bool(decimal and exact) and (
+        2 * abs(exact - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")))
+
+
+def other_names(pred, gold):
+    """Has an answer a letter that the gold answer has in the other case alone, or other primes?
+    math-verify overlooks both."""
+    letters, gold_letters = (set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}", "", t)))
+                             for t in (pred, gold))
+    return (any(c.swapcase() in gold_letters for c in letters - gold_letters)
+            or pred.count("\\prime") != gold.count("\\prime"))
+
+
+def refuse(pred, gold):
+    """Says of an answer that is not equal to the gold answer if it is more than wrong: raises
+    UnparsedGold, or Hedge where it has more candidates than the gold answer, a relation, or an
+    operation that is left to do."""
+    if not parses(gold):
+        raise UnparsedGold(gold)
+    (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
+    several = r",|;|\\pm|\b(?:or|and)\b|\\cup|\\boxed"
+    claims = named(pred)[2]
+    if number(pred.rstrip("% ")) is None and not is_word(pred) and (
+            len(re.findall(several, pred)) > len(re.findall(several, gold))
+            or re.search(RELATION, pred) and not re.search(RELATION, gold)
+            or claims and "=" not in gold or unfinished(pred, gold)):
+        raise Hedge(pred)
 
 
 def same_number(pred, x, gold, y):

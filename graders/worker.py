@@ -24,10 +24,10 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from graders import Unparsed, UnparsedGold, sandbox
+from graders import Hedge, Unparsed, UnparsedGold, sandbox
 from graders.sandbox import LineReader
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # how a fault begins
+FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # how a fault begins
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -148,6 +148,8 @@ def graded(verifiers, name, completion, answer):
         return [0.0, f"error: the reward is {reward}"]
     except Unparsed:
         return [0.0, "unparsed_answer"]
+    except Hedge:
+        return [0.0, "hedge"]
     except UnparsedGold:
         return [0.0, "unparsed_gold"]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.

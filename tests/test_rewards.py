@@ -305,12 +305,27 @@ def test_a_file_is_graded(tmp_path):
             capture_output=True, text=True)
     said = graded(path).stdout.splitlines()
     assert said == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
-    path.write_text(json.dumps(dict(completion="x", answer="5")) + "\n")
-    for files, message in (((path,), "KeyError('reward')"), ((), "missing 1 required"),
-        ((tmp_path / "none.jsonl",), "FileNotFoundError")):
+    function = dict(tests=[dict(input="[1", output="2")], fn_name="f")
+    rows = [dict(answer=gold, reward=name) for name, gold in (
+        ("math", "5"), ("math", float("nan")), ("math", 1e400), ("math", "\\frac{1}{2"),
+        ("countdown", RIGHT), ("countdown", dict(nums=[3, -1], target=2)), ("code", function),
+        ("code", dict(function, tests=[dict(input="[1]\n2", output="2")])),
+        ("table", [float("nan")]))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    *said, matched, not_matched = sorted(graded(path).stdout.splitlines())[::-1]
+    assert [line.split(":")[0] for line in said[::-1]] == [
+        f"line {n}" for n in (2, 3, 4, 6, 7, 9)]
+    assert not_matched == "gold answers that can be matched: 3" and matched.endswith("cannot: 6")
+    for row, files, message in (
+            (dict(completion="x", answer="5"), (path,), "has no answer or no reward"),
+            (dict(completion="x", answer="5", reward="maths"), (path,), "there is no verifier 'mat"),
+            (dict(completion=5, answer="5", reward="math"), (path,), "the completion in line 1"),
+            ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
+            ({}, (tmp_path / "none.jsonl",), "No such file")):
+        path.write_text(json.dumps(row) + "\n")
         done = graded(*files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
-        assert "takes rows {completion, answer, reward}" in done.stderr
+        assert "Error" not in done.stderr
 
 
 @pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")

@@ -1,0 +1,269 @@
+"""What the text of an answer is reduced to before it is compared: its value without wrapping, unit
+and name. And what makes it no answer: a relation, an operation left to do, several candidates."""
+
+import re
+from fractions import Fraction
+
+NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
+RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
+LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?'*"
+TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
+        r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
+# What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y).
+NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
+                  rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
+                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)")
+MATH_WORDS = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan", "sinh",
+    "cosh", "tanh", "sqrt", "and", "frac", "deg", "cup", "cap", "infty"}
+# Commands and characters of which a value consists; an answer may have others where the gold has.
+COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
+    arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
+    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime circ
+    cup emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
+    Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
+    nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
+STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
+                     r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
+DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
+ORDINAL = (r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}"
+           r"|(?:st|nd|rd|th)(?![A-Za-z]))")
+# Of a number, these are the question and not the answer.
+OF_NUMBERS = r"\\(?:binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
+DERIVATIVE = re.compile(
+    r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b")
+
+# Units by their symbols, with the prefixes; a closed list where they stand outside \text, because
+# there other letters after a number are a product.
+BASES = {
+    "m": "meter metre", "g": "gram", "s": "sec second", "l": "L liter litre", "J": "joule",
+    "W": "watt", "V": "volt", "N": "newton", "K": "kelvin", "A": "amp ampere", "C": "coulomb",
+    "T": "tesla", "F": "farad", "H": "henry", "Hz": "hz hertz", "Pa": "pascal", "mol": "mole",
+    "eV": "ev electronvolt", "cal": "calorie", "pc": "parsec", "bar": "", "M": "molar", "ohm": ""}
+PREFIXES = {"": "", "c": "centi", "m": "milli", "k": "kilo", "n": "nano", "p": "pico", "M": "mega",
+            "G": "giga", "T": "tera", "\u03bc": "micro", "d": "deci", "f": "femto"}
+UNITS = {alias: names.split()[0] for names in (
+    "in inch", "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "min minute",
+    "h hr hour", "day", "week", "month", "year yr", "dollar usd", "cent", "euro", "yuan",
+    "rad radian", "deg degree", "unit", "mph", "\u00c5 angstrom", "atm", "erg", "Da", "ly", "AU")
+    for alias in names.split()}
+UNITS |= {(prefix if len(alias) < 3 or alias == symbol else word) + alias: prefix + symbol
+          for symbol, names in BASES.items() for prefix, word in PREFIXES.items()
+          for alias in [symbol, *names.split()]}
+NOT_UNITS = set("""about above all also and answer approximately around as at base basis be below
+    between billion both but by cubed divided double dozen eight either else even exactly except
+    factorial false fewer fifth five four fourth grand guess half hundred hundredth if incorrect
+    infinity is it least less maybe mil million minus mod more most negative neither nine no none
+    nor not odd of on one or other others otherwise over pct percent percentage perhaps pi plus
+    positive possibly power probably quarter right root roughly score seven six some squared ten
+    tenth than third thousand thousandth three through times to trillion triple true twice two
+    undefined unknown unless up was when where wrong zero""".split())
+SPELLINGS = (
+    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
+    ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
+    ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""), ("{,}", ","),
+    ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""),
+    ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\!", ""),
+    ("\\varnothing", "\\emptyset"), ("\\lt ", "<"), ("\\gt ", ">"), ("\u2264", "\\leq "),
+    ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
+    ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
+    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "))
+SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b",
+                             "0123456789-")
+
+
+# ------------------------------------------------------------------ its parts
+
+def last_boxed(text):
+    """The content of the complete \\boxed{...} that begins last in a text, braces balanced; None
+    without one."""
+    begins = {m.end() for m in re.finditer(r"\\boxed\s*\{", text)}
+    still_open, last = [], None
+    for brace in re.finditer(r"\\.|[{}]", text, re.S):  # \{ is read and groups nothing
+        if brace[0] == "{":
+            still_open.append(brace.end())
+        elif brace[0] == "}" and still_open:
+            start = still_open.pop()
+            if start in begins and (last is None or start > last[0]):
+                last = start, brace.start()
+    return text[slice(*last)] if last else None
+
+
+def clean(text):
+    """-> an answer without its wrapping, and its unit with the powers, None where it has none.
+
+    The wrapping is dollars, \\boxed, \\text, spacing, degree signs and final stops:
+    '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
+    text = re.sub(r",\\!\s*", ",", str(text))
+    unit = (("dollar", 1),) if "\\$" in text else None
+    text = text.replace("\\$", "")
+    for old, new in SPELLINGS:
+        text = text.replace(old, new)
+    text = re.sub(r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q", text)
+    text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
+                  lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
+    text = re.sub(r"(?<=[A-Za-z}])'", r"^{\\prime}", text)
+    if text.count("\\boxed") == 1:
+        text = last_boxed(text) or text
+    boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
+    text = ", ".join(boxes) or text
+    text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text).strip().rstrip(".,;").strip()
+    text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
+    unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
+    text = re.sub(DEGREE, "", text)
+    text = re.sub(rf"^([0-9]+) *(?:\^ *\{{ *{ORDINAL} *\}}|\^? *{ORDINAL})( +[a-z]+$)?",
+                  lambda m: f"{m[1]}\\text{{{m[2]}}}" if m[2] else m[1], text)
+    text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
+    text, named_unit = split_unit(text)
+    text = re.sub(TEXT, r" \1 ", text)
+    text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
+                  r"_{\1\2}", text)
+    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", text)
+    text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
+    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), named_unit or unit
+
+
+def split_unit(text):
+    """'10 cm^2' -> '10', (('cm', 2),). Any text after a value is a unit, but for words such as
+    "million" and "or"; one outside \\text must follow a digit and be known."""
+    known = re.fullmatch(r"(.*[0-9]) *((?:square |cubic )?[A-Za-z\u03bc\u00c5/]+"
+                         r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
+    parts = known or re.fullmatch(
+        rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
+        rf"(?:{TEXT}|\^ *(?:-?[0-9]|\{{ *-?[0-9] *\}})|[ /\u00c5]|\\cdot|\\mu(?= *\\))+)",
+        text, re.S)
+    if not parts or not parts[1].strip():
+        return text, None
+    quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
+    value = re.split(r"=|\\approx", quantity)[-1].strip()
+    if known and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
+        return text, None
+    unit = unit_of(name.replace("\\cdot", " "), not known and is_closed(value))
+    return (quantity, unit) if unit else (text, None)
+
+
+def is_closed(text):
+    """Is it a number, or numbers joined to one by roots, fractions, signs and \\pi?"""
+    return number(text) is not None or bool(re.search("[0-9]|\\\\pi", text) and re.fullmatch(
+        r"(?:\\(?:frac|sqrt|pi|cdot|times|ln|log)(?![a-z])|[-+*/^(){}\[\]0-9. !]|e\^)+", text))
+
+
+def unit_of(name, any_name):
+    """'kg m/s^2' -> (('kg', 1), ('m', 1), ('s', -2)); None for what is no unit. any_name: are
+    other words than the known units taken for one?"""
+    name = re.sub(r"\b(?:square|sq\.?) ([A-Za-z]+)|\bcubic ([A-Za-z]+)",
+                  lambda m: f"{m[1]}^2" if m[1] else f"{m[2]}^3", name.strip())
+    tokens = re.findall(r"([A-Za-z\u03bc\u00c5]+)\.?(?: *\^ *\{? *(-?[0-9]) *\}?)?|(/)|(\S)",
+                        re.sub(r"\bper\b", "/", name))
+    powers, sign = {}, 1
+    for word, power, slash, other in tokens:
+        if other or len(tokens) > 6:
+            return None
+        if slash:
+            sign = -1
+            continue
+        small = word.lower()
+        singular = small.removesuffix("s")
+        unit = (UNITS.get(word) or UNITS.get(small) or UNITS.get(singular)
+                or UNITS.get(small.removesuffix("es")))
+        if not unit and (not any_name or len(word) < 3
+                         or {small, singular} & (NOT_UNITS | MATH_WORDS)):
+            return None
+        unit = unit or singular
+        powers[unit] = powers.get(unit, 0) + sign * int(power or 1)
+    return tuple(sorted(powers.items())) or None
+
+
+def number(text):
+    """The exact value of a number as people write it, else None.
+
+    They write 1e5, 4.5 \\times 10^{33}, 1,000, 3/4, \\frac{3}{4} and 1 1/2. Only ASCII's digits
+    are digits. Raises ValueError on more digits than Python reads (4,300)."""
+    if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[-+]?[0-9]{1,3}(?: [0-9]{3})+",
+                    text):
+        text = re.sub("[, ]", "", text)
+    if power := re.fullmatch(rf"({NUMBER}) *(?:[eE]|(?:\\times|\\cdot|\*|x) *10 *(?:\^|\*\*) *)"
+                             r"\{? *([-+]?[0-9]{1,3}) *\}?", text):
+        return Fraction(power[1]) * Fraction(10) ** int(power[2])
+    if re.fullmatch(NUMBER, text):
+        return Fraction(text)
+    if mixed := re.fullmatch(
+            rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? *[/:] *([0-9]+)|{FRACTION})",
+            text):
+        top, bottom = int(mixed[3] or mixed[5]), int(mixed[4] or mixed[6])
+        if bottom and (not mixed[2] or top < bottom):
+            return (-1 if mixed[1] else 1) * (int(mixed[2] or 0) + Fraction(top, bottom))
+    return None
+
+
+def items(text):
+    """Splits at the commas outside all brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [p.strip() for p in parts]
+
+
+def named(text):
+    """'a = 2, b = 1 + 2 = 3' -> ['a', 'b'], ['2', '3'], [('1 + 2', '=', '3')]: the names, the
+    values, and what else is claimed about the values."""
+    names, values, claims = [], [], []
+    for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
+        first, *rest = [t.strip() for t in re.split(r"(=|\\(?:approx|in)(?![a-z]))", item)]
+        if rest and (NAME.fullmatch(first) or not first and rest[0] == "\\approx"):
+            names.append(first if "\\" in first else first.replace(" ", ""))
+            if rest[0] == "\\in":
+                claims.append(("", "\\in", rest[1]))
+            first, *rest = rest[1:]
+        claims += [(first, sign, side) for sign, side in zip(rest[::2], rest[1::2])]
+        values.append(rest[-1] if rest and rest[-2] == "=" else first)
+    return names, values, claims
+
+
+# ------------------------------------------------------------------ words, and no answers
+
+def is_word(text):
+    """Is it words, or a name of letters (ABC)? Those are no products: the letters are compared."""
+    return (bool(re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+)*", text))
+            and (max(map(len, text.split())) > 2 or not text.islower()))
+
+
+def words(text):
+    """The bare words of a text that are neither functions nor a LaTeX environment's name."""
+    text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
+    return set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)) - MATH_WORDS
+
+
+def tight(text):
+    """Without spaces, but for those between digits; words in small letters."""
+    text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+    return text.lower() if re.fullmatch("[A-Ea-e]|[^\\W\\d_]{2,}", text) else text
+
+
+def choice(text):
+    """'(C) Plane' -> 'C': the letter of a choice that is given with its text. Other texts stay."""
+    parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
+    if not parts or re.search(r"\b[A-J]\b", parts[3]) or not (
+            re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
+            or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
+        return text
+    doubt = r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any)\b"
+    return text if re.search(doubt, parts[3], re.I) else parts[1] or parts[2]
+
+
+def unfinished(text, gold):
+    """Has an answer, without its names, what no value has, and the gold answer has not: a relation,
+    an operation that is left to do, another command or character?"""
+    commands = set(re.findall(r"\\([A-Za-z]+)", text)) - COMMANDS
+    return bool(
+        commands - set(re.findall(r"\\([A-Za-z]+)", gold))
+        or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}
+        or DERIVATIVE.search(text) and not DERIVATIVE.search(gold)
+        or re.search("[0-9] +[0-9]", text) and not re.search("[0-9] +[0-9]", gold)
+        or number(gold.rstrip("% ")) is not None and re.search(OF_NUMBERS, text))
