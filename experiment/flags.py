@@ -219,7 +219,8 @@ def parse(argv, description):
     parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
     for f in method.functions:
         if names := [name for name in keyword_only(f) if name not in parser.rows]:
-            parser.section(f"{chosen.loss}: {f.__name__}", inspect.getdoc(f).split("\n\n")[0])
+            doc = inspect.getdoc(f) or ""
+            parser.section(f"{chosen.loss}: {f.__name__}", doc.split("\n\n")[0])
         for name in names:
             value = method.flags[name]
             parser.flag(name, value, "default %(default)s", type=float if value is None else None)

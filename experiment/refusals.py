@@ -5,9 +5,11 @@ import importlib.util
 import inspect
 import os
 import zlib
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
 import data
 import losses
@@ -105,8 +107,6 @@ def check_row(name, method, common):
     defaults = {}
     for f in method.functions:
         where = f"{name}: the function {f.__name__} of losses.py"
-        if not f.__doc__:
-            refuse(f"{where} has no docstring; its first line should be the formula")
         for p in inspect.signature(f).parameters.values():
             if p.default is p.empty and p.kind is p.KEYWORD_ONLY:
                 refuse(f"{where}: {p.name} has no default; a flag needs one, as in {p.name}=1.0")
@@ -122,53 +122,123 @@ def check_row(name, method, common):
 
 
 def toy(group_size):
-    """-> rewards [2, G], and Tokens of two sequences, one of them padded."""
-    rewards = (torch.arange(2 * group_size).view(2, -1) % 3 == 0).float()
-    logprobs = torch.linspace(-2, -1, 2 * group_size).view(2, -1).requires_grad_()
-    old, mask = logprobs.detach() - 0.1, torch.ones(2, group_size, dtype=torch.bool)
-    mask[1, -1] = group_size == 1
-    return rewards, Tokens(logprobs, old, logprobs.detach() + 1.5, mask, -logprobs.detach())
+    """-> rewards [4, G], the last two groups all right and all wrong; and Tokens [8, 6] of uneven
+    lengths and both signs of A. Row 0 has ratio 1 throughout, row 4 has A = 0, and probabilities,
+    ratios and entropies grow with the row: the two halves have other means."""
+    rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
+    rewards[2:] = torch.tensor([[1.0], [0.0]])
+    draw = partial(torch.rand, 8, 6, generator=torch.Generator().manual_seed(0),
+                   dtype=torch.float64)
+    rows, lengths = torch.arange(8)[:, None], torch.tensor([6, 1, 4, 2, 5, 3, 6, 2])[:, None]
+    advantages = torch.tensor([1.5, -0.5, 1.0, -2.0, 0.0, 0.5, 2.0, -1.5]).double()[:, None]
+    logprobs, noise = -0.05 - 3 * draw() / (1 + rows), rows * (draw() - 0.5)
+    return rewards, Tokens(
+        logprobs, logprobs - noise, advantages.expand(8, 6), torch.arange(6) < lengths,
+        draw() + 0.2 * rows, sampler_logprobs=logprobs - noise / 2).without_junk()
 
 
-def check_method(name, method, group_size, shaped=False):
-    """Runs a method on a toy batch; a fault is one sentence that names the function. shaped:
-    rewards are other than 0 and 1."""
-    def fault(f, text):
-        refuse(f"{name}: the function {f.__name__} of losses.py {text}")
+class Trial:
+    """A row of METHODS on a toy batch. A fault is one sentence that names the function."""
 
-    def tried(f, *inputs, shape=None):
+    def __init__(self, name, method, tokens):
+        self.name, self.method, self.tokens = name, method, tokens
+        self.size = losses.step_size(tokens.mask, 1024)
+
+    def fault(self, f, text):
+        refuse(f"{self.name}: the function {f.__name__} of losses.py {text}")
+
+    def call(self, f, *inputs, shape):
+        """-> the tensor that a function returns, and the numbers that it logs"""
+        tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
+                   if torch.is_tensor(x)]
+        versions = [x._version for x in tensors]
         try:
-            result = method.call(f, *inputs)
+            result = self.method.call(f, *inputs)
         except ValueError as e:  # a hyperparameter out of range
             refuse(str(e))
         except Exception as e:  # a user's function may raise anything
-            fault(f, f"raises {type(e).__name__}: {e}")
+            self.fault(f, f"raises {type(e).__name__}: {e}")
+        if versions != [x._version for x in tensors]:
+            self.fault(f, "writes into its arguments, as clamp_ and += do; clamp and x = x + y "
+                       "make new tensors")
         value, numbers = result if isinstance(result, tuple) else (result, {})
-        if shape and (not torch.is_tensor(value) or value.shape != shape):
+        if not torch.is_tensor(value) or value.shape != shape:
             found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
-            fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
+            self.fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
         return value, numbers
 
+    def effect(self, f, tokens):
+        """-> the values of a select or an objective and their gradients, [2, B, T]; of an
+        aggregate the weight of each token's loss, [1, B, T]. 0 in padding."""
+        mask, aggregates = tokens.mask, f is self.method.aggregate
+        leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
+        value, _ = (self.call(f, leaf, mask, self.size, shape=mask.shape[:0]) if aggregates else
+                    self.call(f, replace(tokens, logprobs=leaf), shape=mask.shape))
+        if not value.isfinite().all():
+            self.fault(f, "returns nan or infinity: for ratio 1, for A = 0, or in padding, where "
+                       "all fields are 0")
+        gradient = torch.zeros_like(leaf)
+        if value.requires_grad:
+            weighed = value if aggregates else value * tokens.entropy * mask
+            gradient, = torch.autograd.grad(weighed.sum(), leaf)
+        if not gradient.isfinite().all():
+            self.fault(f, "has a gradient that is nan or infinite; torch.where does not stop one "
+                       "in the branch not taken, a clamp before it does")
+        if aggregates and gradient[~mask].any():
+            self.fault(f, "depends on padding: it has to leave out the losses where mask is False")
+        return torch.stack([gradient] if aggregates else [value.detach() * mask, gradient])
+
+    def compare(self, f):
+        """The same function with more padding, and with the step cut in two."""
+        def changed(change):
+            return Tokens(**{k: x if x is None else change(x) for k, x in vars(tokens).items()})
+        tokens, before = self.tokens, torch.get_rng_state()
+        whole = self.effect(f, tokens)
+        draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
+        wide = self.effect(f, changed(lambda x: pad(x, (0, 3))))[..., :6]
+        if not draws and not torch.allclose(wide, whole, 1e-5, 1e-9):
+            self.fault(f, "depends on padding: means and sums have to leave it out, as "
+                       "tokens.mean(x) does")
+        halves = [self.effect(f, changed(lambda x, part=part: x[part]))
+                  for part in (slice(4), slice(4, 8))]
+        seen_whole = self.method.whole_step or f in self.method.passes
+        if not seen_whole and not torch.allclose(torch.cat(halves, 1), whole, 1e-5, 1e-9):
+            advice = ("its denominators have to be those of size" if f is self.method.aggregate
+                      else "@whole_step above it shows it the whole step")
+            self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + advice)
+        if f is self.method.objective and f in losses.BY_ADVANTAGE \
+                and whole[1][tokens.advantages == 0].any():
+            self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
+
+
+def check_method(name, method, group_size, shaped=False):
+    """Runs a method on a toy batch: whole, cut in two, with more padding. shaped: rewards are
+    other than 0 and 1."""
     rewards, tokens = toy(group_size)
-    state = dict(entropy=1.0)
-    tried(method.advantage, rewards.double() - 0.5 * shaped, state, shape=rewards.shape)
-    for f in (method.select, *method.passes):
-        tried(f, tokens, shape=tokens.mask.shape)
-    loss, numbers = tried(method.objective, tokens, shape=tokens.mask.shape)
+    trial, state = Trial(name, method, tokens), dict(entropy=1.0)
+    advantages, _ = trial.call(method.advantage, rewards - 0.5 * shaped, state, shape=rewards.shape)
+    if not advantages.isfinite().all():
+        trial.fault(method.advantage, "gives nan or infinity, perhaps to a group of equal rewards: "
+                    "a division by their spread or mean needs a small number beside it, as 1e-6")
+    leaf = replace(tokens, logprobs=tokens.logprobs.requires_grad_())
+    loss, numbers = trial.call(method.objective, leaf, shape=tokens.mask.shape)
     if not loss.requires_grad:
-        fault(method.objective, "has no gradient: it has to depend on tokens.logprobs, "
-              "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
-    tried(method.aggregate, loss, tokens.mask, losses.step_size(tokens.mask, 1024))
+        trial.fault(method.objective, "has no gradient: it has to depend on tokens.logprobs, "
+                    "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
+    with torch.random.fork_rng(devices=[]):
+        for f in dict.fromkeys(method.functions[1:]):
+            trial.compare(f)
     taken = LOGGED | losses.measure(method, tokens).keys() - {"entropy"}
     for f, logged in ((method.advantage, state), (method.objective, numbers)):
         for key, value in logged.items():
             if f is method.advantage and not isinstance(value, (int, float)):
-                fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is saved, and "
-                      "holds plain numbers (float(x))")
+                trial.fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is "
+                            "saved, and holds plain numbers (float(x))")
             if torch.as_tensor(value).numel() != 1:
-                fault(f, f"logs {key!r}, of several numbers; tokens.mean(x) makes one of them")
+                trial.fault(f, f"logs {key!r}, of several numbers; tokens.mean(x) makes one of "
+                            "them")
             if key in taken or key == "entropy" and f is method.objective:
-                fault(f, f"logs {key!r}, which is logged already; give it another name")
+                trial.fault(f, f"logs {key!r}, which is logged already; give it another name")
 
 
 def checksum(method):

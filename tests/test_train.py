@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import losses
 import train
 from conftest import ROOT
 from data.recipe import settings_of
@@ -369,16 +370,57 @@ def half(tokens):
 PLAIN = own_objective()
 
 
+def of_other_completions(tokens):
+    return -(tokens.advantages - tokens.mean(tokens.advantages)) * tokens.ratio
+
+
+def above_the_mean(tokens):
+    return (tokens.entropy > tokens.mean(tokens.entropy)).float()
+
+
+def mean_over_padding(tokens):
+    return -tokens.advantages * tokens.ratio / tokens.ratio.mean(1, keepdim=True).detach()
+
+
+def of_the_micro_batch(loss, mask, size):
+    return (loss * mask).sum() / mask.sum()
+
+
+def with_padding(loss, mask, size):
+    return loss.sum() / size.tokens
+
+
+def nan_gradient(tokens):
+    distance = torch.where(tokens.ratio == 1, 0.0, (tokens.ratio - 1).abs().sqrt())
+    return -tokens.advantages * tokens.ratio + distance
+
+
+def nan_loss(tokens):
+    return -tokens.advantages / tokens.advantages.abs() * tokens.ratio
+
+
+def divides_by_the_spread(rewards, state):
+    return (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
+
+
+def writes(tokens):
+    return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
+
+
+def learns_without_an_advantage(tokens):
+    return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
+
+
+
 @pytest.mark.parametrize(
     "row, named",
     [
-        (Method(centred, own_objective(docstring=None), token_mean), "own of losses.py has no doc"),
         (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has no default"),
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
         (Method(tensor_state, PLAIN, token_mean), "a Tensor into state['mean']"),
         (Method(taken_state, PLAIN, token_mean), "logs 'mean', which is logged already"),
-        (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [2], where"),
+        (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [4], where"),
         (Method(centred, not_keyword_only, token_mean), "put * before it"),
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
         (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
@@ -387,15 +429,48 @@ PLAIN = own_objective()
         (Method(centred, logs_a_taken_name, token_mean), "'entropy', which is logged already"),
         (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
         (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
+        (Method(centred, of_other_completions, token_mean),
+         "of_other_completions of losses.py depends on how the optimizer step is cut"),
+        (Method(centred, PLAIN, token_mean, above_the_mean),
+         "above_the_mean of losses.py depends on how the optimizer step is cut"),
+        (Method(centred, PLAIN, of_the_micro_batch), "of_the_micro_batch of losses.py depends on h"),
+        (Method(centred, PLAIN, with_padding), "with_padding of losses.py depends on padding"),
+        (Method(centred, mean_over_padding, token_mean), "mean_over_padding of losses.py depends"),
+        (Method(centred, nan_gradient, token_mean), "nan_gradient of losses.py has a gradient"),
+        (Method(centred, nan_loss, token_mean), "nan_loss of losses.py returns nan"),
+        (Method(divides_by_the_spread, PLAIN, token_mean), "divides_by_the_spread of losses.py gives nan"),
+        (Method(centred, writes, token_mean), "writes of losses.py writes into its arguments"),
+        (Method(centred, learns_without_an_advantage, token_mean), "is in BY_ADVANTAGE and has"),
     ],
     ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
 )
 def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
     monkeypatch.setitem(METHODS, "mine", row)
+    by_advantage = losses.BY_ADVANTAGE | {learns_without_an_advantage}
+    monkeypatch.setattr(losses, "BY_ADVANTAGE", by_advantage)
     with pytest.raises(SystemExit) as stop:
         train.parse_args(["--loss", "mine"])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and named in said and said.count("\n") == 1, said
+
+
+@losses.whole_step
+def drawn(tokens):
+    return (torch.rand_like(tokens.entropy) < 0.5).float()
+
+
+@pytest.mark.parametrize("row", [
+    Method(centred, own_objective(docstring=None), token_mean),
+    Method(centred, losses.whole_step(lambda tokens: of_other_completions(tokens)), token_mean),
+    Method(centred, PLAIN, token_mean, drawn),
+], ids=["no docstring", "whole step", "random"])
+def test_sketches_that_are_not_refused(row, monkeypatch):
+    """They leave the generator of random numbers as it was."""
+    monkeypatch.setitem(METHODS, "mine", row)
+    before = torch.get_rng_state()
+    assert train.parse_args(["--loss", "mine"])[0].loss == "mine"
+    assert torch.equal(before, torch.get_rng_state())
+    assert "mine = " in losses.card("mine")
 
 
 def test_a_resumed_run_notices_other_code_of_its_method(base, tmp_path, monkeypatch, capsys):
