@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be 
 from matplotlib.scale import LogScale  # noqa: E402
 
 from analysis.runs import one_seed  # noqa: E402
+from experiment.files import replace  # noqa: E402
 
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
                      "savefig.dpi": 150, "figure.constrained_layout.use": True})
@@ -34,7 +35,7 @@ OF_PASSK = f"mean over seeds, band: 95% bootstrap interval; of one seed, {ERRORS
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
-    figure.savefig(out)
+    replace(out, lambda aside: figure.savefig(aside, format=out.suffix[1:] or None))
     plt.close(figure)
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
@@ -19,10 +20,20 @@ def lock(out):
 
 
 def write(path, text):
-    """Replaces a file atomically: a reader finds the old text or the new one."""
+    """Replaces a file atomically: a reader finds the old text or the new one. Raises OSError."""
+    replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def replace(path, write_to):
+    """Calls write_to with a path beside `path`, and renames it to that once it is written."""
     aside = path.with_name(f".{path.name}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    try:
+        write_to(aside)
+        aside.replace(path)
+    except OSError as e:  # of a full disk, which names no file
+        with suppress(OSError):
+            aside.unlink()
+        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def default_out(args):
