@@ -142,9 +142,9 @@ def out_of_reach(reward, answer, **_):
         return "an expression has no negative numbers"
     for test in answer["tests"] if reward == "code" and answer.get("fn_name") else ():
         try:
-            json.loads(test["output"]), *map(json.loads, test["input"].splitlines())
-        except ValueError:
-            return f"with fn_name, {str(test)[:80]} is a JSON value a line"
+            list(map(json.loads, [test["output"], *filter(str.strip, test["input"].split("\n"))]))
+        except ValueError as e:
+            return f"a test of {answer['fn_name']} is no JSON: {e}"
     return None
 
 

@@ -109,7 +109,15 @@ def run(model, out, *flags):
         ("--sampler_temperature 0", "--sampler_temperature"),
         ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
         ("--max_refills 9", "--drop_uniform_groups"),
-        ("--model=", "is not a Hugging Face folder"),
+        ("--model=", "--model is empty"),
+        ("--out=", "--out is empty"),
+        ("--out {root}/\udcff", "bytes that are not UTF-8"),
+        ("--resume --out {root}/none", "there is no run in {root}/none"),
+        ("--entropy_coef -1e6", "--entropy_coef must be -10 or more and below 10"),
+        ("--temperature 1e-30", "--temperature must be 0.001 or more"),
+        ("--loss grop", "did you mean grpo?"),
+        ("--advantage zscor", "did you mean zscore?"),
+        ("--clip_alph 2", "did you mean --clip_alpha?"),
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
         ("--offload", "torchrun --nproc_per_node 1"),
         ("--tp 2", "--tp 2"),
@@ -134,7 +142,7 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     said = capsys.readouterr()
     assert (
         stop.value.code == 2
-        and named in said.err
+        and named.format(root=tmp_path) in said.err
         and said.err.count("\n") == 1
         and "Traceback" not in said.err
     )
@@ -186,6 +194,7 @@ def folder_with(base, tmp_path, **changes):
         (dict(tokenizer__json=None, vocab__json=None, merges__txt=None), "", "tokenizer"),
         ({}, "--max_prompt_tokens 3", "--max_prompt_tokens 3"),
         ({}, "--max_tokens 5000", "4096 positions"),
+        ({}, "--lora_rank 100000000", "of rank 128 at most, and --lora_rank is 100000000"),
         ({}, "--data countdown34", "has 4"),
     ],
 )
@@ -206,7 +215,7 @@ def test_models_that_cannot_be_used_are_refused(base, tmp_path, changes, flags, 
     assert stop.value.code == 2 and named in said[-1] and not (tmp_path / "run").exists()
 
 
-def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
+def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = folder_with(base, tmp_path)
@@ -214,9 +223,10 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
         k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k
     }
     save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", folder, *SMALL, "--out", str(tmp_path / "run")])
-    assert stop.value.code == 2 and "lacks weights: model.layers.1.mlp" in capsys.readouterr().err
+    done = subprocess.run([sys.executable, "train.py", "--model", folder, *SMALL, "--out",
+                           str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "lacks weights: model.layers.1.mlp" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr  # without the table of transformers
 
 
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
@@ -569,7 +579,7 @@ def test_the_run_folder(base, tmp_path, graded):
         "curves.png",
         "checkpoints",
     }
-    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt", weights_only=False)[
+    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt")[
         "best"
     ]["rollout"]
     assert {p.name for p in (out / "checkpoints").iterdir()} == {
@@ -590,7 +600,7 @@ def test_the_run_folder(base, tmp_path, graded):
         folder
     ).decode([10])
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
-    trainer = torch.load(last / "trainer.pt", weights_only=False)
+    trainer = torch.load(last / "trainer.pt")
     assert (
         trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
     )
@@ -608,6 +618,18 @@ def test_the_run_folder(base, tmp_path, graded):
         "tokens",
         "truncated",
     }
+
+
+def test_a_text_that_ends_a_completion(base, tmp_path):
+    """It stays in the completion, which has no end-of-sequence token and is not cut off."""
+    out = tmp_path / "run"
+    records = run(base, out, "--stop", "+", "--save_rollouts", "--max_tokens", "16")[1:]
+    assert all(r["len/mean"] < 8 and r["len/truncated_frac"] == 0 for r in records)
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {s["completion"].find("+") - len(s["completion"]) for s in samples if "+" in
+            s["completion"]} == {-1}
+    batch = torch.load(out / "rollouts" / "rollout_000001.pt")["batch"]
+    assert torch.equal(batch["mask"].sum(1), batch["completion_len"])  # its tokens are learnt
 
 
 def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
@@ -727,7 +749,7 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
                          "--overlong_penalty", str(n))
                      for n in (0, 2))
     assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
-    kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt", weights_only=False)
+    kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt")
             for n in (0, 2)]
     assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
@@ -740,7 +762,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path, gra
         train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"
     ):
         run(base, tmp_path / "run", "--loss", "grpo", "--lr", "1e30")
-    batch = torch.load(tmp_path / "run" / "failed_batch.pt", weights_only=False)
+    batch = torch.load(tmp_path / "run" / "failed_batch.pt")
     assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
 
 
