@@ -7,7 +7,6 @@ A checkpoint holds no state of random generators: problems, sampling and shuffli
 
 import json
 import math
-import pickle
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -41,10 +40,9 @@ def read_pickle(path, **options):
     other pickles can run a program, so that a file of a stranger would."""
     try:
         return torch.load(path, weights_only=True, **options)
-    except pickle.UnpicklingError:
-        raise ValueError("damaged, or it holds more than tensors and plain values") from None
     except Exception as e:  # a damaged file may raise anything
-        raise ValueError((str(e) or type(e).__name__).splitlines()[0]) from None
+        raise ValueError(f"{type(e).__name__}: it is damaged, or holds more than tensors and plain "
+                         "values") from None
 
 
 def resumed(args):
@@ -133,7 +131,7 @@ def rewind(out, rollout):
             parallel.say(f"{path}: {damaged} lines are no records; they stay in {path.name}.old")
         if path.exists() and (rollout is None or damaged):
             path.replace(path.with_name(path.name + ".old"))
-        write(path, b"".join(line + b"\n" for line in whole if is_before(line, rollout)).decode())
+        write(path, b"".join(line + b"\n" for line in whole if is_before(line, rollout)))
 
 
 def is_before(line, rollout):

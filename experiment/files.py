@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
@@ -19,20 +18,14 @@ def lock(out):
         LOCKED.add(place)
 
 
-def write(path, text):
-    """Replaces a file atomically: a reader finds the old text or the new one. Raises OSError."""
-    replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
-
-
-def replace(path, write_to):
-    """Calls write_to with a path beside `path`, and renames it to that once it is written."""
+def write(path, content):
+    """Replaces a file, by a text or bytes, atomically: a reader finds the old content or the new
+    one. Raises OSError."""
     aside = path.with_name(f".{path.name}")
     try:
-        write_to(aside)
+        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
         aside.replace(path)
-    except OSError as e:  # of a full disk, which names no file
-        with suppress(OSError):
-            aside.unlink()
+    except OSError as e:  # a full disk's names no file
         raise OSError(e.errno, e.strerror, str(path)) from None
 
 

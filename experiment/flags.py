@@ -130,8 +130,8 @@ def add_flags(flag, section):
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
-        flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
-             metavar="NAME")
+        flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}", metavar="NAME",
+             choices=losses.cells(axis))
     section("model and problems")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
@@ -154,7 +154,6 @@ def add_flags(flag, section):
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
-    # logits divided by less overflow
     flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
     flag("stop", None, "a completion ends after this text, too, as </answer>")
@@ -170,8 +169,8 @@ def add_flags(flag, section):
     flag("drop_uniform_groups", False, "replace groups that are all right or all wrong")
     flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
-    flag("overlong_penalty", 0, "subtracts up to 1 from the reward, linearly over the last N tokens "
-         "before max_tokens; 0 is off")
+    flag("overlong_penalty", 0, "subtracts up to 1 from the reward, over the last N "
+         "tokens before max_tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
          "returned), proximal (recomputed before the update)", choices=references)
@@ -235,7 +234,7 @@ def parse(argv, description):
     of_run = "--resume: the run's config.json"
     parser.take(saved, of_run)
     chosen = parser.parse_known_args(argv)[0]  # its method and its model have flags and defaults
-    method = chosen_row(chosen)
+    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     refusals.check_row(chosen.loss, method, set(parser.rows))
     parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
     for f in method.functions:
@@ -262,8 +261,8 @@ def parse(argv, description):
     args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
                    **dict.fromkeys(given, "given")}
     if args.resume and not saved and given <= {"resume", "out", "force"}:
-        refuse(f"--resume: there is no run in {default_out(args)}; --out names its folder, and with "
-               "the flags of a new run --resume starts one where there is none")
+        refuse(f"--resume: there is no run in {default_out(args)}, the folder of --out; together "
+               "with the flags of a new run, --resume starts one")
     args.checksums = {"functions of the method": refusals.checksum(method)}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
@@ -294,24 +293,14 @@ def saved_config(args):
                "--out starts a new run")
 
 
-def chosen_row(args):
-    """The row of --loss, with the cells of --advantage, --select, --objective, --aggregate."""
-    cells = {axis: getattr(args, axis) for axis in losses.AXES}
-    for axis, name in cells.items():
-        if name and name not in (there := losses.cells(axis)):
-            refuse(f"--{axis} {name}: there is no such {axis}, there are {', '.join(there)}; a "
-                   "function is one of them once a row of METHODS uses it"
-                   f"{did_you_mean(name, there)}")
-    return losses.row(args.loss, **cells)
-
-
 def refuse_unknown(name, loss, method, there):
     if name.lower() in ("true", "false"):
         refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
-    names = [f"--{flag}" for row in [there, *(row.flags for row in METHODS.values())] for flag in row]
+    names = {f"--{flag}" for flags in (there, *(m.flags for m in METHODS.values()))
+             for flag in flags}
     own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
     refuse(f"{problem}; {loss} has {own_flags}{did_you_mean(name, names)}")
 

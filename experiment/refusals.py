@@ -141,8 +141,7 @@ class Trial:
     """A row of METHODS on a toy batch. A fault is one sentence that names the function."""
 
     def __init__(self, name, method, tokens):
-        self.name, self.method, self.tokens = name, method, tokens
-        self.size = losses.step_size(tokens.mask, 1024)
+        self.name, self.method, self.tokens, self.numbers = name, method, tokens, {}
 
     def fault(self, f, text):
         refuse(f"{self.name}: the function {f.__name__} of losses.py {text}")
@@ -159,12 +158,14 @@ class Trial:
         except Exception as e:  # a user's function may raise anything
             self.fault(f, f"raises {type(e).__name__}: {e}")
         if versions != [x._version for x in tensors]:
-            self.fault(f, "writes into its arguments, as clamp_ and += do; clamp and x = x + y "
-                       "make new tensors")
+            self.fault(f, "writes into its arguments, as clamp_ and += do; clamp does not")
         value, numbers = result if isinstance(result, tuple) else (result, {})
         if not torch.is_tensor(value) or value.shape != shape:
             found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
             self.fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
+        if not value.isfinite().all():
+            self.fault(f, "returns nan or infinity: it divides by 0 in a group of equal rewards, "
+                       "at ratio 1, at A = 0, or in padding, where all fields are 0")
         return value, numbers
 
     def effect(self, f, tokens):
@@ -172,43 +173,43 @@ class Trial:
         aggregate the weight of each token's loss, [1, B, T]. 0 in padding."""
         mask, aggregates = tokens.mask, f is self.method.aggregate
         leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
-        value, _ = (self.call(f, leaf, mask, self.size, shape=mask.shape[:0]) if aggregates else
-                    self.call(f, replace(tokens, logprobs=leaf), shape=mask.shape))
-        if not value.isfinite().all():
-            self.fault(f, "returns nan or infinity: for ratio 1, for A = 0, or in padding, where "
-                       "all fields are 0")
+        inputs = ((leaf, mask, losses.step_size(self.tokens.mask, 1024)) if aggregates else
+                  (replace(tokens, logprobs=leaf),))
+        value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
         gradient = torch.zeros_like(leaf)
         if value.requires_grad:
             weighed = value if aggregates else value * tokens.entropy * mask
             gradient, = torch.autograd.grad(weighed.sum(), leaf)
+        if f is self.method.objective:
+            self.numbers = numbers
+            if not value.requires_grad:
+                self.fault(f, "has no gradient: it has to depend on tokens.logprobs, "
+                           "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
+            if f in losses.BY_ADVANTAGE and gradient[tokens.advantages == 0].any():
+                self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
         if not gradient.isfinite().all():
-            self.fault(f, "has a gradient that is nan or infinite; torch.where does not stop one "
-                       "in the branch not taken, a clamp before it does")
-        if aggregates and gradient[~mask].any():
-            self.fault(f, "depends on padding: it has to leave out the losses where mask is False")
+            self.fault(f, "has a gradient of nan or infinity; torch.where does not stop one in the "
+                       "branch not taken, a clamp before it does")
         return torch.stack([gradient] if aggregates else [value.detach() * mask, gradient])
 
     def compare(self, f):
-        """The same function with more padding, and with the step cut in two."""
+        """Tries a function on the step, on the step with more padding, and on its halves."""
         def changed(change):
             return Tokens(**{k: x if x is None else change(x) for k, x in vars(tokens).items()})
         tokens, before = self.tokens, torch.get_rng_state()
         whole = self.effect(f, tokens)
         draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
         wide = self.effect(f, changed(lambda x: pad(x, (0, 3))))[..., :6]
-        if not draws and not torch.allclose(wide, whole, 1e-5, 1e-9):
+        if whole[-1][~tokens.mask].any() or not draws and not torch.allclose(wide, whole, 1e-5):
             self.fault(f, "depends on padding: means and sums have to leave it out, as "
                        "tokens.mean(x) does")
         halves = [self.effect(f, changed(lambda x, part=part: x[part]))
                   for part in (slice(4), slice(4, 8))]
         seen_whole = self.method.whole_step or f in self.method.passes
-        if not seen_whole and not torch.allclose(torch.cat(halves, 1), whole, 1e-5, 1e-9):
-            advice = ("its denominators have to be those of size" if f is self.method.aggregate
-                      else "@whole_step above it shows it the whole step")
-            self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + advice)
-        if f is self.method.objective and f in losses.BY_ADVANTAGE \
-                and whole[1][tokens.advantages == 0].any():
-            self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
+        if not seen_whole and not torch.allclose(torch.cat(halves, 1), whole, 1e-5):
+            self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + (
+                "its denominators have to be those of size" if f is self.method.aggregate
+                else "@whole_step above it shows it the whole step"))
 
 
 def check_method(name, method, group_size, shaped=False):
@@ -216,20 +217,12 @@ def check_method(name, method, group_size, shaped=False):
     other than 0 and 1."""
     rewards, tokens = toy(group_size)
     trial, state = Trial(name, method, tokens), dict(entropy=1.0)
-    advantages, _ = trial.call(method.advantage, rewards - 0.5 * shaped, state, shape=rewards.shape)
-    if not advantages.isfinite().all():
-        trial.fault(method.advantage, "gives nan or infinity, perhaps to a group of equal rewards: "
-                    "a division by their spread or mean needs a small number beside it, as 1e-6")
-    leaf = replace(tokens, logprobs=tokens.logprobs.requires_grad_())
-    loss, numbers = trial.call(method.objective, leaf, shape=tokens.mask.shape)
-    if not loss.requires_grad:
-        trial.fault(method.objective, "has no gradient: it has to depend on tokens.logprobs, "
-                    "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
+    trial.call(method.advantage, rewards - 0.5 * shaped, state, shape=rewards.shape)
     with torch.random.fork_rng(devices=[]):
         for f in dict.fromkeys(method.functions[1:]):
             trial.compare(f)
     taken = LOGGED | losses.measure(method, tokens).keys() - {"entropy"}
-    for f, logged in ((method.advantage, state), (method.objective, numbers)):
+    for f, logged in ((method.advantage, state), (method.objective, trial.numbers)):
         for key, value in logged.items():
             if f is method.advantage and not isinstance(value, (int, float)):
                 trial.fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is "

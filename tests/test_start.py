@@ -262,7 +262,8 @@ def test_the_warning_says_what_the_verifier_made_of_the_completion():
 
 def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
     record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
-              "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75, "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02,
+              "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75,
+              "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02,
               "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03}
     assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  cut 0.750  "
                                 "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
