@@ -155,8 +155,7 @@ def with_right_golds(name, problems, places, left_out=None):
     grade(golds, [[""] for _ in problems], timeout=60.0, details=details)
     kept, lines = [], []
     for problem, place, (right, fault, _) in zip(problems, places, details, strict=True):
-        fault = fault or right and out_of_reach(**problem)
-        if right and not fault:
+        if right and not (fault := out_of_reach(**problem)):
             kept.append(problem)
             continue
         if left_out is not None:

@@ -89,14 +89,6 @@ class TransformersSampler:
         return [Completion(t[:k], lp[:k], truncated=not end,
                            stopped=end and t[k - 1] not in self.eos) for t, lp, k, end in cut]
 
-    def stops(self, tokens, at):
-        """tokens [N, t] -> for the completions `at`, does the text of --stop end in the last one?
-        It has at most as many tokens as bytes; one before it keeps the first one's space."""
-        if not self.stop:
-            return torch.zeros_like(at, dtype=torch.bool)
-        texts = self.tokenizer.batch_decode(tokens[:, -1 - len(self.stop.encode()):][at])
-        return torch.tensor([self.stop in text for text in texts], device=at.device)
-
     def decode(self, ids, real, rows, max_tokens, settings):
         """ids [D, W]: distinct prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
         completion -> tokens, logprobs, ends (does the completion end here?) [N, T], undefined after
@@ -117,7 +109,11 @@ class TransformersSampler:
                 logits, real, position = logits[rows], real[rows], position[rows, -1:]
             ids, drawn_logprobs = draw(logits[:, -1], *settings)
             tokens[at, t], logprobs[at, t] = ids[:, 0], drawn_logprobs[:, 0]
-            ends[at, t] = torch.isin(ids[:, 0], eos) | self.stops(tokens[:, :t + 1], at)
+            ends[at, t] = torch.isin(ids[:, 0], eos)
+            if self.stop:  # of at most as many tokens as bytes; one before keeps the first's space
+                last = tokens[at, max(0, t - len(self.stop.encode())):t + 1]
+                found = [self.stop in text for text in self.tokenizer.batch_decode(last)]
+                ends[at, t] |= torch.tensor(found, device=ids.device)
             ended |= ends[at, t]
             going = (~ended).nonzero()[:, 0]
             if len(going) == 0:

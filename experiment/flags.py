@@ -107,11 +107,10 @@ class Parser(argparse.ArgumentParser):
         for name, row in self.rows.items():
             value, least, above, below = getattr(args, name), *(
                 row[bound] for bound in ("least", "above", "below"))
-            if isinstance(value, str):
-                if not value:
-                    self.error(f"--{name} is empty: give it a value, or leave it out")
-                if any("\udc80" <= letter <= "\udcff" for letter in value):
-                    self.error(f"--{name} {value!r} has bytes that are not UTF-8")
+            if value == "":
+                self.error(f"--{name} is empty: give it a value, or leave it out")
+            if isinstance(value, str) and any("\udc80" <= x <= "\udcff" for x in value):
+                self.error(f"--{name} {value!r} has bytes that are not UTF-8")
             if row["type"] not in (int, float) or value is None:
                 continue
             most = below or (2**63 if row["type"] is int else math.inf)

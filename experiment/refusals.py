@@ -122,9 +122,8 @@ def check_row(name, method, common):
 
 
 def toy(group_size):
-    """-> rewards [4, G], the last two groups all right and all wrong; and Tokens [8, 6] of uneven
-    lengths and both signs of A. Row 0 has ratio 1 throughout, row 4 has A = 0, and probabilities,
-    ratios and entropies grow with the row: the two halves have other means."""
+    """-> rewards [4, G], of the last groups all right and all wrong; and Tokens [8, 6] of uneven
+    lengths. Row 0 has ratio 1, row 4 has A = 0, and the two halves have other means."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     draw = partial(torch.rand, 8, 6, generator=torch.Generator().manual_seed(0),
@@ -141,7 +140,7 @@ class Trial:
     """A row of METHODS on a toy batch. A fault is one sentence that names the function."""
 
     def __init__(self, name, method, tokens):
-        self.name, self.method, self.tokens, self.numbers = name, method, tokens, {}
+        self.name, self.method, self.tokens, self.logged = name, method, tokens, {}
 
     def fault(self, f, text):
         refuse(f"{self.name}: the function {f.__name__} of losses.py {text}")
@@ -150,7 +149,7 @@ class Trial:
         """-> the tensor that a function returns, and the numbers that it logs"""
         tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
                    if torch.is_tensor(x)]
-        versions = [x._version for x in tensors]
+        versions = [x._version for x in tensors]  # a write into a tensor counts it up
         try:
             result = self.method.call(f, *inputs)
         except ValueError as e:  # a hyperparameter out of range
@@ -176,40 +175,38 @@ class Trial:
         inputs = ((leaf, mask, losses.step_size(self.tokens.mask, 1024)) if aggregates else
                   (replace(tokens, logprobs=leaf),))
         value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
-        gradient = torch.zeros_like(leaf)
+        gradient, weight = torch.zeros_like(leaf), 1.0 if aggregates else tokens.entropy * mask
         if value.requires_grad:
-            weighed = value if aggregates else value * tokens.entropy * mask
-            gradient, = torch.autograd.grad(weighed.sum(), leaf)
-        if f is self.method.objective:
-            self.numbers = numbers
-            if not value.requires_grad:
-                self.fault(f, "has no gradient: it has to depend on tokens.logprobs, "
-                           "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
-            if f in losses.BY_ADVANTAGE and gradient[tokens.advantages == 0].any():
-                self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
+            gradient, = torch.autograd.grad((value * weight).sum(), leaf)
+        elif f is self.method.objective:
+            self.fault(f, "has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio "
+                       "or tokens.ratio (tokens.probs is without one)")
         if not gradient.isfinite().all():
             self.fault(f, "has a gradient of nan or infinity; torch.where does not stop one in the "
                        "branch not taken, a clamp before it does")
+        self.logged[f] = numbers
         return torch.stack([gradient] if aggregates else [value.detach() * mask, gradient])
 
     def compare(self, f):
         """Tries a function on the step, on the step with more padding, and on its halves."""
-        def changed(change):
-            return Tokens(**{k: x if x is None else change(x) for k, x in vars(tokens).items()})
-        tokens, before = self.tokens, torch.get_rng_state()
-        whole = self.effect(f, tokens)
+        def effect_of(change):
+            fields = {k: x if x is None else change(x) for k, x in vars(self.tokens).items()}
+            return self.effect(f, Tokens(**fields))
+        before, no_advantage = torch.get_rng_state(), self.tokens.advantages == 0
+        whole, mask = self.effect(f, self.tokens), self.tokens.mask
         draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
-        wide = self.effect(f, changed(lambda x: pad(x, (0, 3))))[..., :6]
-        if whole[-1][~tokens.mask].any() or not draws and not torch.allclose(wide, whole, 1e-5):
+        wide = effect_of(lambda x: pad(x, (0, 3)))[..., :6]
+        if whole[-1][~mask].any() or not draws and not torch.allclose(wide, whole, 1e-5):
             self.fault(f, "depends on padding: means and sums have to leave it out, as "
                        "tokens.mean(x) does")
-        halves = [self.effect(f, changed(lambda x, part=part: x[part]))
-                  for part in (slice(4), slice(4, 8))]
-        seen_whole = self.method.whole_step or f in self.method.passes
-        if not seen_whole and not torch.allclose(torch.cat(halves, 1), whole, 1e-5):
-            self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + (
-                "its denominators have to be those of size" if f is self.method.aggregate
-                else "@whole_step above it shows it the whole step"))
+        if not (self.method.whole_step or f in self.method.passes):
+            halves = torch.cat([effect_of(lambda x: x[:4]), effect_of(lambda x: x[4:])], 1)
+            if not torch.allclose(halves, whole, 1e-5):
+                self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + (
+                    "its denominators have to be those of size" if f is self.method.aggregate
+                    else "@whole_step above it shows it the whole step"))
+        if f is self.method.objective and f in losses.BY_ADVANTAGE and whole[1][no_advantage].any():
+            self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
 
 
 def check_method(name, method, group_size, shaped=False):
@@ -218,12 +215,13 @@ def check_method(name, method, group_size, shaped=False):
     rewards, tokens = toy(group_size)
     trial, state = Trial(name, method, tokens), dict(entropy=1.0)
     trial.call(method.advantage, rewards - 0.5 * shaped, state, shape=rewards.shape)
+    trial.logged[method.advantage] = state
     with torch.random.fork_rng(devices=[]):
         for f in dict.fromkeys(method.functions[1:]):
             trial.compare(f)
     taken = LOGGED | losses.measure(method, tokens).keys() - {"entropy"}
-    for f, logged in ((method.advantage, state), (method.objective, trial.numbers)):
-        for key, value in logged.items():
+    for f in (method.advantage, method.objective):
+        for key, value in trial.logged[f].items():
             if f is method.advantage and not isinstance(value, (int, float)):
                 trial.fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is "
                             "saved, and holds plain numbers (float(x))")

@@ -210,10 +210,9 @@ class Run:
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
         record = dict(rollout=self.rollout, **self.totals, **record, **self.times, **perf)
         self.write(dict(record, **{"time/rollout": seconds}), samples)
-        holds = {log.nothing_to_learn: advantages.abs().max() < 1e-6,
-                 log.cut_off: record["len/truncated_frac"] > 0.5}
-        for warning in [warning for warning in holds if holds[warning]]:
-            if warning not in self.warned and parallel.rank() == 0:
+        for warning, holds in ((log.nothing_to_learn, advantages.abs().max() < 1e-6),
+                               (log.cut_off, record["len/truncated_frac"] > 0.5)):
+            if holds and warning not in self.warned and parallel.rank() == 0:
                 self.warned.append(warning)
                 self.bar.write(warning(samples[0], record))
         if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
