@@ -35,7 +35,7 @@ from rewards import Unparsed, final_answer, grade
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "sampler", "dtype", "seed")  # refused with --completions, None then
+            "template", "stop", "sampler", "dtype", "seed")  # refused with --completions, None then
 FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
@@ -57,6 +57,7 @@ def add_flags(flag):
     flag("top_p", 1.0, "draw from the most probable tokens of this probability together", above=0)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
+    flag("stop", None, "a completion ends after this text, too, as </answer>")
     flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
@@ -77,14 +78,12 @@ def parse_args(argv=None):
         recipe = settings_of(parser.parse_known_args(argv)[0].model)
     except ValueError as e:
         refuse(str(e))
-    parser.take({name: recipe[name] for name in ("max_tokens", "max_prompt_tokens")
-                 if name in recipe}, "the model's recipe.json")
+    parser.take({name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")},
+                "the model's recipe.json")
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
     args = parser.parse_args(argv)
     parser.check_ranges(args)
     for name, value in vars(args).items():
-        if value == "":
-            refuse(f"--{name} is empty: give it a value, or leave it out")
         if name.startswith("lcb_") and value and "livecodebench" not in args.benchmarks:
             refuse(f"--{name} is for livecodebench alone")
     if args.top_p > 1:
@@ -138,7 +137,7 @@ def load_model(args, problems):
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
-                            max_length=total), tokenizer
+                            max_length=total, stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
 

@@ -530,6 +530,7 @@ class Method:
     preset: dict = field(default_factory=dict)
     passes: tuple = (every_token,)  # S steps for each, whose token weights it computes up front
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
+    like_reinforce: bool = True     # its gradient at ratio 1, which a test compares
     source: str = ""
 
     @property

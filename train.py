@@ -234,7 +234,7 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         main()
-    except (RunFailed, FloatingPointError) as e:
+    except (RunFailed, FloatingPointError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """The figures: numbers in, a file out. The other modules make the numbers."""
 
+import io
 import statistics
 from math import nan
 
@@ -10,6 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be 
 from matplotlib.scale import LogScale  # noqa: E402
 
 from analysis.runs import one_seed  # noqa: E402
+from experiment.files import write  # noqa: E402
 
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
                      "savefig.dpi": 150, "figure.constrained_layout.use": True})
@@ -34,7 +36,9 @@ OF_PASSK = f"mean over seeds, band: 95% bootstrap interval; of one seed, {ERRORS
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
-    figure.savefig(out)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=out.suffix[1:] or "png")
+    write(out, buffer.getvalue())
     plt.close(figure)
 
 

@@ -7,6 +7,7 @@ import torch
 from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
+from experiment.checkpoint import read_pickle
 from losses import AXES, METHODS, Method, group_advantages, row
 
 COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
@@ -68,7 +69,7 @@ def open_rollout(path, model=None):
     Raises ValueError for another file than train.py --save_rollouts writes, a run whose steps
     cannot be taken again, a rollout without a gradient, and a model that cannot be loaded."""
     try:
-        saved = torch.load(path, map_location=parallel.device(), weights_only=False)
+        saved = read_pickle(path, map_location=parallel.device())
         batch, flags = Batch(**saved["batch"]), saved["flags"]
         own = {name: saved[name] for name in ("rewards", "state", "flags", "rollout")}
         method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})

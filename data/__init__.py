@@ -90,5 +90,5 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
     found = [details[i:i + samples] for i in range(0, len(details), samples)]
     faults = [[fault for _, fault, _ in group] for group in found]
     slowest = [max(seconds for *_, seconds in group) for group in found]
-    columns = zip(problems, prompts, completions, texts, rewards, faults, slowest, strict=True)
-    return [Group(*fields) for fields in columns]
+    return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
+                                             faults, slowest, strict=True)]

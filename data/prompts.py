@@ -45,7 +45,7 @@ def decode(tokenizer, completion, prompt=()):
 
     Any other special token stays visible. A <think> that ends the prompt (token ids) is put in
     front of the text: a verifier has to know that thinking had begun."""
-    tokens = completion.tokens if completion.truncated else completion.tokens[:-1]
-    text = tokenizer.decode(tokens)
+    has_eos = not (completion.truncated or completion.stopped)
+    text = tokenizer.decode(completion.tokens[:-1] if has_eos else completion.tokens)
     prompt_thinks = tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
     return "<think>" + text if prompt_thinks else text

@@ -50,13 +50,15 @@ class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once. Other settings are
     VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
 
-    def __init__(self, model, *, dtype, eos, logprobs="processed", chunk=512, **_):
+    def __init__(self, model, *, dtype, eos, logprobs="processed", stop=None, chunk=512, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
             raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
                              "mask, positions and a key-value cache: take --sampler vllm")
         self.model = loaded.to(self.device).eval()
         self.eos, self.chunk, self.raw = eos, chunk, logprobs == "raw"
+        self.stop = stop
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
@@ -80,20 +82,22 @@ class TransformersSampler:
         ids, real = (pad_sequence([torch.tensor(x) for x in lists], True, padding, "left")
                      .to(self.device) for lists, padding in (
                          (distinct, self.eos[0]), ([[1] * len(p) for p in distinct], 0)))
-        tokens, logprobs = self.decode(ids, real, rows, max_tokens, settings)
-        ends = torch.isin(tokens, torch.tensor(self.eos, device=self.device))
+        tokens, logprobs, ends = self.decode(ids, real, rows, max_tokens, settings)
         ended = ends.any(1)
         length = (ends.cumsum(1) == 0).sum(1) + ended
         cut = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)), strict=True)
-        return [Completion(t[:k], lp[:k], truncated=not end) for t, lp, k, end in cut]
+        return [Completion(t[:k], lp[:k], truncated=not end,
+                           stopped=end and t[k - 1] not in self.eos) for t, lp, k, end in cut]
 
     def decode(self, ids, real, rows, max_tokens, settings):
         """ids [D, W]: distinct prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
-        completion -> tokens, logprobs [N, T], undefined after a row's end."""
+        completion -> tokens, logprobs, ends (does the completion end here?) [N, T], undefined after
+        a row's end."""
         cache = DynamicCache(config=self.model.config)
         eos = torch.tensor(self.eos, device=ids.device)
         tokens = torch.full((len(rows), max_tokens), self.eos[0], device=ids.device)
         logprobs = torch.zeros(tokens.shape, device=ids.device)
+        ends = torch.zeros_like(tokens, dtype=torch.bool)
         at = torch.arange(len(rows), device=ids.device)  # the completions that are in the batch
         ended = torch.zeros_like(at, dtype=torch.bool)   # of those
         position = (real.cumsum(1) - 1).clamp(min=0)
@@ -105,7 +109,12 @@ class TransformersSampler:
                 logits, real, position = logits[rows], real[rows], position[rows, -1:]
             ids, drawn_logprobs = draw(logits[:, -1], *settings)
             tokens[at, t], logprobs[at, t] = ids[:, 0], drawn_logprobs[:, 0]
-            ended |= torch.isin(ids[:, 0], eos)
+            ends[at, t] = torch.isin(ids[:, 0], eos)
+            if self.stop:  # of at most as many tokens as bytes; one before keeps the first's space
+                last = tokens[at, max(0, t - len(self.stop.encode())):t + 1]
+                found = [self.stop in text for text in self.tokenizer.batch_decode(last)]
+                ends[at, t] |= torch.tensor(found, device=ids.device)
+            ended |= ends[at, t]
             going = (~ended).nonzero()[:, 0]
             if len(going) == 0:
                 break
@@ -114,7 +123,7 @@ class TransformersSampler:
                 at, ended, ids = at[going], ended[going], ids[going]
                 real, position = real[going], position[going]
             real, position = F.pad(real, (0, 1), value=1), position + 1
-        return tokens, logprobs
+        return tokens, logprobs, ends
 
     @torch.no_grad()
     def load_weights(self, weights):

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
 from engine import kernels, parallel
 from engine.completion import Completion
@@ -19,7 +19,8 @@ def eos_ids(model, tokenizer):
     except OSError:
         pass  # a folder without generation_config.json
     lists = [ids if isinstance(ids, list) else [ids] for ids in candidates]
-    return sorted({i for ids in lists for i in ids if i is not None})
+    # some folders have -1 for none
+    return sorted({i for ids in lists for i in ids if i in range(config.vocab_size)})
 
 
 def positions_of(model):
@@ -37,6 +38,7 @@ def layers_of(model):
 
 def pretrained(folder, dtype="float32"):
     """The model of a folder, on the CPU. Raises ValueError where weights are missing."""
+    logging.set_verbosity_error()  # a table of all missing weights, before our sentence
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype,
                                                        output_loading_info=True)
     if info["missing_keys"]:
@@ -158,8 +160,10 @@ def add_adapters(model, rank, alpha):
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = [name for name, module in model.named_modules()
               if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()]
-    if not linear:
-        raise ValueError("has no linear layers for --lora_rank")
+    most = max((min(model.get_submodule(name).weight.shape) for name in linear), default=0)
+    if rank > most:
+        raise ValueError(f"has linear layers of rank {most} at most, and --lora_rank is {rank}"
+                         if linear else "has no linear layers for --lora_rank")
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear, bias="none"), model)
 

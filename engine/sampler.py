@@ -45,11 +45,12 @@ class VLLMSampler:
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
     engine may take. tp: ranks that it is spread over. max_num_seqs: sequences that it works on at
     once; None is 1024, or 256 where it has less than 12 GB. logprobs: "processed", of the
-    distribution that is drawn from, or "raw", before temperature. Under torchrun each rank makes
-    one, and all do so at the same time."""
+    distribution that is drawn from, or "raw", before temperature. stop: a text that ends a
+    completion and stays in it. Under torchrun each rank makes one, and all do so at the same
+    time."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
-                 logprobs="processed"):
+                 logprobs="processed", stop=None):
         # weights are handed over within this process
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -66,16 +67,15 @@ class VLLMSampler:
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
                   f"{TESTED_VLLM}.* only")
-        self.vllm, self.eos = vllm, eos
+        self.vllm, self.eos, self.stop = vllm, eos, stop
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
-        if max_num_seqs is None:  # vLLM's own 256 leave a small model idle
-            little = self.sleeps and memory * parallel.memory() < 12e9
-            max_num_seqs = 256 if little else 1024
+        little = self.sleeps and memory * parallel.memory() < 12e9
+        max_num_seqs = max_num_seqs or (256 if little else 1024)  # vLLM's own is 256
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
-                model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
+                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode=f"{logprobs}_logprobs", gpu_memory_utilization=memory,
                 enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
@@ -88,10 +88,9 @@ class VLLMSampler:
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
         params = self.vllm.SamplingParams(
-            n=n, temperature=temperature, top_p=top_p, top_k=-1, max_tokens=max_tokens,
+            n=n, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=self.stop,
             # logprobs 0: the drawn token's alone; flat: a list of floats
-            stop_token_ids=self.eos, logprobs=0, flat_logprobs=True, detokenize=False,
-            skip_special_tokens=False)
+            stop_token_ids=self.eos, logprobs=0, flat_logprobs=True, skip_special_tokens=False)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         numpy_state = np.random.get_state()
         with torch.random.fork_rng():  # the engine draws from torch's generator, or from numpy's
@@ -99,7 +98,8 @@ class VLLMSampler:
             np.random.seed(seed % 2**32)
             requests = self.engine.generate(inputs, params, use_tqdm=False)
         np.random.set_state(numpy_state)
-        groups = [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length")
+        groups = [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length",
+                              isinstance(o.stop_reason, str))
                    for o in sorted(request.outputs, key=lambda o: o.index)] for request in requests]
         if any(math.isnan(x) for group in groups for c in group for x in c.logprobs):
             raise FloatingPointError(RUINED)  # the engine itself draws on, without a word

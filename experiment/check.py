@@ -77,11 +77,13 @@ def check_ends(s):
     """Is an end-of-sequence token the last of completions, and none inside them?"""
     completions = [c for group in s.groups for c in group.completions]
     ended, eos = [c for c in completions if not c.truncated], set(s.eos)
-    right = (bool(ended) and all(c.tokens[-1] in eos for c in ended)
+    right = (2 * len(ended) >= len(completions)
+             and all(c.stopped or c.tokens[-1] in eos for c in ended)
              and all(not set(c.tokens[:-1]) & eos for c in completions))
     names = ", ".join(f"{i} {s.tokenizer.decode([i])!r}" for i in s.eos)
-    yield (f"completions end with one of {names}", f"{len(ended)} of {len(completions)} do", right,
-           "--template, --max_tokens; eos_token_id in the model's generation_config.json")
+    yield (f"completions end with one of {names}{f' or {s.args.stop!r}' if s.args.stop else ''}",
+           f"{len(ended)} of {len(completions)} do, limit a half", right,
+           "--stop, --template, --max_tokens; eos_token_id in generation_config.json")
 
 
 def check_rewards(s):

@@ -6,6 +6,7 @@ A checkpoint holds no state of random generators: problems, sampling and shuffli
 """
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,16 @@ class Resumed(NamedTuple):
     state: dict    # trainer.pt
 
 
+def read_pickle(path, **options):
+    """-> the tensors and plain values of a file of torch.save. Raises ValueError for anything else:
+    other pickles can run a program, so that a file of a stranger would."""
+    try:
+        return torch.load(path, weights_only=True, **options)
+    except Exception as e:  # a damaged file may raise anything
+        raise ValueError(f"{type(e).__name__}: it is damaged, or holds more than tensors and plain "
+                         "values") from None
+
+
 def resumed(args):
     """-> the Resumed of --resume, None where there is no checkpoint. Raises RunFailed for one that
     cannot be read."""
@@ -42,12 +53,10 @@ def resumed(args):
         return None
     flags = json.loads((default_out(args) / "config.json").read_text())["flags"]
     try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
-        state = torch.load(folders[-1] / "trainer.pt", map_location="cpu", weights_only=False,
-                           mmap=True)
-    except Exception as e:  # a damaged file may raise anything
-        raise RunFailed(f"{folders[-1] / 'trainer.pt'} cannot be read ({str(e).splitlines()[0]}): "
-                        "with this folder renamed, --resume continues from the checkpoint before "
-                        "it") from None
+        state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
+    except ValueError as e:
+        raise RunFailed(f"{folders[-1] / 'trainer.pt'} cannot be read ({e}): with this folder "
+                        "renamed, --resume continues from the checkpoint before it") from None
     return Resumed(flags, folders[-1], state)
 
 
@@ -114,12 +123,15 @@ def save(out, rollout, trainer, tokenizer, keep, best, recipe, card, **state):
 
 def rewind(out, rollout):
     """Takes the records after `rollout` out of the logs: they will be written again, with the same
-    content. None is a start from nothing; the logs before it stay, as .old."""
+    content. None is a start from nothing. The logs before it, and damaged ones, stay as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
-        lines = path.read_text().splitlines() if path.exists() else ()
-        if rollout is None and path.exists():
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        whole = [line for line in lines[:-1] if is_before(line, math.inf)]
+        if damaged := len(lines) - 1 - len(whole):
+            parallel.say(f"{path}: {damaged} lines are no records; they stay in {path.name}.old")
+        if path.exists() and (rollout is None or damaged):
             path.replace(path.with_name(path.name + ".old"))
-        write(path, "".join(line + "\n" for line in lines if is_before(line, rollout)))
+        write(path, b"".join(line + b"\n" for line in whole if is_before(line, rollout)))
 
 
 def is_before(line, rollout):

@@ -18,11 +18,15 @@ def lock(out):
         LOCKED.add(place)
 
 
-def write(path, text):
-    """Replaces a file atomically: a reader finds the old text or the new one."""
+def write(path, content):
+    """Replaces a file, by a text or bytes, atomically: a reader finds the old content or the new
+    one. Raises OSError."""
     aside = path.with_name(f".{path.name}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    try:
+        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        aside.replace(path)
+    except OSError as e:  # a full disk's names no file
+        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def default_out(args):

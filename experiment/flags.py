@@ -3,9 +3,11 @@ flags, data or models are one sentence and exit code 2.
 """
 
 import argparse
+import difflib
 import inspect
 import json
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,11 @@ OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"
 
 # ---------------------------------------------------------------------------- parsing
 
+def did_you_mean(name, names):
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):
         """A flag's help, with the default that is in force."""
@@ -58,9 +65,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program, formatter_class=Help, allow_abbrev=False, add_help=False,
                          **settings)
         self.rows, self.group = {}, self  # {flag: its default, type, choices and range}
+        self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
         failures.refuse(self.prog, message)
+
+    def _check_value(self, action, value):
+        if action.choices is not None and value not in action.choices:
+            self.error(f"--{action.dest} {value!r} is none of {', '.join(action.choices)}"
+                       f"{did_you_mean(value, action.choices)}")
 
     def section(self, *title):
         self.group = self.add_argument_group(*title)
@@ -94,6 +107,10 @@ class Parser(argparse.ArgumentParser):
         for name, row in self.rows.items():
             value, least, above, below = getattr(args, name), *(
                 row[bound] for bound in ("least", "above", "below"))
+            if value == "":
+                self.error(f"--{name} is empty: give it a value, or leave it out")
+            if isinstance(value, str) and any("\udc80" <= x <= "\udcff" for x in value):
+                self.error(f"--{name} {value!r} has bytes that are not UTF-8")
             if row["type"] not in (int, float) or value is None:
                 continue
             most = below or (2**63 if row["type"] is int else math.inf)
@@ -112,8 +129,8 @@ def add_flags(flag, section):
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
-        flag(axis, None, f"another {axis} than the method's: {', '.join(losses.cells(axis))}",
-             metavar="NAME")
+        flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}", metavar="NAME",
+             choices=losses.cells(axis))
     section("model and problems")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
@@ -136,8 +153,9 @@ def add_flags(flag, section):
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
-    flag("temperature", 1.0, "temperature of the policy, in sampling and training alike", above=0)
-    flag("sampler_temperature", None, "temperature of the sampler alone", type=float, above=0)
+    flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
+    flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
+    flag("stop", None, "a completion ends after this text, too, as </answer>")
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
     flag("sampler_logprobs", "processed", "the sampler's log probabilities, after temperature "
          "(processed) or before it (raw)", choices=("processed", "raw"))
@@ -150,7 +168,8 @@ def add_flags(flag, section):
     flag("drop_uniform_groups", False, "replace groups that are all right or all wrong")
     flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
-    flag("overlong_penalty", 0, "the reward falls by 1 over the last N tokens; 0 is off")
+    flag("overlong_penalty", 0, "subtracts up to 1 from the reward, over the last N "
+         "tokens before max_tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
          "returned), proximal (recomputed before the update)", choices=references)
@@ -159,7 +178,7 @@ def add_flags(flag, section):
     flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
     flag("correction_high", None, "largest one; default the correction's", type=float)
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
-    flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-1e9)
+    flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-10, below=10)
     section("optimizer: AdamW on float32 weights")
     flag("lr", 1e-6, "learning rate", above=0)
     flag("warmup", 0, "optimizer steps of linear warm-up")
@@ -214,12 +233,13 @@ def parse(argv, description):
     of_run = "--resume: the run's config.json"
     parser.take(saved, of_run)
     chosen = parser.parse_known_args(argv)[0]  # its method and its model have flags and defaults
-    method = chosen_row(chosen)
+    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     refusals.check_row(chosen.loss, method, set(parser.rows))
     parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
     for f in method.functions:
         if names := [name for name in keyword_only(f) if name not in parser.rows]:
-            parser.section(f"{chosen.loss}: {f.__name__}", inspect.getdoc(f).split("\n\n")[0])
+            doc = inspect.getdoc(f) or ""
+            parser.section(f"{chosen.loss}: {f.__name__}", doc.split("\n\n")[0])
         for name in names:
             value = method.flags[name]
             parser.flag(name, value, "default %(default)s", type=float if value is None else None)
@@ -234,11 +254,14 @@ def parse(argv, description):
     parser.take(saved, of_run)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        refuse_unknown(unknown[0].split("=")[0], chosen.loss, method)
+        refuse_unknown(unknown[0].split("=")[0], chosen.loss, method, parser.rows)
     given = {text.split("=")[0].removeprefix("--").removeprefix("no-") for text in argv
              if text.startswith("--")}
     args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
                    **dict.fromkeys(given, "given")}
+    if args.resume and not saved and given <= {"resume", "out", "force"}:
+        refuse(f"--resume: there is no run in {default_out(args)}, the folder of --out; together "
+               "with the flags of a new run, --resume starts one")
     args.checksums = {"functions of the method": refusals.checksum(method)}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
@@ -269,24 +292,16 @@ def saved_config(args):
                "--out starts a new run")
 
 
-def chosen_row(args):
-    """The row of --loss, with the cells of --advantage, --select, --objective, --aggregate."""
-    cells = {axis: getattr(args, axis) for axis in losses.AXES}
-    for axis, name in cells.items():
-        if name and name not in (there := losses.cells(axis)):
-            refuse(f"--{axis} {name}: there is no such {axis}, there are {', '.join(there)}; a "
-                   "function is one of them once a row of METHODS uses it")
-    return losses.row(args.loss, **cells)
-
-
-def refuse_unknown(name, loss, method):
+def refuse_unknown(name, loss, method, there):
     if name.lower() in ("true", "false"):
         refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
+    names = {f"--{flag}" for flags in (there, *(m.flags for m in METHODS.values()))
+             for flag in flags}
     own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
-    refuse(f"{problem}; {loss} has {own_flags}")
+    refuse(f"{problem}; {loss} has {own_flags}{did_you_mean(name, names)}")
 
 
 FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, and it follows anew

@@ -224,8 +224,9 @@ class Log:
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
     shown = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
-             "policy/entropy": "entropy", "len/mean": "length", "policy/kl_old": "kl",
-             "clip/frac": "clip", "policy/ess": "ess", "optim/grad_norm": "grad"}
+             "len/truncated_frac": "cut", "policy/entropy": "entropy", "len/mean": "length",
+             "policy/kl_old": "kl", "clip/frac": "clip", "policy/ess": "ess",
+             "optim/grad_norm": "grad"}
     values = [f"{name} {record[k]:.3f}" for k, name in shown.items() if record.get(k) is not None]
     for k in record:
         if re.search(r"/mean@\d+$", k):
@@ -259,3 +260,10 @@ def nothing_to_learn(example, metrics):
         f"  answer      {str(example['answer'])[:160]!r}\n"
         f"  verifier    {example['reward']}: reward {example['score']:g}"
         f"{f', {fault}' if fault else ''}\n{advice}; more are in samples.jsonl")
+
+
+def cut_off(_, metrics):
+    """The warning of a rollout of which more than half did not end."""
+    return (f"WARNING  rollout {metrics['rollout']}: {metrics['len/truncated_frac']:.0%} of the "
+            "completions are cut off at max_tokens. More --max_tokens, a --template that the model "
+            "knows, or --stop TEXT, such as </answer>, may help")

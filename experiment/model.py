@@ -141,7 +141,7 @@ def load_sampler(args, eos):
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                             memory=args.gpu_memory_utilization, tp=args.tp,
                             max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
-                            max_length=args.max_prompt_tokens + args.max_tokens)
+                            stop=args.stop, max_length=args.max_prompt_tokens + args.max_tokens)
     except ValueError as e:
         refuse(f"--model {args.model} {e}")
 

@@ -5,9 +5,11 @@ import importlib.util
 import inspect
 import os
 import zlib
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
 import data
 import losses
@@ -105,8 +107,6 @@ def check_row(name, method, common):
     defaults = {}
     for f in method.functions:
         where = f"{name}: the function {f.__name__} of losses.py"
-        if not f.__doc__:
-            refuse(f"{where} has no docstring; its first line should be the formula")
         for p in inspect.signature(f).parameters.values():
             if p.default is p.empty and p.kind is p.KEYWORD_ONLY:
                 refuse(f"{where}: {p.name} has no default; a flag needs one, as in {p.name}=1.0")
@@ -122,53 +122,114 @@ def check_row(name, method, common):
 
 
 def toy(group_size):
-    """-> rewards [2, G], and Tokens of two sequences, one of them padded."""
-    rewards = (torch.arange(2 * group_size).view(2, -1) % 3 == 0).float()
-    logprobs = torch.linspace(-2, -1, 2 * group_size).view(2, -1).requires_grad_()
-    old, mask = logprobs.detach() - 0.1, torch.ones(2, group_size, dtype=torch.bool)
-    mask[1, -1] = group_size == 1
-    return rewards, Tokens(logprobs, old, logprobs.detach() + 1.5, mask, -logprobs.detach())
+    """-> rewards [4, G], of the last groups all right and all wrong; and Tokens [8, 6] of uneven
+    lengths. Row 0 has ratio 1, row 4 has A = 0, and the two halves have other means."""
+    rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
+    rewards[2:] = torch.tensor([[1.0], [0.0]])
+    draw = partial(torch.rand, 8, 6, generator=torch.Generator().manual_seed(0),
+                   dtype=torch.float64)
+    rows, lengths = torch.arange(8)[:, None], torch.tensor([6, 1, 4, 2, 5, 3, 6, 2])[:, None]
+    advantages = torch.tensor([1.5, -0.5, 1.0, -2.0, 0.0, 0.5, 2.0, -1.5]).double()[:, None]
+    logprobs, noise = -0.05 - 3 * draw() / (1 + rows), rows * (draw() - 0.5)
+    return rewards, Tokens(
+        logprobs, logprobs - noise, advantages.expand(8, 6), torch.arange(6) < lengths,
+        draw() + 0.2 * rows, sampler_logprobs=logprobs - noise / 2).without_junk()
 
 
-def check_method(name, method, group_size, shaped=False):
-    """Runs a method on a toy batch; a fault is one sentence that names the function. shaped:
-    rewards are other than 0 and 1."""
-    def fault(f, text):
-        refuse(f"{name}: the function {f.__name__} of losses.py {text}")
+class Trial:
+    """A row of METHODS on a toy batch. A fault is one sentence that names the function."""
 
-    def tried(f, *inputs, shape=None):
+    def __init__(self, name, method, tokens):
+        self.name, self.method, self.tokens, self.logged = name, method, tokens, {}
+
+    def fault(self, f, text):
+        refuse(f"{self.name}: the function {f.__name__} of losses.py {text}")
+
+    def call(self, f, *inputs, shape):
+        """-> the tensor that a function returns, and the numbers that it logs"""
+        tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
+                   if torch.is_tensor(x)]
+        versions = [x._version for x in tensors]  # a write into a tensor counts it up
         try:
-            result = method.call(f, *inputs)
+            result = self.method.call(f, *inputs)
         except ValueError as e:  # a hyperparameter out of range
             refuse(str(e))
         except Exception as e:  # a user's function may raise anything
-            fault(f, f"raises {type(e).__name__}: {e}")
+            self.fault(f, f"raises {type(e).__name__}: {e}")
+        if versions != [x._version for x in tensors]:
+            self.fault(f, "writes into its arguments, as clamp_ and += do; clamp does not")
         value, numbers = result if isinstance(result, tuple) else (result, {})
-        if shape and (not torch.is_tensor(value) or value.shape != shape):
+        if not torch.is_tensor(value) or value.shape != shape:
             found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
-            fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
+            self.fault(f, f"returns {found}, where a tensor of shape {list(shape)} belongs")
+        if not value.isfinite().all():
+            self.fault(f, "returns nan or infinity: it divides by 0 in a group of equal rewards, "
+                       "at ratio 1, at A = 0, or in padding, where all fields are 0")
         return value, numbers
 
+    def effect(self, f, tokens):
+        """-> the values of a select or an objective and their gradients, [2, B, T]; of an
+        aggregate the weight of each token's loss, [1, B, T]. 0 in padding."""
+        mask, aggregates = tokens.mask, f is self.method.aggregate
+        leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
+        inputs = ((leaf, mask, losses.step_size(self.tokens.mask, 1024)) if aggregates else
+                  (replace(tokens, logprobs=leaf),))
+        value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
+        gradient, weight = torch.zeros_like(leaf), 1.0 if aggregates else tokens.entropy * mask
+        if value.requires_grad:
+            gradient, = torch.autograd.grad((value * weight).sum(), leaf)
+        elif f is self.method.objective:
+            self.fault(f, "has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio "
+                       "or tokens.ratio (tokens.probs is without one)")
+        if not gradient.isfinite().all():
+            self.fault(f, "has a gradient of nan or infinity; torch.where does not stop one in the "
+                       "branch not taken, a clamp before it does")
+        self.logged[f] = numbers
+        return torch.stack([gradient] if aggregates else [value.detach() * mask, gradient])
+
+    def compare(self, f):
+        """Tries a function on the step, on the step with more padding, and on its halves."""
+        def effect_of(change):
+            fields = {k: x if x is None else change(x) for k, x in vars(self.tokens).items()}
+            return self.effect(f, Tokens(**fields))
+        before, no_advantage = torch.get_rng_state(), self.tokens.advantages == 0
+        whole, mask = self.effect(f, self.tokens), self.tokens.mask
+        draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
+        wide = effect_of(lambda x: pad(x, (0, 3)))[..., :6]
+        if whole[-1][~mask].any() or not draws and not torch.allclose(wide, whole, 1e-5):
+            self.fault(f, "depends on padding: means and sums have to leave it out, as "
+                       "tokens.mean(x) does")
+        if not (self.method.whole_step or f in self.method.passes):
+            halves = torch.cat([effect_of(lambda x: x[:4]), effect_of(lambda x: x[4:])], 1)
+            if not torch.allclose(halves, whole, 1e-5):
+                self.fault(f, "depends on how the optimizer step is cut into micro-batches: " + (
+                    "its denominators have to be those of size" if f is self.method.aggregate
+                    else "@whole_step above it shows it the whole step"))
+        if f is self.method.objective and f in losses.BY_ADVANTAGE and whole[1][no_advantage].any():
+            self.fault(f, "is in BY_ADVANTAGE and has a gradient where A = 0")
+
+
+def check_method(name, method, group_size, shaped=False):
+    """Runs a method on a toy batch: whole, cut in two, with more padding. shaped: rewards are
+    other than 0 and 1."""
     rewards, tokens = toy(group_size)
-    state = dict(entropy=1.0)
-    tried(method.advantage, rewards.double() - 0.5 * shaped, state, shape=rewards.shape)
-    for f in (method.select, *method.passes):
-        tried(f, tokens, shape=tokens.mask.shape)
-    loss, numbers = tried(method.objective, tokens, shape=tokens.mask.shape)
-    if not loss.requires_grad:
-        fault(method.objective, "has no gradient: it has to depend on tokens.logprobs, "
-              "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
-    tried(method.aggregate, loss, tokens.mask, losses.step_size(tokens.mask, 1024))
+    trial, state = Trial(name, method, tokens), dict(entropy=1.0)
+    trial.call(method.advantage, rewards - 0.5 * shaped, state, shape=rewards.shape)
+    trial.logged[method.advantage] = state
+    with torch.random.fork_rng(devices=[]):
+        for f in dict.fromkeys(method.functions[1:]):
+            trial.compare(f)
     taken = LOGGED | losses.measure(method, tokens).keys() - {"entropy"}
-    for f, logged in ((method.advantage, state), (method.objective, numbers)):
-        for key, value in logged.items():
+    for f in (method.advantage, method.objective):
+        for key, value in trial.logged[f].items():
             if f is method.advantage and not isinstance(value, (int, float)):
-                fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is saved, and "
-                      "holds plain numbers (float(x))")
+                trial.fault(f, f"puts a {type(value).__name__} into state[{key!r}]: state is "
+                            "saved, and holds plain numbers (float(x))")
             if torch.as_tensor(value).numel() != 1:
-                fault(f, f"logs {key!r}, of several numbers; tokens.mean(x) makes one of them")
+                trial.fault(f, f"logs {key!r}, of several numbers; tokens.mean(x) makes one of "
+                            "them")
             if key in taken or key == "entropy" and f is method.objective:
-                fault(f, f"logs {key!r}, which is logged already; give it another name")
+                trial.fault(f, f"logs {key!r}, which is logged already; give it another name")
 
 
 def checksum(method):

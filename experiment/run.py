@@ -80,7 +80,7 @@ class Run:
         device = parallel.device()
         self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                              for batch, rewards, *rest in pending)
-        self.signals, self.stopping, self.warned = [], [], False
+        self.signals, self.stopping, self.warned = [], [], []
         self.times, self.began = Counter(), time.perf_counter()
         self.head = log.HeadChange(trainer.policy, head_of(args.model)
                                    if args.rank_every and parallel.rank() == 0 else None)
@@ -113,8 +113,8 @@ class Run:
             versions=log.versions(), git=log.commit(), id=uuid.uuid4().hex, before=[])
         if self.resumed:  # the id is that of Weights & Biases, too
             last = json.loads(path.read_text())
-            before = [*last.pop("before"), dict(last, until_rollout=self.rollout)]
-            config.update(id=last["id"], before=before)
+            before = [*last.pop("before", []), dict(last, until_rollout=self.rollout)]
+            config.update(id=last.get("id", config["id"]), before=before)
         write(path, json.dumps(config, indent=1))
 
     def __exit__(self, kind, error, _):
@@ -210,9 +210,11 @@ class Run:
                 "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
         record = dict(rollout=self.rollout, **self.totals, **record, **self.times, **perf)
         self.write(dict(record, **{"time/rollout": seconds}), samples)
-        if advantages.abs().max() < 1e-6 and not self.warned and parallel.rank() == 0:
-            self.warned = True
-            self.bar.write(log.nothing_to_learn(samples[0], record))
+        for warning, holds in ((log.nothing_to_learn, advantages.abs().max() < 1e-6),
+                               (log.cut_off, record["len/truncated_frac"] > 0.5)):
+            if holds and warning not in self.warned and parallel.rank() == 0:
+                self.warned.append(warning)
+                self.bar.write(warning(samples[0], record))
         if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
                             "are printed above; the verifiers are in rewards.py")

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
     def sampled(sampler, tokenizer, train_set, args, rollout, timed):
         path = folder / f"rollout_{rollout + 1:06d}.pt"
-        saved.update(torch.load(path, weights_only=False))
+        saved.update(torch.load(path))
         return sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed)
 
     def scored(trainer, groups, args):

@@ -364,7 +364,7 @@ def test_a_selection_has_no_gradient_outside_of_it(kept):
 
 def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
     file, changed = kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "changed.pt"
-    saved = torch.load(file, weights_only=False)
+    saved = torch.load(file)
     for change, message in ((dict(rewards=torch.zeros(8, 8)), "none of its completions"),
                             (dict(flags={**kept.flags, "lora_rank": 4}), "adapters"),
                             (dict(flags={**kept.flags, "loss": "mine"}), "KeyError: 'mine'")):

@@ -353,7 +353,7 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
-    temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none",
+    temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
     lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", seed=1,
     sampler="other", completions="given.jsonl")
 
@@ -411,6 +411,15 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_continues(sampled, mon
     assert stop.value.code == 1 and error.startswith("eval.py: ") and "No space left" in error
     assert error.endswith("the same command continues")
     assert sampled.run("out") == sampled.run("whole")
+
+
+def test_a_text_that_ends_a_completion(tmp_path):
+    eval.main([*SMALL, "--stop", "</answer>", "--out", str(tmp_path), "--sampler", "transformers"])
+    lines = (tmp_path / "completions.jsonl").read_text().split("\n")
+    assert lines.pop() == "" and all(lines)  # no blank line
+    rows = list(map(json.loads, lines))
+    assert {row["completion"][-9:] for row in rows} == {"</answer>"}
+    assert not any(row["truncated"] for row in rows)
 
 
 def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path, monkeypatch):

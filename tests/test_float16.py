@@ -116,7 +116,7 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
     records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").open()]
     assert [r["optim/overflows"] for r in records[1:]] == [0, 0, 0, 0]
     assert records[1]["sampler/logp_absdiff_mean"] < 2e-3
-    state = torch.load(tmp_path / "whole/checkpoints/rollout_000004/trainer.pt", weights_only=False)
+    state = torch.load(tmp_path / "whole/checkpoints/rollout_000004/trainer.pt")
     assert state["scaler"]["_growth_tracker"] == 8
     if sampler == "transformers":
         out = without(tmp_path / "whole", tmp_path / "run", 3, 4)

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ COMMANDS = [
     for line in block.splitlines()
     if "$" not in line
 ]
+SKETCHES = re.findall(r"```python\n(.*?)```", README, re.S)
 LENGTH = re.compile(r"^(\| `([\w./]+)` \| )(\d+) \|", re.M)  # a row of the table of the core
 
 
@@ -117,7 +119,8 @@ def test_files_that_a_page_names_are_there(path):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " train.py" in c])
 def test_commands_have_flags_that_exist(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    args, method = train.parse_args(shlex.split(command.split(" train.py")[1]))
+    argv = shlex.split(command.split(" train.py")[1])
+    args, method = train.parse_args([flag for flag in argv if flag != "--resume"])
     assert args.loss in METHODS and method.flags is not None
 
 
@@ -143,18 +146,33 @@ def test_the_commands_that_this_project_promises():
 def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
     monkeypatch.chdir(tmp_path)
-    names, rows = set(vars(losses)), set(METHODS)
+    names, rows = set(vars(losses)), dict(METHODS)
     try:
-        for code in re.findall(r"```python\n(.*?)```", README, re.S):
+        for code in SKETCHES:
             exec(code, vars(losses))
-        flags = {name: train.parse_args(["--loss", name])[1].flags for name in set(METHODS) - rows}
+        flags = {name: train.parse_args(["--loss", name])[1].flags
+                 for name in ("smooth", "unlikely")}
     finally:
         for name in set(vars(losses)) - names:
             delattr(losses, name)
-        for name in set(METHODS) - rows:
-            del METHODS[name]
-    assert set(flags) == {"smooth", "unlikely"} and flags["smooth"] == dict(tau=2.0)
+        METHODS.clear()
+        METHODS.update(rows)
+    assert flags["smooth"] == dict(tau=2.0)
     assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
+
+
+def test_the_examples_pass_what_is_tested_of_every_method(copy):
+    """Pasted where README says, they are among the cases of the tests that go through METHODS."""
+    shutil.copytree(ROOT / "tests", copy / "tests")
+    text = (copy / "losses.py").read_text()
+    end = re.search(r"^METHODS = {.*?^}\n", text, re.S | re.M).end()
+    (copy / "losses.py").write_text("\n".join([text[:end], *SKETCHES, text[end:]]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_losses.py",
+         "tests/test_policy.py", "-k", "smooth or unlikely or needs_an_advantage or cards"],
+        cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0 and "smooth" not in done.stdout, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
 def test_losses_py_prints_every_card(monkeypatch, capsys):

@@ -4,6 +4,7 @@ changes is said."""
 import json
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import train
+from analysis.__main__ import main as analyse
 from conftest import ROOT
 from experiment import checkpoint, run
 from experiment.files import checkpoint_folders
@@ -140,6 +143,56 @@ def test_a_damaged_checkpoint_is_one_sentence(whole, tmp_path, capsys):
     damaged.rename(damaged.with_name("damaged"))
     train.main(["--out", str(out), "--resume"])
     assert "from rollout 2" in capsys.readouterr().out and same(out, whole[0])
+
+
+class Program:
+    """Pickled, it runs a function of a stranger when it is read."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_a_strangers_pickle_is_not_run(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = without(whole[0], tmp_path / "run", 4)
+    torch.save(dict(state=Program()), out / "checkpoints/rollout_000003/trainer.pt")
+    with pytest.raises(train.RunFailed, match="trainer.pt cannot be read .*more than tensors"):
+        train.main(["--out", str(out), "--resume"])
+    torch.save(dict(batch=Program()), "rollout.pt")
+    with pytest.raises(SystemExit) as stop:
+        analyse(["tokens", "rollout.pt"])
+    assert stop.value.code == 2 and "it is no rollout that train.py" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_logs_and_an_older_config_do_not_stop_a_run(whole, tmp_path, capsys):
+    out = without(whole[0], tmp_path / "run", 3, 4)
+    log = (out / "metrics.jsonl").read_bytes()
+    (out / "metrics.jsonl").write_bytes(log.replace(b"{", b'{"\xff": 1}\n{', 1))
+    config = json.loads((out / "config.json").read_text())
+    del config["before"], config["id"]
+    (out / "config.json").write_text(json.dumps(config))
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole[0]) and b"\xff" in (out / "metrics.jsonl.old").read_bytes()
+    assert "metrics.jsonl: 1 lines are no records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["config.json", "curves.png"])
+def test_a_file_that_cannot_be_written_is_one_sentence_and_nothing_is_lost(
+        whole, tmp_path, name, monkeypatch, capsys):
+    """As on a full disk: here a folder is in the place of the file that is written aside."""
+    out = without(whole[0], tmp_path / "run", 4)
+    before = (out / name).read_bytes()
+    (out / f".{name}").mkdir()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(out), "--resume"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and said.startswith("train.py: ") and str(out / name) in said
+    assert (out / name).read_bytes() == before
+    (out / f".{name}").rmdir()
+    train.main(["--out", str(out), "--resume"])
+    assert same(out, whole[0])
 
 
 def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):

@@ -6,6 +6,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from data import decode
 from engine import policy
 from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw
@@ -128,6 +129,28 @@ def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
         wanted = (model(torch.tensor([prompt])).logits[0, -1] / 1.5).softmax(-1)
     assert (seen - wanted).abs().max() < 0.03 and (seen - wanted).abs().sum() < 0.2
     assert seen[wanted < wanted.median()].sum() > 0  # the tail is sampled too
+    sampler.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_ends_a_completion_and_stays_in_it(kind, base, tokenizer):
+    """Of two tokens, also where it is complete at the last token of all."""
+    prompts = [tokenizer.encode(p) for p in PROMPTS]
+    sampler = make_sampler(kind, base, dtype="float32", max_length=32, stop="+(",
+                           eos=eos_ids(base, tokenizer))
+    groups = sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=12)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert gap(model, prompts, groups, 1.0) < 1e-4
+    for c in sum(groups, []):
+        text = decode(tokenizer, c)
+        assert (c.stopped, c.truncated) == ("+(" in text, len(c.tokens) == 12 and not c.stopped)
+        assert text.find("+(") in (-1, len(text) - 2) and tokenizer.decode(c.tokens)[:len(text)] \
+            == text and len(c.tokens) == len(c.logprobs)
+    stopped = [c for c in sum(groups, []) if c.stopped]
+    assert 20 < len(stopped) < 140
+    short = [c for c in sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=4)[0]
+             if len(c.tokens) == 4]
+    assert {c.truncated for c in short} == {c.stopped for c in short} == {True, False}
     sampler.close()
 
 
@@ -326,3 +349,6 @@ def test_every_eos_id_is_found(tmp_path, tokenizer, base):
     assert eos_ids(str(folder), tokenizer) == [1]
     (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[7, 9])))
     assert eos_ids(str(folder), tokenizer) == [1, 7, 9]
+    for none in (-1, [-1, 99999], None, "</s>"):  # as some folders have it
+        (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=none)))
+        assert eos_ids(str(folder), tokenizer) == [1]

@@ -215,12 +215,17 @@ TESTED = dict(tests=[dict(input="1", output="2")], fn_name=None)
 
 @pytest.mark.parametrize("reward, wrong, right", [
     ("math", [None, ["4"], True, "\\frac{1}{2"], ["4", 4, 0.5]),
+    ("math", [float("nan"), 1e400, -1e400], ["4"]),
     ("countdown", ["8", dict(nums=[3, 5]), dict(nums=["3"], target=8), dict(nums=[], target=8),
                    dict(nums=[3], target=8.5)], [dict(nums=[3, 5], target=8)]),
+    ("countdown", [dict(nums=[-3, 5], target=2)], [dict(nums=[3, 5], target=-2)]),
     ("table", ["north", dict(answer=[1]), []], [["north"], [1]]),
     ("code", ["print(1)", [dict(input="1", output="2")], dict(tests=[]), dict(TESTED, fn_name=1),
               dict(tests=[dict(input=1, output="2")])],
      [TESTED, dict(tests=TESTED["tests"]), dict(TESTED, fn_name="f")]),
+    ("code", [dict(tests=[dict(input="[1", output="2")], fn_name="f"),
+              dict(tests=[dict(input="1", output="x = 2")], fn_name="f")],
+     [dict(tests=[dict(input="[1]\n\n2", output="[null]")], fn_name="f")]),
 ])
 def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(reward, wrong, right, tmp_path,
                                                                    capsys):

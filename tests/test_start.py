@@ -141,15 +141,15 @@ def test_the_best_checkpoint_stays_when_evaluations_stop_and_goes_when_they_are_
     """Its score is one of other problems then."""
     out = ["--out", str(tmp_path / "run"), "--resume"]
     run(base, tmp_path / "run", "--save_every", "1", "--keep", "1", "--eval_every", "1")
-    state = torch.load(newest(tmp_path / "run"), weights_only=False)
+    state = torch.load(newest(tmp_path / "run"))
     best = state["best"]
     train.main([*out, "--rollouts", "3", "--eval_every", "0"])
-    assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"] == best
+    assert torch.load(newest(tmp_path / "run"))["best"] == best
     assert (tmp_path / "run" / "checkpoints" / f"rollout_{best['rollout']:06d}").exists()
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["checksums"]["held-out problems"]  # should evaluations go on
     train.main([*out, "--rollouts", "4", "--eval_every", "4", "--eval_problems", "3"])
-    assert torch.load(newest(tmp_path / "run"), weights_only=False)["best"]["rollout"] == 4
+    assert torch.load(newest(tmp_path / "run"))["best"]["rollout"] == 4
 
 
 def newest(out):
@@ -221,6 +221,14 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
     assert "math: reward 0" in warning
 
 
+def test_a_model_that_does_not_end_is_said_once(base, tmp_path, capsys):
+    """No puzzle is answered in 6 tokens."""
+    run(base, tmp_path / "run", "--max_tokens", "6", "--eval_every", "0", "--loss", "reinforce")
+    said = capsys.readouterr().out
+    assert said.count("100% of the completions are cut off at max_tokens") == 1
+    assert said.count("cut 1.000") == 2 and "--stop TEXT" in said
+
+
 @pytest.mark.parametrize(
     "flags, warned",
     [
@@ -254,9 +262,10 @@ def test_the_warning_says_what_the_verifier_made_of_the_completion():
 
 def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
     record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
-              "reward/unreadable_frac": 0.125, "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02,
+              "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75,
+              "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02,
               "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03}
-    assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  "
+    assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  cut 0.750  "
                                 "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
 
 

@@ -208,7 +208,7 @@ def test_select_and_advantage_0_have_a_status(model, tmp_path):
 def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
     path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]],
                         flags=["--correction", "token_mask"])
-    saved = torch.load(path, weights_only=False)
+    saved = torch.load(path)
     saved["batch"]["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
     torch.save(saved, path)
     main(["tokens", str(path), "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6"])
@@ -329,7 +329,7 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)
         assert "no rollout that" in refused(capsys, tmp_path / f"{number}.pt")
-    saved = torch.load(rollout, weights_only=False)
+    saved = torch.load(rollout)
     for part in ("rewards", "hp", "state"):
         torch.save({name: x for name, x in saved.items() if name != part}, tmp_path / "part.pt")
         assert "no rollout that" in refused(capsys, tmp_path / "part.pt")
@@ -345,7 +345,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
     assert "the steps of grpo cannot be taken: its 8 completions" in said
     said = refused(capsys, rollout, "--lr", "1e8")
     assert "the steps of grpo cannot be taken: they lead to weights whose probabilities" in said
-    saved = torch.load(rollout, weights_only=False)
+    saved = torch.load(rollout)
     saved["batch"]["mask"][:] = False
     torch.save(saved, tmp_path / "none.pt")
     assert "none of its completions has a gradient" in refused(capsys, tmp_path / "none.pt")
@@ -355,7 +355,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path, capsys):
-    saved = torch.load(rollout, weights_only=False)
+    saved = torch.load(rollout)
     saved["batch"]["old_logprobs"] = saved["batch"]["old_logprobs"] - 0.25
     torch.save(saved, tmp_path / "a.pt")
     main(["tokens", str(tmp_path / "a.pt"), "--problems", "1"])

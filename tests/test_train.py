@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import losses
 import train
 from conftest import ROOT
 from data.recipe import settings_of
@@ -108,7 +109,15 @@ def run(model, out, *flags):
         ("--sampler_temperature 0", "--sampler_temperature"),
         ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
         ("--max_refills 9", "--drop_uniform_groups"),
-        ("--model=", "is not a Hugging Face folder"),
+        ("--model=", "--model is empty"),
+        ("--out=", "--out is empty"),
+        ("--out {root}/\udcff", "bytes that are not UTF-8"),
+        ("--resume --out {root}/none", "there is no run in {root}/none"),
+        ("--entropy_coef -1e6", "--entropy_coef must be -10 or more and below 10"),
+        ("--temperature 1e-30", "--temperature must be 0.001 or more"),
+        ("--loss grop", "did you mean grpo?"),
+        ("--advantage zscor", "did you mean zscore?"),
+        ("--clip_alph 2", "did you mean --clip_alpha?"),
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
         ("--offload", "torchrun --nproc_per_node 1"),
         ("--tp 2", "--tp 2"),
@@ -133,7 +142,7 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     said = capsys.readouterr()
     assert (
         stop.value.code == 2
-        and named in said.err
+        and named.format(root=tmp_path) in said.err
         and said.err.count("\n") == 1
         and "Traceback" not in said.err
     )
@@ -185,6 +194,7 @@ def folder_with(base, tmp_path, **changes):
         (dict(tokenizer__json=None, vocab__json=None, merges__txt=None), "", "tokenizer"),
         ({}, "--max_prompt_tokens 3", "--max_prompt_tokens 3"),
         ({}, "--max_tokens 5000", "4096 positions"),
+        ({}, "--lora_rank 100000000", "of rank 128 at most, and --lora_rank is 100000000"),
         ({}, "--data countdown34", "has 4"),
     ],
 )
@@ -205,7 +215,7 @@ def test_models_that_cannot_be_used_are_refused(base, tmp_path, changes, flags, 
     assert stop.value.code == 2 and named in said[-1] and not (tmp_path / "run").exists()
 
 
-def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
+def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = folder_with(base, tmp_path)
@@ -213,9 +223,10 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path, capsys):
         k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k
     }
     save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--model", folder, *SMALL, "--out", str(tmp_path / "run")])
-    assert stop.value.code == 2 and "lacks weights: model.layers.1.mlp" in capsys.readouterr().err
+    done = subprocess.run([sys.executable, "train.py", "--model", folder, *SMALL, "--out",
+                           str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "lacks weights: model.layers.1.mlp" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr  # without the table of transformers
 
 
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
@@ -369,16 +380,57 @@ def half(tokens):
 PLAIN = own_objective()
 
 
+def of_other_completions(tokens):
+    return -(tokens.advantages - tokens.mean(tokens.advantages)) * tokens.ratio
+
+
+def above_the_mean(tokens):
+    return (tokens.entropy > tokens.mean(tokens.entropy)).float()
+
+
+def mean_over_padding(tokens):
+    return -tokens.advantages * tokens.ratio / tokens.ratio.mean(1, keepdim=True).detach()
+
+
+def of_the_micro_batch(loss, mask, size):
+    return (loss * mask).sum() / mask.sum()
+
+
+def with_padding(loss, mask, size):
+    return loss.sum() / size.tokens
+
+
+def nan_gradient(tokens):
+    distance = torch.where(tokens.ratio == 1, 0.0, (tokens.ratio - 1).abs().sqrt())
+    return -tokens.advantages * tokens.ratio + distance
+
+
+def nan_loss(tokens):
+    return -tokens.advantages / tokens.advantages.abs() * tokens.ratio
+
+
+def divides_by_the_spread(rewards, state):
+    return (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
+
+
+def writes(tokens):
+    return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
+
+
+def learns_without_an_advantage(tokens):
+    return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
+
+
+
 @pytest.mark.parametrize(
     "row, named",
     [
-        (Method(centred, own_objective(docstring=None), token_mean), "own of losses.py has no doc"),
         (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has no default"),
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
         (Method(tensor_state, PLAIN, token_mean), "a Tensor into state['mean']"),
         (Method(taken_state, PLAIN, token_mean), "logs 'mean', which is logged already"),
-        (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [2], where"),
+        (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [4], where"),
         (Method(centred, not_keyword_only, token_mean), "put * before it"),
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
         (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
@@ -387,15 +439,49 @@ PLAIN = own_objective()
         (Method(centred, logs_a_taken_name, token_mean), "'entropy', which is logged already"),
         (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
         (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
+        (Method(centred, of_other_completions, token_mean),
+         "of_other_completions of losses.py depends on how the optimizer step is cut"),
+        (Method(centred, PLAIN, token_mean, above_the_mean),
+         "above_the_mean of losses.py depends on how the optimizer step is cut"),
+        (Method(centred, PLAIN, of_the_micro_batch), "of_the_micro_batch of losses.py depends on"),
+        (Method(centred, PLAIN, with_padding), "with_padding of losses.py depends on padding"),
+        (Method(centred, mean_over_padding, token_mean), "mean_over_padding of losses.py depends"),
+        (Method(centred, nan_gradient, token_mean), "nan_gradient of losses.py has a gradient"),
+        (Method(centred, nan_loss, token_mean), "nan_loss of losses.py returns nan"),
+        (Method(divides_by_the_spread, PLAIN, token_mean),
+         "divides_by_the_spread of losses.py returns nan"),
+        (Method(centred, writes, token_mean), "writes of losses.py writes into its arguments"),
+        (Method(centred, learns_without_an_advantage, token_mean), "is in BY_ADVANTAGE and has"),
     ],
     ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
 )
 def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
     monkeypatch.setitem(METHODS, "mine", row)
+    by_advantage = losses.BY_ADVANTAGE | {learns_without_an_advantage}
+    monkeypatch.setattr(losses, "BY_ADVANTAGE", by_advantage)
     with pytest.raises(SystemExit) as stop:
         train.parse_args(["--loss", "mine"])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and named in said and said.count("\n") == 1, said
+
+
+@losses.whole_step
+def drawn(tokens):
+    return (torch.rand_like(tokens.entropy) < 0.5).float()
+
+
+@pytest.mark.parametrize("row", [
+    Method(centred, own_objective(docstring=None), token_mean),
+    Method(centred, losses.whole_step(lambda tokens: of_other_completions(tokens)), token_mean),
+    Method(centred, PLAIN, token_mean, drawn),
+], ids=["no docstring", "whole step", "random"])
+def test_sketches_that_are_not_refused(row, monkeypatch):
+    """They leave the generator of random numbers as it was."""
+    monkeypatch.setitem(METHODS, "mine", row)
+    before = torch.get_rng_state()
+    assert train.parse_args(["--loss", "mine"])[0].loss == "mine"
+    assert torch.equal(before, torch.get_rng_state())
+    assert "mine = " in losses.card("mine")
 
 
 def test_a_resumed_run_notices_other_code_of_its_method(base, tmp_path, monkeypatch, capsys):
@@ -423,7 +509,8 @@ def logs_another_number(tokens):
 def test_a_cell_exists_once_a_row_uses_it(capsys):
     with pytest.raises(SystemExit):
         train.parse_args(["--advantage", "weigh_failures"])
-    assert "once a row of METHODS uses it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--advantage 'weigh_failures' is none of raw, leave_one_out, zscore" in said
 
 
 # ---------------------------------------------------------------------------- whole runs
@@ -494,7 +581,7 @@ def test_the_run_folder(base, tmp_path, graded):
         "curves.png",
         "checkpoints",
     }
-    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt", weights_only=False)[
+    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt")[
         "best"
     ]["rollout"]
     assert {p.name for p in (out / "checkpoints").iterdir()} == {
@@ -515,7 +602,7 @@ def test_the_run_folder(base, tmp_path, graded):
         folder
     ).decode([10])
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
-    trainer = torch.load(last / "trainer.pt", weights_only=False)
+    trainer = torch.load(last / "trainer.pt")
     assert (
         trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
     )
@@ -533,6 +620,18 @@ def test_the_run_folder(base, tmp_path, graded):
         "tokens",
         "truncated",
     }
+
+
+def test_a_text_that_ends_a_completion(base, tmp_path):
+    """It stays in the completion, which has no end-of-sequence token and is not cut off."""
+    out = tmp_path / "run"
+    records = run(base, out, "--stop", "+", "--save_rollouts", "--max_tokens", "16")[1:]
+    assert all(r["len/mean"] < 8 and r["len/truncated_frac"] == 0 for r in records)
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {s["completion"].find("+") - len(s["completion"]) for s in samples if "+" in
+            s["completion"]} == {-1}
+    batch = torch.load(out / "rollouts" / "rollout_000001.pt")["batch"]
+    assert torch.equal(batch["mask"].sum(1), batch["completion_len"])  # its tokens are learnt
 
 
 def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
@@ -652,7 +751,7 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
                          "--overlong_penalty", str(n))
                      for n in (0, 2))
     assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
-    kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt", weights_only=False)
+    kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt")
             for n in (0, 2)]
     assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
@@ -665,7 +764,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path, gra
         train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"
     ):
         run(base, tmp_path / "run", "--loss", "grpo", "--lr", "1e30")
-    batch = torch.load(tmp_path / "run" / "failed_batch.pt", weights_only=False)
+    batch = torch.load(tmp_path / "run" / "failed_batch.pt")
     assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
 
 
