@@ -72,7 +72,7 @@ def ending(out):
 
 
 def fill(args, whole, disk, size):
-    """Fills a disk of this size with a run, which is resumed with room. Is it whole's at the end?"""
+    """Fills a disk with a run, resumes it with room. Is its end that of the folder whole?"""
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
     try:
@@ -85,7 +85,7 @@ def fill(args, whole, disk, size):
         if process.returncode:
             sys.exit(after[-3000:])
         same = ending(whole) == ending(disk / "run")
-        print(f"{size}: resumed with room, all three are identical: {same}", flush=True)
+        print(f"{size}: resumed with room, all identical: {same}", flush=True)
         return same and "Traceback" not in told
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
