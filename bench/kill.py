@@ -3,6 +3,7 @@ interrupted?
 
     python bench/kill.py                         20 SIGKILLs over 30 rollouts of fade, with vLLM
     python bench/kill.py --ranks 2 --loss grpo   under torchrun; all its processes are killed
+    python bench/kill.py --disks 64k 11m 35m     full disks in place of the kills, as root
 
 Compared are the final weights, bit for bit, metrics.jsonl but for what a clock measured, and
 samples.jsonl.
@@ -70,6 +71,26 @@ def ending(out):
     )
 
 
+def fill(args, whole, disk, size):
+    """Fills a disk with a run, resumes it with room. Is its end that of the folder whole?"""
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
+    try:
+        process = start(args, disk / "run")
+        told = process.communicate()[0].decode().strip()
+        print(f"{size}: exit code {process.returncode}, {told.splitlines()[-1]}")
+        subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
+        process = start(args, disk / "run")
+        after = process.communicate()[0].decode()
+        if process.returncode:
+            sys.exit(after[-3000:])
+        same = ending(whole) == ending(disk / "run")
+        print(f"{size}: resumed with room, all identical: {same}", flush=True)
+        return same and "Traceback" not in told
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -80,6 +101,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--sampler", default="vllm")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--disks", nargs="+", metavar="SIZE")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -88,6 +110,8 @@ def main():
         told, _ = process.communicate()
         if process.returncode:
             sys.exit(told.decode()[-3000:])
+        if args.disks:
+            sys.exit(not all([fill(args, whole, Path(folder, size), size) for size in args.disks]))
         once = (
             json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
             / args.rollouts

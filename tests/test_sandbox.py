@@ -354,7 +354,7 @@ def test_comparison(got, wanted, same):
 
 def test_a_killed_grader_takes_its_program_along(tmp_path):
     # Others may run programs at the same time: this runner is known by its first line.
-    script = ("import os; from graders import sandbox; "
+    script = ("import os; from graders import sandbox; sandbox.unshared(); "
               "sandbox.RUNNER = '# ' + os.environ['TMPDIR'] + '\\n' + sandbox.RUNNER; "
               "sandbox.run_tests('import time; time.sleep(300)', [dict(input='', output='')], "
               "timeout=200)")
