@@ -103,8 +103,13 @@ def note(message):
 
 def of_runs(command, paths, out):
     from analysis import figures, runs
-    # a shell's runs/* has figures and tables, too
-    found = [runs.read(path) for path in paths if (path / "metrics.jsonl").exists()]
+    found = []
+    for path in paths:
+        if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
+            try:
+                found.append(runs.read(path))
+            except ValueError as e:
+                refuse(f"{path}: a file of the run is damaged: {e}")
     if not found:
         refuse(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py --out "
                "names one")

@@ -225,7 +225,10 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
     torch.save({}, file)
     empty = tmp_path / "empty"
     empty.mkdir()
+    damaged = shutil.copytree(folders[0], tmp_path / "damaged")
+    (damaged / "metrics.jsonl").write_bytes(b"\xff\n")
     for args, message in (
+            (["table", damaged], "damaged: a file of the run is damaged: "),
             (["replay", __file__], "no rollout that"), (["steps", file], "no rollout that"),
             (["replay", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
             (["table", folders[0], "--model", "x"], "--model"), (["table"], "required: runs"),
