@@ -215,8 +215,8 @@ GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "countdown": lambda _, gold: {
         type(number) for number in [gold["target"], *gold["nums"]]} == {int} and min(
             gold["nums"], default=-1) >= 0,
-    "table": lambda _, gold: bool(isinstance(gold, list) and gold
-                                  and table(f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
+    "table": lambda _, gold: bool(isinstance(gold, list) and gold and table(
+        f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
     "code": gold_code}
 VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
