@@ -236,7 +236,8 @@ def is_word(text):
 def words(text):
     """The bare words of a text that are neither functions nor a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
-    return set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)) - COMMANDS - {"and", "cap", "deg"}
+    found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
+    return found - COMMANDS - {"and", "cap", "deg"}
 
 
 def tight(text):
