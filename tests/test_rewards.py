@@ -157,7 +157,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     details = ["before"]
     got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
     assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
-    assert counters == dict(unparsed_answer=1, unparsed_gold=0, timeout=1, error=2)
+    assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
                                        "rewards: gold_code, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
