@@ -113,6 +113,8 @@ def hedges(gold, question):
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
             "{g} \\text{ dozen}")]
     fill = dict(g=bare, q=question[:1500], w=random.Random(gold).choice(VALUES))
+    if "\\infty" in gold:  # The interval may have {w} in it.
+        templates.remove("{g} \\cup \\{ {w} \\}")
     if told is not None and told not in (0, 1, -1, 2):
         templates += split(NUMBERS)
         templates += split(LONG) if bare.isdigit() and told else ()
