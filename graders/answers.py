@@ -255,8 +255,8 @@ def choice(text):
             re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
             or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
         return text
-    doubt = (r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any|some|for"
-             r"|except|but|least|most|about|unless)\b")
+    doubt = (r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any|some"
+             r"|for|except|but|least|most|about|unless)\b")
     return text if re.search(doubt, parts[3], re.I) else parts[1] or parts[2]
 
 
