@@ -197,13 +197,15 @@ def code(completion, answer):
 def gold_code(_, gold):
     """Tests are texts; those of a function are JSON: a line for each argument, and the result."""
     name, tests = gold.get("fn_name"), gold["tests"]
-    texts = [text for test in tests for text in [*test["input"].split("\n"), test["output"]]]
+    texts = [text for test in tests for text in (test["input"], test["output"])]
+    if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
+        return False
+    lines = "\n".join(texts).split("\n") if name is not None else ()
     try:
-        [json.loads(text) for text in texts if name is not None and text.strip()]
+        [json.loads(line) for line in lines if line.strip()]
     except ValueError:
         return False
-    return bool(tests) and type(name) in (str, type(None)) and all(
-        type(test["input"]) is type(test["output"]) is str for test in tests)
+    return True
 
 
 TIMEOUT = 4.0  # seconds for one completion
@@ -215,8 +217,8 @@ GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "countdown": lambda _, gold: {
         type(number) for number in [gold["target"], *gold["nums"]]} == {int} and min(
             gold["nums"], default=-1) >= 0,
-    "table": lambda _, gold: bool(isinstance(gold, list) and gold
-                                  and table(f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
+    "table": lambda _, gold: bool(isinstance(gold, list) and gold and table(
+        f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
     "code": gold_code}
 VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},

@@ -7,16 +7,13 @@ from fractions import Fraction
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?'*"
+LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{\\prime\})*"
 TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 # What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y).
 NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
                   rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
                   rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)")
-MATH_WORDS = {
-    "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan", "sinh",
-    "cosh", "tanh", "sqrt", "and", "frac", "deg", "cup", "cap", "infty"}
 # Commands and characters of which a value consists; an answer may have others where the gold has.
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
@@ -107,7 +104,9 @@ def clean(text):
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
-    text = ", ".join(boxes) or text
+    text = (", ".join(boxes) or text).strip()
+    if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
+        text = text[1:-1]
     text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text).strip().rstrip(".,;").strip()
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
@@ -169,7 +168,7 @@ def unit_of(name, any_name):
         unit = (UNITS.get(word) or UNITS.get(small) or UNITS.get(singular)
                 or UNITS.get(small.removesuffix("es")))
         if not unit and (not any_name or len(word) < 3
-                         or {small, singular} & (NOT_UNITS | MATH_WORDS)):
+                         or {small, singular} & (NOT_UNITS | COMMANDS - {"bar"})):
             return None
         unit = unit or singular
         powers[unit] = powers.get(unit, 0) + sign * int(power or 1)
@@ -237,11 +236,14 @@ def is_word(text):
 def words(text):
     """The bare words of a text that are neither functions nor a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
-    return set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)) - MATH_WORDS
+    found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
+    return found - (COMMANDS - NOT_UNITS) - {"and", "cap", "deg"}
 
 
 def tight(text):
-    """Without spaces, but for those between digits; words in small letters."""
+    """Without spaces, but for those between digits, and braces of one letter; words in small
+    letters."""
+    text = re.sub(r"([\^_]) *\{ *(\w) *\}", r"\1\2", text)
     text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
     return text.lower() if re.fullmatch("[A-Ea-e]|[^\\W\\d_]{2,}", text) else text
 
@@ -253,7 +255,8 @@ def choice(text):
             re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
             or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
         return text
-    doubt = r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any)\b"
+    doubt = (r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any|some"
+             r"|for|except|but|least|most|about|unless)\b")
     return text if re.search(doubt, parts[3], re.I) else parts[1] or parts[2]
 
 

@@ -19,6 +19,7 @@ from sympy.core.function import AppliedUndef
 from graders import Hedge, UnparsedGold
 from graders.answers import (
     NAME,
+    NUMBER,
     RELATION,
     choice,
     clean,
@@ -34,6 +35,7 @@ from graders.answers import (
 
 LONGEST = 5000  # characters of an answer
 JOINED = rf"{RELATION}|\\vee|\\lor(?![a-z])|\\wedge|\\land(?![a-z])"
+PLAIN = re.compile(NUMBER)
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
@@ -224,6 +226,8 @@ def equal(pred, gold):
     try:
         if len(str(pred)) > LONGEST or len(str(gold)) > LONGEST:
             return False
+        if PLAIN.fullmatch(str(pred)) and PLAIN.fullmatch(str(gold)):
+            return same_number(str(pred), Fraction(pred), str(gold), Fraction(str(gold)))
         (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
         # 6m may be a product: a unit that nobody marked is no more optional than a name.
         if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", str(gold)):

@@ -43,7 +43,7 @@ ANY = r"""{g}, {w} | {w}, {g} | {g} or {w} | {w} \text{ or } {g} | {g} \text{ an
     x = {g}, y = {w} | x = {g} \text{ or } x = {w} | {w} = {g} | {g} = {w} | {g} \approx {w}
     {g}/{w} | {w} {g} | {g} - {w}
     {g} \cup \{ {w} \} | {g} \to {w} | {w} \to {g} | {g} \neq {w} | {g} \text{ or } \text{not } {g}
-    \boxed{{g}} \boxed{{w}} | \boxed{{w}}, \boxed{{g}} | \boxed{{w} \boxed{{g}} {w}} | {g} vs {w}
+    \boxed{{g}} \boxed{{w}} | \boxed{{w}}, \boxed{{g}} | {g} vs {w}
     {q} | \text{the value of } {g} | \text{the answer} | \text{it is } {g} \text{ or } {w} | ?
     \int_0^1 ({g}) \, dv | \lim_{v \to 0} ({g}) | \sum_{j=1}^{1} ({g}) | \prod_{j=1}^{1} ({g})
     \frac{d}{dv} ({g} v) | \frac{\mathrm{d}}{\mathrm{d}v} v({g}) | \max({g}, {w}) | \min({g}, {w})
@@ -109,8 +109,12 @@ def hedges(gold, question):
     templates = [*split(ANY), *(f"{relation} {{g}}" for relation in RELATIONS)]
     templates += [f"v {relation} {{g}}" for relation in RELATIONS if relation not in ("\\in", "∈")]
     if "=" in gold or len(clean(gold)[0]) == 1:  # 0/w is 0, and the text of choice (C) may be w
-        templates = [t for t in templates if t not in ("{g}/{w}", "{w} {g}", "{g} \\quad {w}")]
+        templates = [t for t in templates if t not in (
+            "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
+            "{g} \\text{ dozen}")]
     fill = dict(g=bare, q=question[:1500], w=random.Random(gold).choice(VALUES))
+    if "\\infty" in gold:  # The interval may have {w} in it.
+        templates.remove("{g} \\cup \\{ {w} \\}")
     if told is not None and told not in (0, 1, -1, 2):
         templates += split(NUMBERS)
         templates += split(LONG) if bare.isdigit() and told else ()
