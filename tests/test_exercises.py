@@ -1,0 +1,149 @@
+"""examples/exercises: a right solution of each passes, and the usual mistakes are found."""
+
+import math
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "examples/exercises"))
+import check  # noqa: E402
+
+CHECKS = {c.function: c for checks in check.EXERCISES.values() for c in checks}
+
+
+def variance(p, b, second=lambda p, b: p * (1 - b)**2 * (1 - p)**2 + (1 - p) * b**2 * p**2):
+    return p * (1 - p), second(p, b) - (p * (1 - p))**2
+
+
+def clip(x, old, a, low, high, choose=torch.min, sign=-1.0):
+    rho = (x - old).exp()
+    return sign * choose(rho * a, rho.clamp(1 - low, 1 + high) * a)
+
+
+def by_length(x, m, how, most, counts=None, total=None):
+    x, n = x * m, m.sum(1) if counts is None else counts
+    return {"sequence": (x.sum(1) / n).mean(), "token": x.sum() / m.sum(),
+            "constant": x.sum() / (total or len(x) * most)}[how]
+
+
+def pass_k(n, c, k):
+    return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
+
+
+def ranges(x, old, m, bins, base, alpha, most, by=0, correction=0):
+    p, rho = ((x, old)[by].exp()[m] * bins).long().clamp(max=bins - 1), (x - old).exp()[m]
+    stds = [rho[p == i].std(correction=correction) if (p == i).sum() > correction
+            else torch.zeros(()) for i in range(bins)]
+    return (base + alpha * torch.stack(stds).double()).clamp(max=most)
+
+
+def ess(x, old, m, of=lambda rho: rho.sum()**2 / (len(rho) * (rho**2).sum())):
+    return of((x - old).exp()[m])
+
+
+def scheduled(p, h, target, most, least, sign=1):
+    alpha = min(most, max(1, 1.5 * (1 - p) / p)) if p else most
+    return alpha, min(1, max(least, 1 + sign * (h - target)))
+
+
+def paid(pattern, find=re.fullmatch):
+    def reward(completion, answer):
+        found = find(pattern, completion)
+        return float(bool(found) and found[1].strip() == str(answer))
+    return reward
+
+
+ONE = r"(?s)(?!.*<answer>.*<answer>)(?!.*</answer>.*</answer>).*?<answer>(.*?)</answer>.*"
+
+# function: a right solution, and three mistakes
+SOLUTIONS = {
+    "mean_and_variance": (
+        variance, lambda p, b: (p * (1 - p) * (1 - b), variance(p, b)[1]),
+        lambda p, b: (p * (1 - p), p * (1 - b)**2 * (1 - p)**2 + (1 - p) * b**2 * p**2),
+        lambda p, b: variance(p, 0.0)),
+    "centred": (
+        lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(),
+        lambda r: r - r.mean(0, keepdim=True), lambda r: r - r.median(1, keepdim=True).values),
+    "leave_one_out": (
+        lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1),
+        lambda r: r - r.mean(1, keepdim=True),
+        lambda r: r - (r.sum(1, keepdim=True) - r) / r.shape[1],
+        lambda r: r - (r.sum() - r) / (r.numel() - 1)),
+    "zscore": (
+        lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-6),
+        lambda r: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True),
+        lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6),
+        lambda r: (r - r.mean()) / (r.std() + 1e-6)),
+    "difficulty_weight": (
+        lambda p: 1 / math.sqrt(p * (1 - p)), lambda p: 1 / (p * (1 - p)),
+        lambda p: 1 / math.sqrt(p), lambda p: math.sqrt(p * (1 - p))),
+    "clip_loss": (
+        clip, lambda *x: clip(*x, choose=torch.max), lambda *x: clip(*x, sign=1.0),
+        lambda x, old, a, low, high: -(x - old).exp().clamp(1 - low, 1 + high) * a),
+    "kl_estimates": (
+        lambda x, ref: (x - ref, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
+        lambda x, ref: (ref - x, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
+        lambda x, ref: (x - ref, (x - ref)**2, (ref - x).exp() - 1 - (ref - x)),
+        lambda x, ref: (x - ref, (x - ref)**2 / 2, (x - ref).exp() - 1 - (x - ref))),
+    "aggregate": (
+        by_length, lambda x, m, *rest: by_length(x, torch.ones_like(m), *rest),
+        lambda x, m, *rest: by_length(x, m, *rest, counts=torch.tensor(x.shape[1])),
+        lambda x, m, *rest: by_length(x, m, *rest, total=int(m.sum()))),
+    "pass_at_k": (
+        pass_k, lambda n, c, k: 1 - (1 - c / n)**k, lambda n, c, k: c / n,
+        lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
+    "sequence_ratio": (
+        lambda x, old, m: (((x - old) * m).sum(1) / m.sum(1)).exp(),
+        lambda x, old, m: (((x - old) * m).sum(1)).exp(),
+        lambda x, old, m: (x - old).mean(1).exp(),
+        lambda x, old, m: ((x - old).exp() * m).sum(1) / m.sum(1)),
+    "clip_ranges": (
+        ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1),
+        lambda x, old, m, *rest: ranges(x, old, torch.ones_like(m), *rest)),
+    "effective_sample_size": (
+        ess, lambda *x: ess(*x, of=lambda rho: rho.sum()**2 / (rho**2).sum()),
+        lambda *x: ess(*x, of=lambda rho: rho.sum() / (rho**2).sum()),
+        lambda x, old, m: ess(x, old, torch.ones_like(m))),
+    "schedules": (
+        scheduled, lambda *x: scheduled(*x, sign=-1),
+        lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1]),
+        lambda p, h, target, most, least: (scheduled(p, h, target, most, least)[0],
+                                           1 + h - target)),
+    "reward": (
+        paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"),
+        paid(r"\D*(\d+)\D*"), paid(r"(?s).*?<answer>(.*)</answer>.*")),
+}
+
+
+def found(name, solution):
+    return check.verdict(CHECKS[name], SimpleNamespace(**{name: solution}))
+
+
+def test_every_function_has_a_solution():
+    assert list(SOLUTIONS) == list(CHECKS) and len(check.EXERCISES) == 12
+    for name, checks in check.EXERCISES.items():
+        module = check.solution(name)
+        assert module.__doc__ and all(getattr(module, c.function).__doc__ for c in checks)
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_a_right_solution_passes_and_each_mistake_is_found(name):
+    right, *mistakes = SOLUTIONS[name]
+    assert found(name, right) is None and len(mistakes) == 3
+    for mistake in mistakes:
+        assert re.match(r"wrong\n  \w+\(.*\)\n  expected .*\n  got .*\n  hint: ",
+                        found(name, mistake), re.DOTALL)
+
+
+def test_a_stub_an_exception_and_an_exercise_that_is_not_there(capsys):
+    assert check.main(["2"]) == 1
+    assert capsys.readouterr().out == "ex02_leave_one_out.leave_one_out: not done yet\n"
+    assert "got      'ZeroDivisionError: " in found("pass_at_k", lambda n, c, k: 1 / 0)
+    assert found("centred", lambda r: None).startswith("wrong")
+    with pytest.raises(SystemExit, match="exercises are 1 to 12, not 13"):
+        check.main(["13"])
