@@ -1,0 +1,296 @@
+"""Trains the runs of study/plan.toml, several at a time, a core each, and adds their numbers to
+study/results/PART.jsonl, a line each. ./run_all.sh grid calls it.
+
+    python -m study.runs map                 what is missing of a part; without a name, of all
+    python -m study.runs map --minutes 60    begins no run after so long
+    python -m study.runs map --plan          the number of runs that are missing, and their hours
+
+The same command again continues: a run that was interrupted starts anew. A run is a process forked
+from this one, so that nothing is imported twice.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import shlex
+import shutil
+import statistics
+import sys
+import time
+import tomllib
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from experiment.files import lock, write
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+# worked is a file of problems and a base, see study/worked.py
+TASKS = {"countdown": "--data countdown",
+         "worked": "--data study/worked/train.jsonl --model study/worked/base"}
+BASES = {"countdown": HERE.parent / "data/base", "worked": HERE / "worked/base"}
+# of a task's held-out puzzles: those of the score, and those of a run's evaluations
+PARTS = dict(test=slice(0, 200), validation=slice(200, 300))
+# metrics that are kept: their mean over a run, and every fifth value
+KEPT = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
+        "clip/capped_frac", "adv/mass_pos", "adv/mass_neg", "adv/fade_alpha", "adv/fade_delta",
+        "time/rollout")
+
+
+class Planned(NamedTuple):
+    """One run. lr: of all of its steps; flags: of train.py, the method's."""
+
+    part: str
+    name: str
+    task: str
+    steps: int
+    lr: float
+    seed: int
+    rollouts: int
+    puzzles: int
+    evaluate_every: int
+    flags: str
+
+    @property
+    def id(self):
+        return f"{self.name} {self.task} {self.steps} {self.lr:g} {self.seed} {self.puzzles}"
+
+    def command(self):
+        """The flags of train.py, but for its folder and the file of --eval_data."""
+        return (f"{self.flags} --steps_per_rollout {self.steps} --lr {self.lr:g} "
+                f"--seed {self.seed} --rollouts {self.rollouts} {TASKS[self.task]} "
+                f"--problems_per_rollout {self.puzzles} --group_size 16 --sampler transformers "
+                f"--save_every 0 --rank_every 0 --eval_every {self.evaluate_every} "
+                "--eval_problems 100 --eval_samples 8")
+
+
+def read_plan(path=HERE / "plan.toml"):
+    """{part: its Planned runs}, seed by seed, so that an interrupted part has whole seeds.
+
+    Raises KeyError for a part without one of the fields, TypeError for one of another shape."""
+    plan = {}
+    for part, of in tomllib.loads(Path(path).read_text()).items():
+        first, last = of["seeds"]
+        puzzles = of["puzzles"] if isinstance(of["puzzles"], list) else [of["puzzles"]]
+        plan[part] = [
+            Planned(part, name, of["task"], int(steps), lr, seed, of["rollouts"], n,
+                    of["evaluate_every"], flags)
+            for seed in range(first, last + 1) for steps, rates in of["rates"].items()
+            for lr in rates for n in puzzles for name, flags in of["settings"].items()]
+    return plan
+
+
+def read_finished(part):
+    """{id: run} of a part's finished runs."""
+    path = RESULTS / f"{part}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {run["id"]: run for run in map(json.loads, lines)}
+
+
+def distinct_puzzles(task):
+    """A task's held-out problems, one of each puzzle: prompts that differ in the order of the
+    numbers alone are one puzzle. Their order is that of a hash."""
+    import data
+    from study import worked
+    puzzles = {}
+    for problem in worked.held_out() if task == "worked" else data.load(task, "test"):
+        answer = problem["answer"]
+        puzzles.setdefault(f"{sorted(answer['nums'])} {answer['target']}", problem)
+    order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
+    return [puzzles[puzzle] for puzzle in order]
+
+
+def problem_file(task, part, folder):
+    """-> the file of one of PARTS."""
+    file = folder / f"{task}_{part}.jsonl"
+    if not file.exists():
+        write(file, "".join(json.dumps(p) + "\n" for p in distinct_puzzles(task)[PARTS[part]]))
+    return file
+
+
+# ---------------------------------------------------------------------------- one run
+
+
+def rounded(x):
+    return None if x is None else float(f"{x:.4g}")
+
+
+def ranges(steps):
+    """-> the mean over a rollout's tokens of ACPO's clip range; None for another method."""
+    steps = [s for s in steps if s.get("policy/bin_frac/bin0") is not None]
+    if not steps or "clip/range/bin0" not in steps[0]:
+        return None
+    return statistics.fmean(sum(s[f"clip/range/bin{i}"] * s[f"policy/bin_frac/bin{i}"]
+                                for i in range(5)) for s in steps)
+
+
+def numbers_of(out):
+    """The numbers of a run's metrics.jsonl that are kept."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    validation = [[r["rollout"], rounded(value)] for r in records for name, value in r.items()
+                  if name.startswith("eval/") and name.endswith("/mean@8")]
+    records = [r for r in records if r["rollout"]]
+    columns = {name: [r.get(name) for r in records] for name in KEPT}
+    columns["clip/range"] = [ranges(r.get("steps", [])) for r in records]
+    columns = {name: x for name, x in columns.items() if None not in x}
+    return dict(validation=validation,
+                mean={name: rounded(statistics.fmean(x)) for name, x in columns.items()},
+                trace={name: list(map(rounded, x[4::5])) for name, x in columns.items()
+                       if not name.startswith(("time", "adv/mass"))})
+
+
+def score(model, task, folder, out):
+    """mean@16 and pass@k of a model on a task's test puzzles."""
+    import eval as evaluation
+    evaluation.main(["--model", str(model), "--benchmarks",
+                     str(problem_file(task, "test", folder)), "--samples", "16", "--sampler",
+                     "transformers", "--out", str(out)])
+    result, = json.loads((out / "eval.json").read_text())["results"].values()
+    return {name: rounded(result[name]) for name in ("mean@16", "pass@4", "pass@16")}
+
+
+def train_run(run, folder, bases):
+    """A child's whole life: trains, evaluates, and keeps the numbers."""
+    out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    import train
+    print(run.command(), flush=True)
+    train.main([*shlex.split(run.command()), "--eval_data",
+                str(problem_file(run.task, "validation", folder)), "--out", str(out)])
+    model = max((out / "checkpoints").glob("rollout_*"))
+    kept = dict(id=run.id, **run._asdict(), base=bases[run.task],
+                test=score(model, run.task, folder, out / "eval"), **numbers_of(out))
+    write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
+    shutil.rmtree(out)
+    log.unlink()
+
+
+# ---------------------------------------------------------------------------- all of them
+
+
+def collect(folder):
+    """Adds what the children have finished to the files of results. -> how many"""
+    files = sorted((folder / "finished").glob("*.json"))
+    for file in files:
+        run = json.loads(file.read_text())
+        finished = {**read_finished(run["part"]), run["id"]: run}
+        write(RESULTS / f"{run['part']}.jsonl",
+              "".join(json.dumps(run) + "\n" for run in finished.values()))
+        file.unlink()
+    return len(files)
+
+
+def missing(plan):
+    """The planned runs that are not finished, in the order of the plan."""
+    return [run for runs in plan.values() for finished in [read_finished(runs[0].part)]
+            for run in runs if run.id not in finished]
+
+
+def say(plan):
+    """Prints the number of missing runs, and their hours by the mean time of finished ones."""
+    runs = missing(plan)
+    times = {}
+    for part in plan:
+        for run in read_finished(part).values():
+            times.setdefault((run["task"], run["steps"], run["puzzles"]), []).append(
+                run["mean"]["time/rollout"])
+    hours = sum(run.rollouts * statistics.median(times.get((run.task, run.steps, run.puzzles),
+                                                           [2.5])) + 15 for run in runs) / 3600
+    print(f"{time.strftime('%H:%M:%S')} {len(runs)} runs are missing: about {hours:.1f} core-hours",
+          flush=True)
+
+
+def warm_up(tasks):
+    """Imports what every run needs, for one core. -> {task: checksum of its base's weights}"""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
+    import matplotlib.pyplot  # noqa: F401
+    import torch
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+    import engine.hf_sampler  # noqa: F401
+    import train  # noqa: F401
+    from study import worked
+    torch.set_num_threads(1)
+    if "worked" in tasks:
+        worked.write_problems()
+    return {task: zlib.crc32((BASES[task] / "model.safetensors").read_bytes()) for task in tasks}
+
+
+def fork_all(next_runs, work, jobs, minutes=0):
+    """Does work(run) in a process of its own for every run that next_runs() lists, `jobs` at a
+    time; it is asked again whenever one has ended. Begins none after so many minutes (0: no
+    limit). -> the runs that failed"""
+    context, running, failed, began = multiprocessing.get_context("fork"), {}, [], time.time()
+    while True:
+        waiting = [run for run in next_runs() if run not in [*running.values(), *failed]]
+        late = minutes and time.time() - began > 60 * minutes
+        while waiting and len(running) < jobs and not late:
+            run = waiting.pop(0)
+            process = context.Process(target=work, args=(run,))
+            process.start()
+            running[process] = run
+        if not running:
+            return failed
+        try:
+            multiprocessing.connection.wait([process.sentinel for process in running])
+        except KeyboardInterrupt:
+            for process in running:
+                process.kill()
+            sys.exit("interrupted; the same command again continues")
+        for process in [p for p in running if p.exitcode is not None]:
+            run = running.pop(process)
+            if process.exitcode:
+                failed.append(run)
+                print(f"failed: {run.id}, see run-{process.pid}.log", flush=True)
+
+
+def claimed(folder):
+    """-> the folder as a path, which belongs to this process from here on; what runs that were
+    interrupted left there is gone. Exits where another process is at work in it."""
+    folder = Path(folder).resolve()
+    (folder / "finished").mkdir(parents=True, exist_ok=True)
+    try:
+        lock(folder)
+    except BlockingIOError:
+        sys.exit(f"{folder} is another process's at this moment; --folder names another")
+    for path in folder.glob("run-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    plan = read_plan()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(plan))
+    parser.add_argument("--folder", default="runs/study", help="where runs are trained")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no run after so long")
+    parser.add_argument("--plan", action="store_true", help="only say what is missing")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(plan):
+        parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
+    plan = {part: plan[part] for part in args.parts or plan}
+    say(plan)
+    if args.plan:
+        return
+    folder = claimed(args.folder)
+    bases = warm_up({runs[0].task for runs in plan.values()})
+
+    def next_runs():
+        if collect(folder):
+            say(plan)
+        return missing(plan)
+    if failed := fork_all(next_runs, partial(train_run, folder=folder, bases=bases), args.jobs,
+                          args.minutes):
+        sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
+
+
+if __name__ == "__main__":
+    main()
