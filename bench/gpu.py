@@ -45,10 +45,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2C
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import data
 import train as training
 from data.recipe import BASE
-from engine import kernels, layout, loading, parallel
+from engine import layout, loading, parallel
 from engine.completion import Completion
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
 from experiment import checkpoint
@@ -196,7 +195,8 @@ class Run:
         self.args, self.method = training.parse_args(self.argv)
 
     def start_trainer(self, resumed=None):
-        self.tokenizer, problem = AutoTokenizer.from_pretrained(BASE), dict(prompt="1 2 3 4" * 9)
+        self.tokenizer, problem = AutoTokenizer.from_pretrained(BASE), dict(
+            prompt="1 2 3 4" * 9, answer="1", reward="math")
         with mock.patch.object(loading, "build", loading.build if resumed else random_model):
             self.trainer = load_trainer(self.args, self.method, self.tokenizer, [EOS], problem,
                                         resumed)
@@ -507,7 +507,7 @@ def long_rows(run, name):
     long = 8192 if on_gpu() else 64
     peaks = []
     for n in (8, 1):
-        batch = make_rows([long // n - 8] * n, 8)
+        batch = make_rows([long // n - 4] * n, 4)
         run.policy.budget = 2 * long
         before = used()
         peaks.append(watched(partial(backward, run.policy, batch, run.method, long))["peak_gb"]
@@ -789,7 +789,7 @@ def run_parts(script, names, limit, rehearse=False):
                    TOKENIZERS_PARALLELISM="false", VLLM_HOST_IP="127.0.0.1",
                    VLLM_NO_USAGE_STATS="1", GLOO_SOCKET_IFNAME="lo")
         if rehearse:
-            env.update(CUDA_VISIBLE_DEVICES="")
+            env.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
         with log.open("w") as file:
             process = subprocess.Popen([sys.executable, script, "--part", str(path), *names],
                                        stdout=file, stderr=subprocess.STDOUT, env=env,
