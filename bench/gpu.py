@@ -31,13 +31,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import deque, namedtuple
 from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -57,19 +56,15 @@ EOS = 1
 GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits
 
 
-def shape(layers, hidden, heads, groups, mlp, vocabulary, tied):
-    return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
-                num_key_value_heads=groups, intermediate_size=mlp, vocab_size=vocabulary,
-                tie_word_embeddings=tied)
-
-
+FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+          "intermediate_size", "vocab_size", "tie_word_embeddings")
 SHAPES = {  # Qwen2.5's, and one that is cut to four layers
-    "0.5B": shape(24, 896, 14, 2, 4864, 151936, True),
-    "1.5B": shape(28, 1536, 12, 2, 8960, 151936, True),
-    "3B": shape(36, 2048, 16, 2, 11008, 151936, True),
-    "7B": shape(28, 3584, 28, 4, 18944, 152064, False),
-    "cut": shape(4, 1536, 12, 2, 8960, 151936, True),
-    "tiny": shape(2, 64, 2, 1, 128, 500, True),
+    "0.5B": (24, 896, 14, 2, 4864, 151936, True),
+    "1.5B": (28, 1536, 12, 2, 8960, 151936, True),
+    "3B": (36, 2048, 16, 2, 11008, 151936, True),
+    "7B": (28, 3584, 28, 4, 18944, 152064, False),
+    "cut": (4, 1536, 12, 2, 8960, 151936, True),
+    "tiny": (2, 64, 2, 1, 128, 500, True),
 }
 # dense operations per second in 16 bits, by what the device's name contains; the first that fits
 PEAKS = {"B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
@@ -77,35 +72,17 @@ PEAKS = {"B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "
          "RTX 4090": 165e12, "RTX 3090": 71e12}
 
 
-class Size(NamedTuple):
-    """What a card of `gb` GB or more is tried with."""
-
-    gb: int
-    model: str
-    problems: int  # of a rollout
-    each: int      # completions of a problem
-    steps: int     # optimizer steps
-    prompt: int    # tokens
-    tokens: int    # of a completion
-    lora: str      # the model that gets adapters
-
-
+# what a card of `gb` GB or more is tried with: problems of a rollout, completions of each, optimizer
+# steps, tokens of prompts and completions, and the model that gets adapters
+Size = namedtuple("Size", "gb model problems each steps prompt tokens lora")
 SIZES = [Size(70, "1.5B", 64, 16, 16, 128, 1024, "7B"),
          Size(36, "1.5B", 32, 16, 16, 128, 1024, "3B"),
          Size(0, "0.5B", 16, 16, 16, 128, 1024, "1.5B")]
-TINY = Size(0, "tiny", 4, 4, 2, 8, 16, "tiny")
-
-
-class NotHere(Exception):
-    """A case that this machine cannot answer."""
+TINY = Size(0, "0.5B", 4, 4, 2, 8, 16, "0.5B")  # all of its shapes are "tiny"
 
 
 class Beyond(Exception):
-    """A figure that is not below its limit."""
-
-    def __init__(self, reason, figures):
-        super().__init__(reason)
-        self.figures = figures
+    """(reason, figures): one is not below its limit."""
 
 
 def held(figures, **limits):
@@ -157,13 +134,12 @@ def watched(f):
 
 def random_model(folder, _=None):
     """The model of a folder's config.json, with random weights that bfloat16 can hold, in float32,
-    where loading.build has it. The last norm is doubled: log probabilities spread."""
+    where loading.build has it."""
     torch.manual_seed(0)
     with torch.device(parallel.device()):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder),
                                                  dtype=torch.float32)
     with torch.no_grad():
-        model.base_model.norm.weight.mul_(2)
         for p in model.parameters():
             p.copy_(p.bfloat16())
     model.generation_config.eos_token_id = EOS
@@ -177,7 +153,7 @@ class Run:
     def __init__(self, name, *flags, weights=False, **more):
         allow_groups()
         self.size, self.sampler = sizes(), None
-        given = SHAPES[name if on_gpu() else "tiny"]
+        given = dict(zip(FIELDS, SHAPES[name if on_gpu() else "tiny"], strict=True))
         self.folder = tempfile.mkdtemp(dir=os.environ.get("PART_FOLDER"))
         Qwen2Config(**{**given, **more}, max_position_embeddings=32768, bos_token_id=None,
                     eos_token_id=EOS, pad_token_id=None,
@@ -186,39 +162,55 @@ class Run:
             random_model(self.folder).bfloat16().save_pretrained(self.folder)
             free_memory()
         # so small a learning rate leaves the weights as they are, and gradients can be compared
-        self.flags = dict(
-            problems_per_rollout=self.size.problems, group_size=self.size.each,
-            steps_per_rollout=self.size.steps, max_prompt_tokens=self.size.prompt,
-            max_tokens=self.size.tokens, shuffle="groups", eval_every=0, lr=1e-12,
-            model=self.folder)
-        self.argv = [f"--{flag}={value}" for flag, value in self.flags.items()] + [*flags]
+        self.argv = [f"--{flag}={value}" for flag, value in dict(
+            model=self.folder, problems_per_rollout=self.size.problems, group_size=self.size.each,
+            steps_per_rollout=self.size.steps, max_prompt_tokens=self.size.prompt, lr=1e-12,
+            max_tokens=self.size.tokens, shuffle="groups", eval_every=0).items()] + [*flags]
         self.args, self.method = training.parse_args(self.argv)
 
     def start_trainer(self, resumed=None):
         self.tokenizer, problem = AutoTokenizer.from_pretrained(BASE), dict(
             prompt="1 2 3 4" * 9, answer="1", reward="math")
+        began = time.perf_counter()
         with mock.patch.object(loading, "build", loading.build if resumed else random_model):
             self.trainer = load_trainer(self.args, self.method, self.tokenizer, [EOS], problem,
                                         resumed)
         self.policy = self.trainer.policy
-        return dict(parameters=sum(p.numel() for p in self.policy.parameters()),
+        self.parameters = sum(p.numel() for p in self.policy.parameters())
+        return dict(s=time.perf_counter() - began, parameters=self.parameters, used_gb=used(),
                     dtype=self.policy.dtype, layout=self.policy.layout,
-                    tokens_at_once=self.policy.budget, used_gb=used())
+                    tokens_at_once=self.policy.budget)
 
     def start_sampler(self):
+        """-> figures; of vLLM what it runs, too: compilation 3 is its own, 0 is none."""
+        began = time.perf_counter()
         self.sampler = load_sampler(self.args, [EOS])
-        return dict(used_gb=used())
+        figures = dict(s=time.perf_counter() - began, used_gb=used())
+        if self.args.sampler == "vllm":
+            config = self.sampler.engine.llm_engine.vllm_config
+            compilation, cache = config.compilation_config, config.cache_config
+            figures.update(
+                compilation=int(compilation.mode), graphs=str(compilation.cudagraph_mode),
+                largest_graph=compilation.max_cudagraph_capture_size or 0,
+                max_num_seqs=config.scheduler_config.max_num_seqs,
+                cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size)
+        return figures
 
     def sample(self, problems, tokens, seed=1):
         """-> a Batch of `each` completions of up to `tokens` tokens for each problem. Keys and
         values that the engine has of prompts are forgotten first, as by a sync."""
-        prompts = [random_ids(self.size.prompt, self.args.seed + i) for i in range(problems)]
+        prompts = [random_ids(self.size.prompt, i) for i in range(problems)]
         if self.args.sampler == "vllm":
             self.sampler.engine.reset_prefix_cache()
         groups = self.sampler.sample(prompts, self.size.each, seed=seed, temperature=1.0,
                                      max_tokens=tokens)
         rows = [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
         return make_batch(*zip(*rows, strict=True), parallel.device())
+
+    def sampling(self, problems, tokens):
+        """-> the figures of that; self.sampled has the Batch."""
+        timed = watched(lambda: setattr(self, "sampled", self.sample(problems, tokens)))
+        return dict(timed, tokens_per_s=int(self.sampled.completion_len.sum()) / timed["s"])
 
     def update(self, batch):
         """One optimizer step -> the gradient's norm."""
@@ -231,11 +223,6 @@ class Run:
                    if p.grad is not None]
         self.policy.zero_grad(set_to_none=True)
         return tensors
-
-    def change(self, factor):
-        with torch.no_grad():
-            for p in self.policy.parameters():
-                p.mul_(factor)
 
     def hand_over(self):
         self.sampler.wake()
@@ -278,9 +265,27 @@ def off(run, batch, reference):
     return dict(mean=gaps.mean().item(), largest=gaps.max().item())
 
 
-def gap(run, batch):
-    """Between sampler and trainer."""
-    return held(off(run, batch, batch.sampler_logprobs), mean=GAPS[run.args.dtype])
+def gap_after(run, action=lambda run: None):
+    """-> the gap of sampler and trainer in fresh completions, scored while the sampler sleeps."""
+    action(run)
+    batch = run.sample(2, run.size.tokens // 4)
+    run.sampler.sleep()
+    figures = off(run, batch, batch.sampler_logprobs)
+    run.hand_over()
+    return held(figures, mean=GAPS[run.args.dtype])
+
+
+def gap_of_others(run):
+    """Other weights while the sampler is asleep: seen before the sync, gone after it."""
+    batch = run.sample(2, run.size.tokens // 4)
+    run.sampler.sleep()
+    with torch.no_grad():
+        for p in run.policy.parameters():
+            p.mul_(-0.9)
+    stale = off(run, batch, batch.sampler_logprobs)["mean"]
+    run.hand_over()
+    return held(dict(gap_after(run), before_sync=stale, seen=GAPS[run.args.dtype] / stale),
+                mean=GAPS[run.args.dtype], seen=1)
 
 
 def tokens_of(batch, name):
@@ -307,33 +312,22 @@ def allow_groups():
 # ---------------------------------------------------------------------------- machine
 
 def versions():
-    found = dict(python=platform.python_version(), cuda=torch.version.cuda, cores=os.cpu_count())
-    for name in ("torch", "transformers", "peft", "triton", "vllm"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
+    installed = {d.name: d.version for d in metadata.distributions()}
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
                           capture_output=True)
-    return dict(found, commit=done.stdout.strip())
-
-
-def card():
-    if not on_gpu():
-        raise NotHere("there is no GPU")
-    properties = torch.cuda.get_device_properties(0)
-    return dict(name=properties.name, total_gb=properties.total_memory / 1e9, used_gb=used(),
-                capability=f"{properties.major}.{properties.minor}")
+    found = dict(commit=done.stdout.strip(), python=platform.python_version(), cores=os.cpu_count(),
+                 **{name: installed.get(name) for name in ("torch", "transformers", "vllm")})
+    return dict(found, name=torch.cuda.get_device_name(), gb=parallel.memory() / 1e9,
+                used_gb=used(), capability="{}.{}".format(*torch.cuda.get_device_capability()),
+                cuda=torch.version.cuda) if on_gpu() else found
 
 
 def product():
     """Operations per second of a product of square matrices in the run's 16 bits."""
-    dtype = getattr(torch, parallel.default_dtype())
-    a = torch.randn(8192 if on_gpu() else 128, 8192 if on_gpu() else 128,
-                    device=parallel.device(), dtype=dtype)
+    n = 8192 if on_gpu() else 128
+    a = torch.randn(n, n, device=parallel.device(), dtype=getattr(torch, parallel.default_dtype()))
     a @ a
-    seconds = watched(lambda: [a @ a for _ in range(10)])["s"] / 10
-    return 2 * len(a)**3 / seconds
+    return 20 * n**3 / watched(lambda: [a @ a for _ in range(10)])["s"]
 
 
 def peak_rate():
@@ -343,83 +337,47 @@ def peak_rate():
 
 def machine():
     yield "versions", versions
-    yield "card", card
     yield "product of matrices", lambda: dict(tflops=product() / 1e12, peak=peak_rate() / 1e12)
 
 
 # ---------------------------------------------------------------------------- a whole rollout
 
-def rollout(sampler="transformers", *flags):
-    """A rollout by phase. Completions that are scored and learnt from are random tokens of full
-    length, so that their figures do not depend on the sampler's."""
-    size, run = sizes(), Run(sizes().model, f"--sampler={sampler}", *flags, weights=True)
-    sampled_tokens = size.tokens if sampler == "vllm" else size.tokens // 8
-    completions, s = size.problems * size.each, SimpleNamespace(peaks={})
+def rollout(sampler="transformers"):
+    """A rollout by phase. The completions that are scored and learnt from are random tokens of full
+    length, whatever the sampler has sampled."""
+    size, run, peaks = sizes(), Run(sizes().model, f"--sampler={sampler}", weights=True), {}
+    completions, tokens = size.problems * size.each, size.tokens // (1 if sampler == "vllm" else 8)
     yield "start: trainer", run.start_trainer
-    before = used()
-    fit = start_fit(run)
-    try:
-        yield "start: sampler", run.start_sampler
-        if not run.sampler:
-            return
+    before, fit = used(), start_fit(run)
+    yield "start: sampler", run.start_sampler
+    if not run.sampler:
+        return
+    yield f"sample: {completions} x {tokens}", partial(run.sampling, size.problems, tokens)
+    yield "sleep", lambda: dict(watched(run.sampler.sleep), keeps_gb=used() - before)
+    rows = make_rows([size.tokens] * completions, size.prompt, size.each)
 
-        def sample(problems, tokens):
-            timed = watched(lambda: setattr(s, "batch", run.sample(problems, tokens)))
-            return dict(timed, tokens_per_s=int(s.batch.completion_len.sum()) / timed["s"])
-        yield f"sample: {completions} x {sampled_tokens}", partial(
-            sample, size.problems, sampled_tokens)
+    def phase(name, f, operations=0):
+        timed = watched(f)
+        peaks[name] = timed["peak_gb"]
+        rate = tokens_of(rows, run.policy.layout) / timed["s"]
+        return dict(timed, tokens_per_s=rate, mfu=operations * run.parameters * rate / peak_rate()
+                    ) if operations else timed
 
-        def sleep():
-            return dict(watched(run.sampler.sleep), keeps_gb=used() - before)
-        yield "sleep", sleep
-        yield "gap between sampler and trainer", lambda: gap(
-            run, s.batch.rows(torch.arange(min(64, completions))))
-        rows = make_rows([size.tokens] * completions, size.prompt, size.each)
-
-        def through(phase, f, operations):
-            timed = watched(f)
-            s.peaks[phase] = timed["peak_gb"]
-            rate = tokens_of(rows, run.policy.layout) / timed["s"]
-            mfu = operations * sum(p.numel() for p in run.policy.parameters()) * rate / peak_rate()
-            return dict(timed, tokens_per_s=rate, mfu=mfu)
-        yield f"score: {completions} x {size.tokens}", partial(
-            through, "scoring", partial(scored, run, rows), 2)
-
-        def learn():
-            for _, minibatch in minibatches(rows, run.method, size.steps, 0, 0, size.each):
-                run.update(minibatch)
-        yield f"update: {size.steps} steps", partial(through, "update", learn, 6)
-
-        def sync():
-            timed = watched(run.hand_over)
-            s.peaks["sync"] = timed["peak_gb"]
-            return timed
-        yield "wake and sync", sync
-        yield "gap after a sync of other weights", partial(gap_of_others, run)
-        if sampler == "vllm":
-            for sequences in (256, 512):
-                yield f"sample: {sequences} x 256", partial(sample, sequences // size.each, 256)
-        yield "peaks, and --fit's", lambda: beside_fit(fit, s.peaks)
-    finally:
-        fit.kill()
-        if run.sampler:
-            run.sampler.close()
-
-
-def gap_of_others(run):
-    """Other weights while the sampler is asleep: seen before the sync, gone after it."""
-    batch = run.sample(2, run.size.tokens // 8)
-    run.sampler.sleep()
-    run.change(-0.9)
-    stale = off(run, batch, batch.sampler_logprobs)["mean"]
-    run.hand_over()
-    batch = run.sample(2, run.size.tokens // 8)
-    run.sampler.sleep()
-    figures = dict(gap(run, batch), before_sync=stale)
-    run.hand_over()
-    if stale < GAPS[run.args.dtype]:
-        raise Beyond("other weights are not seen", figures)
-    return figures
+    def learn():
+        for _, minibatch in minibatches(rows, run.method, size.steps, 0, 0, size.each):
+            run.update(minibatch)
+    yield f"score: {completions} x {size.tokens}", partial(
+        phase, "scoring", partial(scored, run, rows), 2)
+    yield f"update: {size.steps} steps", partial(phase, "update", learn, 6)
+    yield "wake and sync", partial(phase, "sync", run.hand_over)
+    yield "gap", partial(gap_after, run)
+    yield "gap after a sync of other weights", partial(gap_of_others, run)
+    if sampler == "vllm":
+        for sequences in (256, 512):
+            yield f"sample: {sequences} x 256", partial(
+                run.sampling, sequences // size.each, 256 if on_gpu() else 8)
+    yield "peaks, and --fit's", lambda: beside_fit(fit, peaks)
+    run.sampler.close()
 
 
 def start_fit(run):
@@ -455,10 +413,9 @@ def speed(run, batch, name, s, done=6):
     norm = run.update(batch)
     s.norm = getattr(s, "norm", norm)
     timed = watched(lambda: run.update(batch))
-    tokens = tokens_of(batch, name)
-    each = sum(p.numel() for p in run.policy.parameters()) * tokens / timed["s"] / peak_rate()
-    return held(dict(timed, tokens_per_s=tokens / timed["s"], mfu=done * each, grad_norm=norm,
-                     norm_off=abs(norm / s.norm - 1)), norm_off=0.02)
+    rate = tokens_of(batch, name) / timed["s"]
+    return held(dict(timed, tokens_per_s=rate, mfu=done * run.parameters * rate / peak_rate(),
+                     grad_norm=norm, norm_off=abs(norm / s.norm - 1)), norm_off=0.02)
 
 
 def updates():
@@ -600,30 +557,9 @@ def sharded(batch, exact, norm, *flags):
     figures["norm_off"] = abs(run.update(batch) / norm - 1)
     figures.update(watched(lambda: run.update(batch)))
     seconds = watched(lambda: deque(parallel.weights(run.policy), maxlen=0))["s"]
-    figures["gather_gb_per_s"] = sum(4e-9 * p.numel() for p in run.policy.parameters()) / seconds
+    figures["gather_gb_per_s"] = 4e-9 * run.parameters / seconds
     limits = dict(gradient=1e-4) if run.args.dtype == "float32" else dict(norm_off=0.02)
     return held(figures, mean=GAPS[run.args.dtype], **limits)
-
-
-def overflow(batch):
-    """float16: two good steps, then one that overflows. It must not move the weights."""
-    run = Run("cut", "--dtype=float16", "--lr=1e-4")
-    run.start_trainer()
-    norms = [run.update(batch) for _ in range(2)]
-    before = [parallel.full(p).clone() for p in run.policy.parameters()]
-    run.trainer.scaler.update(2.0**60)
-    norm = run.update(batch)
-    moved = sum(not torch.equal(parallel.full(p), x)
-                for p, x in zip(run.policy.parameters(), before, strict=True))
-    return held(dict(grad_norms=norms, moved=moved, finite=math.isfinite(norm),
-                     scale=run.trainer.scaler.get_scale() / 2.0**60), moved=1, finite=1, scale=0.6)
-
-
-def state_of(run):
-    """-> weights and moments, whole."""
-    states = run.trainer.optimizer.state
-    return [parallel.full(x).clone() for p in run.policy.parameters()
-            for x in (p.detach(), states[p]["exp_avg"], states[p]["exp_avg_sq"])]
 
 
 def round_trip(batch, *flags):
@@ -631,16 +567,17 @@ def round_trip(batch, *flags):
     first, second = (Run("cut", "--dtype=float32", "--lr=1e-4", *flags) for _ in range(2))
     first.start_trainer()
     first.update(batch)
-    out = Path(first.folder, "run")
     timed = watched(lambda: checkpoint.save(
-        out, 1, first.trainer, first.tokenizer, 1, None, Path("none"), "", sampled=0, state={},
-        totals={}, pending=[]))
-    folder = out / "checkpoints" / "rollout_000001"
+        Path(first.folder), 1, first.trainer, first.tokenizer, 1, None, Path("none"), "",
+        sampled=0, state={}, totals={}, pending=[]))
+    folder = Path(first.folder, "checkpoints", "rollout_000001")
     state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
     second.start_trainer(checkpoint.Resumed({}, folder, state))
     checkpoint.restore(second.trainer, state)
-    differ = sum(not torch.equal(a, b)
-                 for a, b in zip(state_of(first), state_of(second), strict=True))
+    kept, restored = ([parallel.full(x) for p in run.policy.parameters()
+                       for x in (p, *map(run.trainer.optimizer.state[p].get, (
+                           "exp_avg", "exp_avg_sq")))] for run in (first, second))
+    differ = sum(not torch.equal(a, b) for a, b in zip(kept, restored, strict=True))
     norm_off = abs(first.update(batch) / second.update(batch) - 1)
     return held(dict(save_s=timed["s"], differ=differ, norm_off=norm_off), differ=1, norm_off=1e-5)
 
@@ -659,33 +596,30 @@ def world():
         for flags in (["--dtype=float32"], [], ["--activation_checkpointing"], ["--offload"]):
             yield f"update: {' '.join(flags) or 'defaults'}", partial(
                 sharded, batch, exact, norm, *flags)
-        yield "an overflow of float16", partial(overflow, batch)
         yield "a checkpoint and back", partial(round_trip, batch)
         yield "a checkpoint and back, --offload", partial(round_trip, batch, "--offload")
 
 
 # ---------------------------------------------------------------------------- the same twice
 
-def twice(run, batch, name, limit, s):
-    """Two gradients of the same weights. slower: than without --deterministic."""
+def twice(run, batch, name, s, **limit):
+    """Two gradients of the same weights. slower: than the layout's first case."""
     run.policy.use_layout(name)
     first, second = run.gradient(batch), run.gradient(batch)
     differ = sum(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
     seconds = watched(lambda: run.gradient(batch))["s"]
-    s.seconds.setdefault(name, seconds)
-    return held(dict(tensors=len(first), differ=differ, s=seconds,
-                     slower=seconds / s.seconds[name]), **limit)
+    slower = seconds / s.setdefault(name, seconds)
+    return held(dict(tensors=len(first), differ=differ, s=seconds, slower=slower), **limit)
 
 
 def repeat():
-    run, s = Run("cut"), SimpleNamespace(seconds={})
+    run, batch, s = Run("cut"), make_rows(uneven_lengths(32), sizes().prompt, 2), {}
     run.start_trainer()
-    batch = make_rows(uneven_lengths(32), sizes().prompt, 2)
-    for flag, limit in (("", {}), (" --deterministic", dict(differ=1))):
-        if flag:
-            parallel.start(deterministic=True)
-        for name in layout.LAYOUTS:
-            yield name + flag, partial(twice, run, batch, name, limit, s)
+    for name in layout.LAYOUTS:
+        yield name, partial(twice, run, batch, name, s)
+    parallel.start(deterministic=True)
+    for name in layout.LAYOUTS:
+        yield f"{name} --deterministic", partial(twice, run, batch, name, s, differ=1)
     torch.use_deterministic_algorithms(False)
 
 
@@ -711,12 +645,9 @@ def whole_run(sampler):
     with tempfile.TemporaryDirectory() as folder:
         train("--loss=fade", "--rollouts=4", "--eval_every=4", f"--sampler={sampler}",
               f"--out={folder}/run", *few)
-        lines = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])
-    names = ("time/rollout", "time/sample", "time/logp", "time/update", "time/sync",
-             "sampler/logp_absdiff_mean", "reward/mean")
-    gap = last["sampler/logp_absdiff_mean"]
-    return held({**{name: last[name] for name in names}, "gap": gap},
+        last = json.loads(Path(folder, "run", "metrics.jsonl").read_text().splitlines()[-1])
+    names = ("time/rollout", "time/sample", "time/logp", "time/update", "time/sync", "reward/mean")
+    return held(dict({name: last[name] for name in names}, gap=last["sampler/logp_absdiff_mean"]),
                 gap=GAPS[parallel.default_dtype()])
 
 
@@ -727,22 +658,10 @@ def whole(sampler="transformers"):
 
 # ---------------------------------------------------------------------------- the parts
 
-class Part(NamedTuple):
-    cases: object   # -> an iterator over (name, function -> figures)
-    seconds: float  # its limit on a GPU
-
-
-PARTS = {
-    "machine": Part(machine, 25),
-    "rollout": Part(rollout, 165),
-    "updates": Part(updates, 95),
-    "lora": Part(lora, 45),
-    "memory": Part(memory, 45),
-    "precision": Part(precision, 40),
-    "world": Part(world, 50),
-    "repeat": Part(repeat, 25),
-    "train": Part(whole, 45),
-}
+PARTS = {  # name: its limit on a GPU in seconds, and -> an iterator over (case, function -> figures)
+    "machine": (20, machine), "rollout": (170, rollout), "updates": (95, updates),
+    "lora": (45, lora), "memory": (45, memory), "precision": (40, precision), "world": (50, world),
+    "repeat": (25, repeat), "train": (45, whole)}
 
 
 def last_lines(text, n=20):
@@ -750,40 +669,44 @@ def last_lines(text, n=20):
 
 
 def attempt(measure):
-    """One case -> its status, figures, and the last lines of an error."""
+    """One case -> its status, figures and limits, or the last lines of an error."""
+    result = dict(status="ok")
     try:
         figures = measure()
-        return dict(status="ok", limits=figures.pop("limits", {}), figures=figures)
-    except NotHere as e:
-        return dict(status="skipped", reason=str(e))
     except Beyond as e:
-        return dict(status="failed", reason=str(e), limits=e.figures.pop("limits", {}),
-                    figures=e.figures)
+        reason, figures = e.args
+        result = dict(status="failed", reason=reason)
     except Exception as e:  # whatever it is, the other cases go on
-        reason = (str(e) or type(e).__name__).splitlines()[0]
-        return dict(status="failed", reason=f"{type(e).__name__}: {reason}"[:300],
-                    error=last_lines(traceback.format_exc()))
+        reason = f"{type(e).__name__}: {e}".splitlines()[0][:300]
+        return dict(status="failed", reason=reason, error=last_lines(traceback.format_exc()))
+    return dict(result, limits=figures.pop("limits", {}), figures=figures)
 
 
 def run_cases(parts, name, path):
     """A part, in its process: a line of JSON for each case, as soon as it is known."""
     with open(path, "a") as file:
-        for case, measure in parts[name].cases():
+        for case, measure in parts[name][1]():
             print(f"{name}: {case}", flush=True)
-            began = time.perf_counter()
-            result = attempt(measure)
+            file.write(json.dumps(dict(part=name, case=case, **attempt(measure))) + "\n")
+            file.flush()
             del measure  # it may hold a model
             free_memory()
-            line = dict(part=name, case=case, **result, seconds=time.perf_counter() - began)
-            file.write(json.dumps(line, default=str) + "\n")
-            file.flush()
+
+
+def stop(process):
+    """Ends a process and what it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 def run_parts(script, names, limit, rehearse=False):
     """-> the records of the parts' cases, in one process; one more where that failed or took
     too long. PART_FOLDER is for models: nothing of it is left when the process is killed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path, log = Path(folder, "cases"), Path(folder, "log")
+        path, log, problem = Path(folder, "cases"), Path(folder, "log"), None
         path.touch()
         env = dict(os.environ, PART_FOLDER=folder, HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1",
                    TOKENIZERS_PARALLELISM="false", VLLM_HOST_IP="127.0.0.1",
@@ -792,25 +715,20 @@ def run_parts(script, names, limit, rehearse=False):
             env.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
         with log.open("w") as file:
             process = subprocess.Popen([sys.executable, script, "--part", str(path), *names],
-                                       stdout=file, stderr=subprocess.STDOUT, env=env,
-                                       process_group=0)
+                                       stdout=file, stderr=file, env=env, process_group=0)
             try:
-                code = process.wait(limit)
-                problem = f"its process ended with code {code}" if code else None
+                if code := process.wait(limit):
+                    problem = f"its process ended with code {code}"
             except subprocess.TimeoutExpired:
                 problem = f"stopped after {limit:.0f} s"
             finally:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)  # and what it started
-                except ProcessLookupError:
-                    pass
-                process.wait()
+                stop(process)
         records = [json.loads(line) for line in path.read_text().splitlines()]
         lines = last_lines(log.read_text(errors="replace"), 30)
-    if problem or not records:
+    if problem:
         records.append(dict(part=records[-1]["part"] if records else names[0],
-                            case="the part itself", status="failed", error=lines, seconds=0,
-                            reason=f"{problem or 'no case'}; {lines[-1][:200] if lines else ''}"))
+                            case="the part itself", status="failed", error=lines,
+                            reason=f"{problem}; {''.join(lines[-1:])[:200]}"))
     return records
 
 
@@ -838,11 +756,9 @@ def row(record):
 HEAD = "| part | case | figures | limits | result |\n|---|---|---|---|---|"
 
 
-def write(path, result):
-    for name, text in ((path, json.dumps(result, indent=1)),
-                       (path.with_suffix(".md"), "\n".join([HEAD, *map(row, result["cases"])]))):
-        name.with_suffix(".unfinished").write_text(text + "\n")
-        name.with_suffix(".unfinished").replace(name)
+def write(path, text):
+    path.with_suffix(".unfinished").write_text(text + "\n")
+    path.with_suffix(".unfinished").replace(path)
 
 
 def main(script, doc, parts, out):
@@ -865,17 +781,18 @@ def main(script, doc, parts, out):
     if not (args.rehearse or on_gpu()):
         parser.error("there is no GPU here that torch can use; --rehearse tries the parts on a CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    result = dict(started=time.strftime("%Y-%m-%d %H:%M:%S"), rehearsal=args.rehearse, cases=[])
+    table, cases = args.out.with_suffix(".md"), []
     print(HEAD, flush=True)
     for together in ([names] if args.rehearse else [[name] for name in names]):
-        limit = 3600 if args.rehearse else parts[together[0]].seconds
+        limit = 3600 if args.rehearse else parts[together[0]][0]
         records = run_parts(script, together, limit, args.rehearse)
-        result["cases"] += records
-        write(args.out, result)
         print("\n".join(map(row, records)), flush=True)
-    failed = sum(case["status"] == "failed" for case in result["cases"])
-    print(f"\n{len(result['cases'])} cases, {failed} failed; to report it, open an issue with "
-          f"{args.out} and {args.out.with_suffix('.md')}")
+        cases += records
+        write(args.out, json.dumps(cases, indent=1))
+        write(table, "\n".join([HEAD, *map(row, cases)]))
+    failed = sum(case["status"] == "failed" for case in cases)
+    print(f"\n{len(cases)} cases, {failed} failed; to report it, open an issue with {args.out} and "
+          f"{table}")
     return 1 if failed else 0
 
 

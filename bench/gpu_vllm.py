@@ -20,22 +20,11 @@ from unittest import mock
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import gpu
-from gpu import Part, Run, free_memory, held, on_gpu, watched
+from gpu import Run, free_memory, held, on_gpu, watched
 
 from engine import parallel
 
 SMALL = "0.5B"
-
-
-def engine_of(run):
-    """Starts a run's engine -> seconds, and what it runs: mode 3 is vLLM's own compilation."""
-    timed = watched(run.start_sampler)
-    config = run.sampler.engine.llm_engine.vllm_config
-    return dict(timed, compilation=int(config.compilation_config.mode),
-                graphs=str(config.compilation_config.cudagraph_mode),
-                largest_graph=config.compilation_config.max_cudagraph_capture_size or 0,
-                max_num_seqs=config.scheduler_config.max_num_seqs,
-                cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size)
 
 
 def short_batch(run, seed=1):
@@ -48,25 +37,14 @@ def synced(run):
     run.hand_over()
 
 
-def gap_after(run, action=None):
-    """The gap of fresh completions, scored beside a sleeping engine."""
-    if action:
-        action(run)
-    batch = short_batch(run)
-    run.sampler.sleep()
-    figures = gpu.off(run, batch, batch.sampler_logprobs)
-    run.hand_over()
-    return held(figures, mean=gpu.GAPS[run.args.dtype])
-
-
 def gaps(*flags):
     """A short way to the gap of trainer and sampler with other flags on both."""
     run = Run(SMALL, "--sampler=vllm", *flags, weights=True)
     yield f"start: trainer {' '.join(flags)}", run.start_trainer
-    yield "start: sampler", partial(engine_of, run)
+    yield "start: sampler", run.start_sampler
     if run.sampler:
-        yield "gap at the start", partial(gap_after, run)
-        yield "gap after sleep, wake and a sync", partial(gap_after, run, synced)
+        yield "gap at the start", partial(gpu.gap_after, run)
+        yield "gap after sleep, wake and a sync", partial(gpu.gap_after, run, synced)
         yield "gap after a sync of other weights", partial(gpu.gap_of_others, run)
         yield from more_cases(run) if not flags else ()
         run.sampler.close()
@@ -111,7 +89,7 @@ def more_cases(run):
     state = SimpleNamespace(lora=None)
     yield "50 updates of adapters", partial(learn_adapters, state, run)
     if state.lora:
-        yield "gap with adapters", lambda: gap_after(state.lora)
+        yield "gap with adapters", lambda: gpu.gap_after(state.lora)
         state.lora = None
         free_memory()
     run.hand_over()
@@ -128,12 +106,6 @@ def more_cases(run):
 
 # ---------------------------------------------------------------------------- sampling
 
-def sampling(run, sequences, tokens):
-    s = SimpleNamespace()
-    timed = watched(lambda: setattr(s, "batch", run.sample(sequences // run.size.each, tokens)))
-    return dict(timed, tokens_per_s=int(s.batch.completion_len.sum()) / timed["s"])
-
-
 def graphs():
     """The largest model again, with the CUDA graphs that vLLM captures by itself."""
     import vllm
@@ -141,20 +113,24 @@ def graphs():
     run = Run(gpu.sizes().model, "--sampler=vllm", weights=True)
     with mock.patch.object(vllm, "LLM", lambda *given, compilation_config=None, **named: llm(
             *given, **named)):
-        yield "start: vLLM's own graphs", partial(engine_of, run)
+        yield "start: vLLM's own graphs", run.start_sampler
     if run.sampler:
         for sequences in (256, 512, 1024) if on_gpu() else (4, 8):
-            yield f"sample: {sequences} x 256", partial(sampling, run, sequences,
-                                                        256 if on_gpu() else 8)
+            yield f"sample: {sequences} x 256", partial(
+                run.sampling, sequences // run.size.each, 256 if on_gpu() else 8)
         run.sampler.close()
 
 
+def whole_run():
+    yield "train.py, embedded base", partial(gpu.whole_run, "vllm")
+
+
 PARTS = {
-    "rollout": Part(partial(gpu.rollout, "vllm"), 260),
-    "gaps": Part(gaps, 95),
-    "train": Part(partial(gpu.whole, "vllm"), 70),
-    "graphs": Part(graphs, 65),
-    "float16": Part(partial(gaps, "--dtype=float16"), 45),
+    "rollout": (270, partial(gpu.rollout, "vllm")),
+    "gaps": (95, gaps),
+    "train": (60, whole_run),
+    "graphs": (65, graphs),
+    "float16": (45, partial(gaps, "--dtype=float16")),
 }
 
 
