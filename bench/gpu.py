@@ -3,7 +3,7 @@ without network.
 
     python bench/gpu.py                          on an NVIDIA GPU
     python bench/gpu.py --rehearse               every part on a CPU, with tiny shapes
-    python bench/gpu.py --parts rollout,lora     some of the parts
+    python bench/gpu.py --parts rollout lora     some of the parts
 
 A part is a process with a time limit, and a list of cases; the first parts are those that users
 need first. A case that fails, a part that is out of memory or of time, stops no other. A case fails
@@ -36,7 +36,6 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -55,7 +54,6 @@ from experiment.model import load_sampler, load_trainer
 EOS = 1
 GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits
 
-
 FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
           "intermediate_size", "vocab_size", "tie_word_embeddings")
 SHAPES = {  # Qwen2.5's, and one that is cut to four layers
@@ -72,8 +70,8 @@ PEAKS = {"B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "
          "RTX 4090": 165e12, "RTX 3090": 71e12}
 
 
-# what a card of `gb` GB or more is tried with: problems of a rollout, completions of each, optimizer
-# steps, tokens of prompts and completions, and the model that gets adapters
+# what a card of `gb` GB or more is tried with: problems of a rollout, completions of each,
+# optimizer steps, tokens of prompts and completions, and the model that gets adapters
 Size = namedtuple("Size", "gb model problems each steps prompt tokens lora")
 SIZES = [Size(70, "1.5B", 64, 16, 16, 128, 1024, "7B"),
          Size(36, "1.5B", 32, 16, 16, 128, 1024, "3B"),
@@ -182,18 +180,16 @@ class Run:
                     tokens_at_once=self.policy.budget)
 
     def start_sampler(self):
-        """-> figures; of vLLM what it runs, too: compilation 3 is its own, 0 is none."""
         began = time.perf_counter()
         self.sampler = load_sampler(self.args, [EOS])
         figures = dict(s=time.perf_counter() - began, used_gb=used())
         if self.args.sampler == "vllm":
             config = self.sampler.engine.llm_engine.vllm_config
-            compilation, cache = config.compilation_config, config.cache_config
             figures.update(
-                compilation=int(compilation.mode), graphs=str(compilation.cudagraph_mode),
-                largest_graph=compilation.max_cudagraph_capture_size or 0,
+                graphs=str(config.compilation_config.cudagraph_mode),
+                largest_graph=config.compilation_config.max_cudagraph_capture_size or 0,
                 max_num_seqs=config.scheduler_config.max_num_seqs,
-                cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size)
+                cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size)
         return figures
 
     def sample(self, problems, tokens, seed=1):
@@ -309,8 +305,6 @@ def allow_groups():
     varlen.varlen_attn = call
 
 
-# ---------------------------------------------------------------------------- machine
-
 def versions():
     installed = {d.name: d.version for d in metadata.distributions()}
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
@@ -372,10 +366,9 @@ def rollout(sampler="transformers"):
     yield "wake and sync", partial(phase, "sync", run.hand_over)
     yield "gap", partial(gap_after, run)
     yield "gap after a sync of other weights", partial(gap_of_others, run)
-    if sampler == "vllm":
-        for sequences in (256, 512):
-            yield f"sample: {sequences} x 256", partial(
-                run.sampling, sequences // size.each, 256 if on_gpu() else 8)
+    for sequences in (256, 512, 1024) if sampler == "vllm" else ():
+        yield f"sample: {sequences} x 256", partial(run.sampling, sequences // size.each,
+                                                    256 if on_gpu() else 8)
     yield "peaks, and --fit's", lambda: beside_fit(fit, peaks)
     run.sampler.close()
 
@@ -405,43 +398,42 @@ def beside_fit(fit, peaks):
 
 # ---------------------------------------------------------------------------- updates
 
-def speed(run, batch, name, s, done=6):
+def speed(run, batch, name, s, done):
     """A whole update, the second of two. mfu: of `done` operations a parameter and token, over the
-    device's peak: 8 with checkpointing, 4 where weights are frozen. norm_off: relative to the
-    first case's norm."""
+    device's peak. norm_off: relative to the first case's norm."""
+    if "norm" not in s:
+        scored(run, batch)
     run.policy.use_layout(name)
     norm = run.update(batch)
-    s.norm = getattr(s, "norm", norm)
     timed = watched(lambda: run.update(batch))
     rate = tokens_of(batch, name) / timed["s"]
     return held(dict(timed, tokens_per_s=rate, mfu=done * run.parameters * rate / peak_rate(),
-                     grad_norm=norm, norm_off=abs(norm / s.norm - 1)), norm_off=0.02)
+                     grad_norm=norm, norm_off=abs(norm / s.setdefault("norm", norm) - 1)),
+                norm_off=0.02)
+
+
+def speeds(name, *variants):
+    """Uneven completions, eight of each prompt. variants: flags, and operations that are done."""
+    s, batch = {}, make_rows(uneven_lengths(48), sizes().prompt, 8)
+    for flags, done in variants:
+        run, label = Run(name, *flags), " ".join((name, *flags))
+        yield f"{label}: start", run.start_trainer
+        for how in layout.LAYOUTS[::-1]:
+            yield f"{label}: {how}", partial(speed, run, batch, how, s, done)
+        del run
+        free_memory()
 
 
 def updates():
-    """Uneven completions, eight of each prompt."""
     for name in dict.fromkeys((sizes().model, "0.5B")):
-        s, batch = SimpleNamespace(), make_rows(uneven_lengths(48), sizes().prompt, 8)
-        for more in ((), ("--activation_checkpointing",)):
-            run = Run(name, *more)
-            yield f"{name}: start{' '.join(('', *more))}", run.start_trainer
-            for how in layout.LAYOUTS[::-1]:
-                yield f"{name}: {' '.join((how, *more))}", partial(
-                    speed, run, batch, how, s, 8 if more else 6)
-            del run
-            free_memory()
+        yield from speeds(name, ((), 6), (["--activation_checkpointing"], 8))
 
 
 def lora():
-    """The largest model that the card holds with adapters."""
-    run, s = Run(sizes().lora, "--lora_rank=16"), SimpleNamespace()
-    yield f"{sizes().lora}: start", run.start_trainer
-    batch = make_rows(uneven_lengths(24), sizes().prompt, 8)
-    for how in layout.LAYOUTS[::-1]:
-        yield f"{sizes().lora}: {how}", partial(speed, run, batch, how, s, 4)
+    yield from speeds(sizes().lora, (["--lora_rank=16"], 4))
 
 
-# ---------------------------------------------------------------------------- memory
+# ---------------------------------------------------------------------------- memory, rounding
 
 def budget_use(run, name):
     """A backward pass of as many tokens as go through at once. use: the share of the memory that
@@ -489,14 +481,12 @@ def memory():
             yield f"a long row in {dtype}, {name}", partial(long_rows, run, name)
 
 
-# ---------------------------------------------------------------------------- rounding
-
 def error_norm(tensors, exact):
     return math.sqrt(sum((a - b).square().sum().item() for a, b in zip(tensors, exact, strict=True))
                      / sum(b.square().sum().item() for b in exact))
 
 
-def rounding(run, batch, exact, s, dtype, name):
+def rounding(run, batch, exact, padded, dtype, name):
     """Errors of log probabilities [nats] and of the gradient [relative], against float32 padded;
     times_padded: the larger of the two over those of `padded` in the same dtype."""
     run.policy.dtype = dtype
@@ -506,8 +496,8 @@ def rounding(run, batch, exact, s, dtype, name):
     if dtype == "float32":
         return held(figures, mean=GAPS[dtype], gradient=1e-4)
     if name == "padded":
-        s.padded = figures
-    times = max(figures[x] / max(s.padded[x], 1e-9) for x in ("mean", "gradient"))
+        padded.update(figures)
+    times = max(figures[x] / padded[x] for x in ("mean", "gradient"))
     return held(dict(figures, times_padded=times), mean=GAPS[dtype], times_padded=2)
 
 
@@ -516,7 +506,7 @@ def precision():
     dtypes = ("float16", "float32") if parallel.default_dtype() == "float16" else GAPS
     for name, more in (("0.5B", {}), ("cut, a window of 50", dict(
             use_sliding_window=True, sliding_window=50, max_window_layers=0))):
-        run, s = Run(name.split(",")[0], "--dtype=float32", **more), SimpleNamespace()
+        run, padded = Run(name.split(",")[0], "--dtype=float32", **more), {}
         run.start_trainer()
         batch = scored(run, make_rows([1, 2, 33, 128, 500, 900, 1000, 64] if on_gpu() else
                                       [1, 2, 16, 60], 3, 2))
@@ -525,9 +515,7 @@ def precision():
         for dtype in dtypes:
             for how in layout.LAYOUTS:
                 yield f"{name}: {dtype}, {how}", partial(
-                    rounding, run, batch, exact, s, dtype, how)
-        del run, exact
-        free_memory()
+                    rounding, run, batch, exact, padded, dtype, how)
 
 
 # ---------------------------------------------------------------------------- one rank of FSDP2
@@ -600,8 +588,6 @@ def world():
         yield "a checkpoint and back, --offload", partial(round_trip, batch, "--offload")
 
 
-# ---------------------------------------------------------------------------- the same twice
-
 def twice(run, batch, name, s, **limit):
     """Two gradients of the same weights. slower: than the layout's first case."""
     run.policy.use_layout(name)
@@ -652,13 +638,14 @@ def whole_run(sampler):
 
 
 def whole(sampler="transformers"):
-    yield "train.py --check, embedded base", partial(check, sampler)
+    if sampler != "vllm":  # the other parts have its checks
+        yield "train.py --check, embedded base", partial(check, sampler)
     yield "train.py, embedded base", partial(whole_run, sampler)
 
 
 # ---------------------------------------------------------------------------- the parts
 
-PARTS = {  # name: its limit on a GPU in seconds, and -> an iterator over (case, function -> figures)
+PARTS = {  # name: its limit on a GPU in seconds, -> an iterator over (case, function -> figures)
     "machine": (20, machine), "rollout": (170, rollout), "updates": (95, updates),
     "lora": (45, lora), "memory": (45, memory), "precision": (40, precision), "world": (50, world),
     "repeat": (25, repeat), "train": (45, whole)}
@@ -732,16 +719,10 @@ def run_parts(script, names, limit, rehearse=False):
     return records
 
 
-# ---------------------------------------------------------------------------- the results
-
 def shown(value):
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, list):
-        return "; ".join(map(shown, value))
-    return str(value)
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
 def row(record):
@@ -766,7 +747,7 @@ def main(script, doc, parts, out):
     parser = argparse.ArgumentParser(description=doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
-    parser.add_argument("--parts", default=",".join(parts), help="some of %(default)s")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="some of them")
     parser.add_argument("--out", type=Path, default=Path(out), help="figures; the table is beside "
                         "it, as .md")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
@@ -775,15 +756,12 @@ def main(script, doc, parts, out):
         for name in args.part[1:]:
             run_cases(parts, name, args.part[0])
         return 0
-    names = args.parts.split(",")
-    if unknown := set(names) - set(parts):
-        parser.error(f"--parts: there is no {', '.join(sorted(unknown))}")
     if not (args.rehearse or on_gpu()):
         parser.error("there is no GPU here that torch can use; --rehearse tries the parts on a CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     table, cases = args.out.with_suffix(".md"), []
     print(HEAD, flush=True)
-    for together in ([names] if args.rehearse else [[name] for name in names]):
+    for together in [args.parts] if args.rehearse else [[name] for name in args.parts]:
         limit = 3600 if args.rehearse else parts[together[0]][0]
         records = run_parts(script, together, limit, args.rehearse)
         print("\n".join(map(row, records)), flush=True)

@@ -3,11 +3,11 @@ vLLM and without network.
 
     python bench/gpu_vllm.py                       on an NVIDIA GPU
     python bench/gpu_vllm.py --rehearse            every part on a CPU, with tiny shapes
-    python bench/gpu_vllm.py --parts rollout,head  some of the parts
+    python bench/gpu_vllm.py --parts rollout gaps  some of the parts
 
 Parts, limits, sizes and files are as in bench/gpu.py; gpu_vllm.json and gpu_vllm.md have the
-result. No engine shares a process with another, but for the rehearsal. The first part starts cold
-where vLLM's cache of compiled code is empty, "graphs" starts the same model again.
+result. The first part starts cold where vLLM's cache of compiled code is empty; "graphs" starts the
+same model again.
 """
 
 import importlib.util
@@ -15,20 +15,17 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
+
+import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 import gpu
-from gpu import Run, free_memory, held, on_gpu, watched
+from gpu import Run, held, on_gpu, watched
 
 from engine import parallel
 
 SMALL = "0.5B"
-
-
-def short_batch(run, seed=1):
-    return run.sample(4, run.size.tokens // 4, seed)
 
 
 def synced(run):
@@ -52,56 +49,42 @@ def gaps(*flags):
 
 # ---------------------------------------------------------------------------- adapters, repetition
 
-def learn_adapters(state, run):
+def learn_adapters(run):
     """50 updates of adapters, whose weights then go to the run's engine."""
-    state.lora = lora = Run(SMALL, "--sampler=vllm", "--lora_rank=16", "--lr=1e-3")
+    lora = Run(SMALL, "--sampler=vllm", "--lora_rank=16", "--lr=1e-3")
     run.sampler.sleep()
     lora.start_trainer()
-    lora.sampler = run.sampler
     batch = gpu.make_rows([run.size.tokens // 4] * 8, run.size.prompt, 4)
     norms = [lora.update(batch) for _ in range(50 if on_gpu() else 3)]
+    lora.sampler = run.sampler
     lora.hand_over()
-    return dict(updates=len(norms), first_norm=norms[0], last_norm=norms[-1])
+    return dict(gpu.gap_after(lora), updates=len(norms), first_norm=norms[0], last_norm=norms[-1])
 
 
-def repeated(run, action=None):
+def repeated(run, action=lambda run: None):
     """The same seed twice: completions, and their log probabilities, must be the same."""
-    first = short_batch(run, 5)
-    if action:
-        action(run)
-    second = short_batch(run, 5)
-    same = first.ids.shape == second.ids.shape
-    return held(dict(differ=1 - int(same and bool((first.ids == second.ids).all())),
-                     largest=(first.sampler_logprobs - second.sampler_logprobs).abs().max().item()
-                     if same else 99.0), differ=1, largest=1e-9)
+    first = run.sample(4, run.size.tokens // 4)
+    action(run)
+    second = run.sample(4, run.size.tokens // 4)
+    same = all(map(torch.equal, (first.ids, first.sampler_logprobs),
+                   (second.ids, second.sampler_logprobs)))
+    return held(dict(differ=int(not same)), differ=1)
 
 
 def update_beside(run):
-    """An update with --deterministic beside an engine in the same process."""
     run.sampler.sleep()
     batch = gpu.make_rows(gpu.uneven_lengths(8), run.size.prompt, 4)
-    timed = watched(lambda: run.update(batch))
-    run.hand_over()
-    return timed
+    return watched(lambda: run.update(batch))
 
 
 def more_cases(run):
-    state = SimpleNamespace(lora=None)
-    yield "50 updates of adapters", partial(learn_adapters, state, run)
-    if state.lora:
-        yield "gap with adapters", lambda: gpu.gap_after(state.lora)
-        state.lora = None
-        free_memory()
+    yield "gap after 50 updates of adapters", partial(learn_adapters, run)
     run.hand_over()
-    os.environ.pop("VLLM_BATCH_INVARIANT", None)
     parallel.start(deterministic=True)
-    try:
-        yield "--deterministic: the same seed twice", partial(repeated, run)
-        yield "--deterministic: the same seed, after sleep and sync", partial(
-            repeated, run, synced)
-        yield "--deterministic: an update beside the engine", partial(update_beside, run)
-    finally:
-        gpu.torch.use_deterministic_algorithms(False)
+    yield "--deterministic: the same seed twice", partial(repeated, run)
+    yield "--deterministic: the same seed, after sleep and sync", partial(repeated, run, synced)
+    yield "--deterministic: an update beside the engine", partial(update_beside, run)
+    torch.use_deterministic_algorithms(False)
 
 
 # ---------------------------------------------------------------------------- sampling
@@ -121,14 +104,10 @@ def graphs():
         run.sampler.close()
 
 
-def whole_run():
-    yield "train.py, embedded base", partial(gpu.whole_run, "vllm")
-
-
-PARTS = {
+PARTS = {  # other flags on both sides are one line here
     "rollout": (270, partial(gpu.rollout, "vllm")),
     "gaps": (95, gaps),
-    "train": (60, whole_run),
+    "train": (60, partial(gpu.whole, "vllm")),
     "graphs": (65, graphs),
     "float16": (45, partial(gaps, "--dtype=float16")),
 }
