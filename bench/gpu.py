@@ -5,15 +5,13 @@ without network.
     python bench/gpu.py --rehearse               every part on a CPU, with tiny shapes
     python bench/gpu.py --parts rollout lora     some of the parts
 
-A part is a process with a time limit, and a list of cases; the first parts are those that users
-need first. A case that fails, a part that is out of memory or of time, stops no other. A case fails
-where a figure is not below its limit, and where one fails the exit code is 1. gpu.json (--out) has
-figures and errors, gpu.md the table; both are written after every part. To report the result, open
-an issue with the two files: also, and above all, where parts failed.
+A part is a process with a time limit, and a list of cases; the parts that users need most come
+first. A case fails where a figure is not below its limit; that, or a part without memory or time,
+stops no other, and the exit code is 1. gpu.json (--out) has figures and errors, gpu.md the table;
+both are written after every part. Open an issue with the two, above all where cases failed.
 
-Models have random weights: speed, memory and rounding are those of the shape, log probabilities are
-nobody's. Their sizes follow the card's memory (SIZES). Trainer and sampler are loaded as a run with
-the same flags loads them.
+Models have random weights, and sizes that follow the card's memory (SIZES). Trainer and sampler are
+loaded as a run with the same flags loads them.
 """
 
 import argparse
@@ -22,7 +20,6 @@ import inspect
 import json
 import math
 import os
-import platform
 import re
 import signal
 import socket
@@ -309,8 +306,8 @@ def versions():
     installed = {d.name: d.version for d in metadata.distributions()}
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
                           capture_output=True)
-    found = dict(commit=done.stdout.strip(), python=platform.python_version(), cores=os.cpu_count(),
-                 **{name: installed.get(name) for name in ("torch", "transformers", "vllm")})
+    found = dict(commit=done.stdout.strip(), **{name: installed.get(name) for name in (
+        "torch", "transformers", "vllm")})
     return dict(found, name=torch.cuda.get_device_name(), gb=parallel.memory() / 1e9,
                 used_gb=used(), capability="{}.{}".format(*torch.cuda.get_device_capability()),
                 cuda=torch.version.cuda) if on_gpu() else found

@@ -1,5 +1,5 @@
-"""bench/gpu.py and bench/gpu_vllm.py: every part runs with tiny shapes on a CPU; a figure beyond its
-limit, an error, a time limit each fail one case or part, and no other."""
+"""bench/gpu.py and bench/gpu_vllm.py: every part runs with tiny shapes on a CPU; a figure beyond
+its limit, an error, a time limit each fail one case or part, and no other."""
 
 import importlib.util
 import json
