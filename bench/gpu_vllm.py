@@ -11,7 +11,6 @@ same model again.
 """
 
 import importlib.util
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -118,7 +117,6 @@ def main():
         print("bench/gpu_vllm.py: vllm is not installed; pip install -r requirements.txt brings "
               "it, and bench/gpu.py needs none", file=sys.stderr)
         return 2
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     return gpu.main(__file__, __doc__, PARTS, "gpu_vllm.json")
 
 
