@@ -1,6 +1,7 @@
 """policy.py: the gradient of an optimizer step does not depend on how it is cut up."""
 
 import copy
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from conftest import ROOT
 from engine import kernels, loading, policy
 from engine.sampler import Completion
 from losses import METHODS
