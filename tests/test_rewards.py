@@ -418,7 +418,8 @@ def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(
     try:
         (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
         assert got == [float(text in ("good", "forks", "reads")) for text in texts]
-        assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0, error=len(faulty))
+        assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
+                                error=len(faulty))
         said = capfd.readouterr().err
         assert "meddling, 1 of 22 completions: error: the reward is nan" in said
         assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
