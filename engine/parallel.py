@@ -14,17 +14,20 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+EXPANDABLE = "expandable_segments:True"  # less memory is lost between tensors of many sizes
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name; torch reads it when CUDA starts
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", EXPANDABLE)
+
 
 def start(deterministic=False):
     """Joins the process group of torchrun, or of srun with the same variables.
 
-    deterministic: GPU kernels sum in one order, for any batch."""
+    deterministic: the trainer's GPU kernels sum in one order."""
     cuda = torch.cuda.is_available()
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        if cuda:
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # the kernels' sums are enough
     if "RANK" in os.environ and not dist.is_initialized():
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -75,6 +78,11 @@ def default_dtype():
     return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
 
 
+def default_head_dtype(dtype):
+    """Of the LM head's logits: float32 where the computation has 16 bits."""
+    return "model" if dtype == "float32" else "float32"
+
+
 def unusable_gpu():
     """A sentence on why torch cannot use this machine's GPU; None if it can, or without one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -92,6 +100,13 @@ def memory():
         return torch.cuda.get_device_properties(device()).total_memory
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 / ranks_here
+
+
+def usable_memory():
+    """`memory` without the part that other programs, such as a screen's, use at this moment."""
+    if not torch.cuda.is_available():
+        return memory()
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
 BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and free
