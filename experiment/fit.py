@@ -12,6 +12,7 @@ that FSDP gathers ahead; USABLE leaves room for them.
 import gc
 import os
 import re
+import shlex
 import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
@@ -67,7 +68,8 @@ def refusal(args, parameters, memory, ranks=1, sharded=False):
     frozen = 2 if args.dtype != "float32" and not sharded else 4
     trained = 0 if args.lora_rank else 4  # bytes of a gradient, as of a weight
     here = 0 if args.offload else parameters / ranks
-    held = here * ((trained or frozen) + 2 * trained + frozen * bool(args.kl_coef))
+    second = bool(args.kl_coef) and not args.lora_rank
+    held = here * ((trained or frozen) + 2 * trained + frozen * second)
     update = held + here * trained
     engine, weights = memory * args.gpu_memory_utilization, sampler_weights(args, parameters)
     if args.sampler != "vllm":  # it never sleeps
@@ -173,7 +175,7 @@ def rank_0(gpus, offload):
 @contextmanager
 def stage(ledger, memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
-    by_kernel: attention is the GPU's, for 16 bits."""
+    by_kernel: attention is flash, for 16 bits; else keys and values are repeated."""
     def token_budget(policy, probe, longest, *settings, find=loading.token_budget):
         with mock.patch.object(parallel, "device", lambda: torch.device("cuda")):  # its limit
             try:
@@ -198,7 +200,10 @@ def stage(ledger, memory, by_kernel):
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
-        replace(kernels, CHUNK=int(memory / 300))  # as loading.load sets it on a GPU
+        replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
+                must_repeat=lambda _: not by_kernel,
+                sums_in_float32=lambda x: isinstance(x, FakeTensor),
+                causal_lower_right=lambda *_: None)  # a subclass of tensors; it has no memory
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
@@ -236,7 +241,8 @@ def rehearse(args, method, memory, load_trainer, update):
             base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
             trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
             no_room=getattr(policy, "no_room", None))
-        leave_out(p for model in models for p in model.parameters())
+        leave_out(p for model in models if isinstance(model, torch.nn.Module)
+                  for p in model.parameters())
         f.start = ledger.live
 
         def fill_gradients():
@@ -264,36 +270,94 @@ def rehearse(args, method, memory, load_trainer, update):
 
 # ---------------------------------------------------------------------------- the verdict
 
+def phases_of(args, f, memory):
+    """-> {phase: bytes of the trainer, of the sampler} on a GPU, of a rehearsal f."""
+    weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
+    awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
+    return {"start": (f.start, awake), "sampling": (f.between, awake),
+            "scoring": (f.scoring, asleep), "update": (f.update, asleep),
+            "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
+
+
+def table(args, f, memory, gpus):
+    found = args.origin.get("tokens_per_micro_batch", "the run's choice")
+    lines = [f"""\
+{args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
+--tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
+each rank in an optimizer step: {f.parts}
+
+GB of each GPU   trainer   sampler  together"""]
+    for name, parts in phases_of(args, f, memory).items():
+        sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
+        lines.append(f"{name:14}{sizes}{'  too much' * (sum(parts) > USABLE * memory)}")
+    return "\n".join(lines)
+
+
+# what makes room, tried alone and together; adapters last, because they are another way to train
+CHECKPOINTING, LESS, ADAPTERS = (
+    ["--activation_checkpointing"], ["--gpu_memory_utilization", "0.25"], ["--lora_rank", "16"])
+REMEDIES = [CHECKPOINTING, LESS, CHECKPOINTING + LESS, ADAPTERS]
+REMEDIES += [remedy + ADAPTERS for remedy in REMEDIES[:3]]
+
+
+def with_remedy(argv, remedy):
+    """The run's flags with those of a remedy, instead of the same ones and of --fit."""
+    kept, replaced = [], False
+    for text in argv:
+        if text.startswith("--"):
+            replaced = text.split("=")[0] in ("--fit", *remedy)
+        kept += [] if replaced else [text]
+    return [*kept, *remedy]
+
+
+def command(flags, gpus):
+    """The command that starts the run on its GPUs, on nodes of at most eight."""
+    nodes, program = -(-gpus // 8), "python"
+    if gpus > 1 or "--offload" in flags:
+        program = f"torchrun --nproc_per_node {gpus // nodes}"
+    if nodes > 1:
+        program += f" --nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500"
+    return f"{program} train.py {shlex.join(flags)}"
+
+
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory = int(size[1] or 1), float(size[2]) * GB
-    with rank_0(gpus, "--offload" in argv):
+    gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
+
+    def tried(remedy, base=None):
+        """-> flags, args, a rehearsal f, and why it does not fit, or None. base: f.base, if known.
+        """
+        flags = with_remedy(argv, remedy)
         # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *flags,
+                                   f"--fit={size[1] or 1}x{size[2]}"])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        f = rehearse(args, method, memory, load_trainer, update)
-        refused = f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ)
-    weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
-    awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
-    phases = {"start": (f.start, awake), "sampling": (f.between, awake),
-              "scoring": (f.scoring, asleep), "update": (f.update, asleep),
-              "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
-    found = args.origin.get("tokens_per_micro_batch", "the run's choice")
-    print(f"""\
-{args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
---tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
-each rank in an optimizer step: {f.parts}
 
-GB of each GPU   trainer   sampler  together""")
-    full = False
-    for name, parts in phases.items():
-        full |= (too_much := sum(parts) > USABLE * memory)
-        sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
-        print(f"{name:14}{sizes}{'  too much' * too_much}")
-    print(f"\nIt does not fit: {refused or MORE}" if refused or full else
-          f"\nIt fits: no phase takes more than {USABLE} of the memory")
-    return 1 if refused or full else 0
+        def refused(parameters):
+            return refusal(args, parameters, memory, gpus, "RANK" in os.environ)
+        if base and (fault := refused(base)):
+            return flags, args, None, fault
+        key = args.activation_checkpointing, args.lora_rank  # vLLM's share changes no rehearsal
+        f = known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
+        most = max(map(sum, phases_of(args, f, memory).values()))
+        return flags, args, f, f.no_room or refused(f.base) or MORE * (most > USABLE * memory)
+
+    with rank_0(gpus, "--offload" in argv):
+        flags, args, f, fault = tried([])
+        print(table(args, f, memory, gpus), flush=True)
+        if not fault:
+            print(f"\nIt fits: no phase takes more than {USABLE} of the memory\n"
+                  f"{command(flags, gpus)}")
+            return 0
+        print(f"\nIt does not fit: {fault}", flush=True)
+        for remedy in REMEDIES:
+            flags, *_, still = tried(remedy, f.base)
+            if not still:
+                print(f"\nIt fits with {' '.join(remedy)}:\n{command(flags, gpus)}")
+                return 1
+    print("\nNor with these together: " + " ".join(REMEDIES[-1]))
+    return 1

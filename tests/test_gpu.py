@@ -3,6 +3,9 @@ arithmetic of memory, frozen weights in half precision, LoRA's settings."""
 
 import json
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +13,10 @@ import torch
 
 import eval as evaluation
 import train
-from engine import kernels, loading, parallel, policy, sampler
+from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import fit
+from experiment import fit, log, refusals
+from experiment.failures import RunFailed
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import SMALL, run
@@ -21,12 +25,13 @@ from test_train import SMALL, run
 
 
 class FakeEngine:
-    def __init__(self):
-        self.calls = []
+    def __init__(self, answer=True):
+        self.calls, self.answer = [], answer
 
     def __getattr__(self, name):
         def call(*args, **kw):
             self.calls.append((name, kw.get("level") or kw.get("tags") or args[:1]))
+            return self.answer
         return call
 
 
@@ -44,6 +49,26 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
         ("sleep", 2), ("wake_up", ["weights"]), ("collective_rpc", ("reload_weights",)),
         ("wake_up", ["kv_cache"]), ("reset_prefix_cache", ()),
         ("collective_rpc", ("reload_weights",)), ("reset_prefix_cache", ())]
+    sampler.engine.answer = False  # vLLM's, where blocks are held
+    with pytest.raises(RuntimeError, match="keys and values of the old weights"):
+        sampler.load_weights([])
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_sampling_leaves_the_states_of_this_process_alone(gpu, base, monkeypatch):
+    """torch.random.fork_rng without its devices would take all GPUs of the node, with a warning."""
+    forked, fork = [], torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: (
+        forked.append(devices), fork([]))[1])
+    engine = VLLMSampler.__new__(VLLMSampler)
+    engine.vllm, engine.eos, engine.sleeps = SimpleNamespace(SamplingParams=dict), [1], gpu
+    engine.engine = FakeEngine([])
+    state = torch.get_rng_state()
+    engine.sample([[1]], 2, seed=0, temperature=1.0, max_tokens=3)
+    assert forked == [[parallel.device()] if gpu else []]
+    own = sampler.make_sampler("transformers", base, dtype="float32", eos=[1])
+    own.sample([[5, 6]], 2, seed=0, temperature=1.0, max_tokens=3)
+    assert torch.equal(torch.get_rng_state(), state) and len(forked) == 1
 
 
 def test_in_a_run_it_sleeps_before_scoring_and_gradients_are_gone_when_it_wakes(
@@ -186,6 +211,34 @@ def lora(model, dtype="float32", rank=4, **options):
     return p
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_model_without_its_adapters_is_the_initial_one(small, dtype):
+    """The same bits as a second model, which takes its memory; the adapters learn all the same."""
+    folder = small()
+    p, batch = lora(folder, dtype), rollout(101)
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * 4, [0.0], False)] * 4)
+    second = loading.load(folder, [1], probe, budget=60, dtype=dtype, frozen=True)
+    found = policy.compute_logprobs(loading.WithoutAdapters(p), batch)
+    assert all(map(torch.equal, found, policy.compute_logprobs(second, batch)))
+    assert not torch.equal(found[0], policy.compute_logprobs(p, batch)[0])
+    p(batch)[0].sum().backward()
+    assert all(x.grad is not None for x in p.parameters() if x.requires_grad)
+    assert any(x.requires_grad for x in p.parameters())
+
+
+def test_the_head_is_not_copied_where_only_adapters_learn(small, monkeypatch):
+    whole, adapted = load(small()), lora(small())
+    change = log.HeadChange(whole)
+    head = whole.model.get_output_embeddings().weight
+    with torch.no_grad():
+        wanted = (0.01 * head).norm() / head.norm()
+        head *= 1.01
+    assert change.metrics(False)["optim/update_ratio"] == pytest.approx(wanted.item(), rel=1e-4)
+    assert change.metrics(False)["optim/update_ratio"] == 0
+    monkeypatch.setattr(log.HeadChange, "shard", lambda self: pytest.fail("a copy"))
+    assert log.HeadChange(adapted).metrics(False) == {"optim/update_ratio": 0.0}
+
+
 def test_adapters_are_scaled_by_alpha_over_rank(small):
     weights = {}
     for alpha in (4, 8):
@@ -281,26 +334,118 @@ def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
     assert parallel.default_dtype() == dtype
 
 
-def test_deterministic_is_refused_where_vllm_cannot(monkeypatch, capsys):
-    from experiment import model
-    monkeypatch.setattr(model.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+@pytest.mark.parametrize("capability, invariant, refused", [
+    ((8, 6), "1", True), ((8, 6), "0", False), ((9, 0), "1", False)])
+def test_vllms_linear_layers_are_refused_where_they_have_no_gradient(
+        capability, invariant, refused, monkeypatch, capsys):
+    """vllm/model_executor/determinism/batch_invariant.py, for compute capability 8.x."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(refusals, "has_vllm", lambda: True)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    flags = ["--deterministic", "--sampler", "vllm"]
+    if not refused:
+        assert train.parse_args(flags)[0].deterministic
+        return
     with pytest.raises(SystemExit) as stop:
-        train.parse_args(["--deterministic"])
-    assert stop.value.code == 2 and "compute capability 8.0" in capsys.readouterr().err
+        train.parse_args(flags)
+    assert stop.value.code == 2 and "have no backward pass" in capsys.readouterr().err
 
 
 def test_deterministic_sets_what_it_says(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     try:
         parallel.start(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert "VLLM_BATCH_INVARIANT" not in os.environ
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name, value, told", [
+    ("PYTORCH_ALLOC_CONF", None, "expandable_segments:True"),
+    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:99", "max_split_size_mb:99"),
+    ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:99", "None")])
+def test_segments_expand_unless_the_user_says_otherwise(name, value, told, monkeypatch):
+    for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(each, raising=False)
+    if value:
+        monkeypatch.setenv(name, value)
+    code = "import os, engine.parallel; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True,
+                          text=True).stdout == f"{told}\n"
+
+
+# ---------------------------------------------------------------------------- a GPU that is full
+
+
+def full_gpu(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+                                 "total capacity of 79.15 GiB of which 1.20 GiB is free.")
+
+
+@pytest.mark.parametrize("owner, name, said", [
+    (hf_sampler.TransformersSampler, "sample", "sampling"), (train, "compute_logprobs", "scoring"),
+    (train, "backward", "the update"), (hf_sampler.TransformersSampler, "load_weights", "the weigh"),
+    (train, "evaluate", "evaluation"), (loading, "load", "loading"),
+    (hf_sampler.TransformersSampler, "__init__", "loading")])
+def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
+                                                               monkeypatch):
+    monkeypatch.setattr(owner, name, full_gpu)
+    evaluated = "1" if name == "evaluate" else "0"
+    with pytest.raises(RunFailed, match=f"^the GPU's memory is full in {said}.*2.00 GiB.* make roo"
+                       ) as failed:
+        run(base, tmp_path / "run", "--rollouts", "1", "--eval_every", evaluated)
+    flags = re.findall(r"--(\w+)", str(failed.value))
+    known = vars(train.parse_args([])[0])
+    assert len(flags) == 2 and all(flag in known for flag in flags)
+
+
+def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hf_sampler.TransformersSampler, "sample", full_gpu)
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(["--model", base, "--limit", "2", "--out", str(tmp_path)])
+    assert stop.value.code == 1 and "full in sampling" in capsys.readouterr().err
+
+
+def free_bytes(monkeypatch, free, total):
+    fakes = dict(is_available=lambda: True, mem_get_info=lambda *_: (free, total),
+                 memory_reserved=lambda: 1e9, empty_cache=lambda: None)
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+@pytest.mark.parametrize("free, total, share, sequences, small", [
+    (80e9, 80e9, 0.9, 1024, False), (40e9, 80e9, 0.48, 1024, False), (12e9, 24e9, 0.48, 256, True)])
+def test_an_engine_goes_by_the_memory_that_is_free(free, total, share, sequences, small,
+                                                   monkeypatch):
+    free_bytes(monkeypatch, free, total)
+    assert parallel.usable_memory() == free + 1e9
+    found = vllm_settings.of_this_machine(None, None, 64)
+    assert found["gpu_memory_utilization"] == pytest.approx(share)
+    assert found["max_num_seqs"] == sequences and found["sleep_mode_offload_cudagraph"] is small
+    graphs = found["compilation_config"]["cudagraph_capture_sizes"]
+    assert graphs[-1] == sequences and graphs[:4] == [1, 2, 4, 8] and len(graphs) < 15
+    found = vllm_settings.of_this_machine(0.1, 100, 64)
+    assert found["compilation_config"]["cudagraph_capture_sizes"][-2:] == [64, 100]
+
+
+def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
+    free_bytes(monkeypatch, 0.3e9, 24e9)
+    monkeypatch.setattr(parallel, "device", lambda: torch.device("cpu"))
+    args = evaluation.parse_args(["--sampler", "vllm"] if has_vllm() else [])
+    args.sampler, problem = "vllm", dict(prompt="1", reward="math", answer="1", id="0")
+    with pytest.raises(SystemExit) as stop:
+        evaluation.load_model(args, [problem])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and "0.3 of the GPU's 24.0 GB are free" in told
+    with pytest.raises(ValueError, match="it is to take 9.6 GB; .*--gpu_memory_utilization"):
+        vllm_settings.of_this_machine(0.4, None, 64)
 
 
 # ---------------------------------------------------------------------------- eval.py on many ranks
