@@ -1,6 +1,7 @@
 """--fit: the rehearsal without weights against bytes counted in a real step, and its verdict."""
 
 import shlex
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -67,6 +68,51 @@ def test_pins(flags, layout, update, model):
     adapters = f.trained if "lora" in flags else 0
     assert f.between == pytest.approx((4 * (f.base + adapters) + 8 * f.trained) / 8, rel=0.02)
     assert f.layout == layout and f.update == pytest.approx(update, rel=0.03)
+
+
+def attention_of_a_t4(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
+    """The memory of what CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient
+    kernel, which keeps a mask as numbers, and for grouped queries the math kernel."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=v.dtype)
+    if enable_gqa:
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=True)[0]
+    if bias is not None:
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, 0.0, is_causal, scale=scale)[0]
+
+
+def update_without_flash(model, tokens, flags, repeat, monkeypatch):
+    """-> bytes of an update with rows of so many tokens, one at once, beside the state."""
+    on_cpu = fit.lay
+    monkeypatch.setattr(fit, "lay", lambda batch, name, _: on_cpu(batch, name, False))
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention_of_a_t4)
+    own = fit.stage
+
+    @contextmanager
+    def stage(*given):
+        with own(*given):
+            monkeypatch.setattr(fit.kernels, "must_repeat", lambda _: repeat)
+            yield
+    monkeypatch.setattr(fit, "stage", stage)
+    with fit.rank_0(1, False):
+        args, method = train.parse_args(
+            f"--problems_per_rollout 2 --group_size 2 --steps_per_rollout 2 --shuffle groups "
+            f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} --model {model} "
+            f"--dtype float16 --tokens_per_micro_batch {tokens} {flags}".split())
+        f = fit.rehearse(args, method, 80e9, load_trainer, train.update)
+    monkeypatch.undo()
+    return f.update - f.between
+
+
+@pytest.mark.parametrize("flags", ["--no-share_prompts", ""], ids=["padded", "shared"])
+def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch):
+    """Four times the tokens take four times the memory, where heads are repeated."""
+    few, many = (update_without_flash(model, n, flags, True, monkeypatch) for n in (1024, 4096))
+    assert many < 4.3 * few
+    assert update_without_flash(model, 4096, flags, False, monkeypatch) > 1.5 * many
 
 
 def fitted(flags, capsys):

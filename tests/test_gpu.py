@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 import train
@@ -175,6 +176,112 @@ def test_the_state_is_counted_with_its_copies(small):
     assert loading.state_bytes(p, False) == 16 * n
     p.dtype = "bfloat16"
     assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
+
+
+# ---------------------------------------------------------------------------- passes over tensors
+
+
+def forward_and_gradient(p, batch):
+    """-> log probabilities, entropies and all gradients in one tensor, and autograd's bytes."""
+    kept, tokens = loading.kept_bytes(p, batch)
+    outputs = p(batch)
+    (outputs[0].sum() + 0.3 * outputs[1].sum()).backward()
+    gradients = [x.grad.flatten() for x in p.parameters() if x.requires_grad]
+    return torch.cat([*(x.detach().flatten() for x in outputs), *gradients]), kept
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("rank, checkpointing", [(0, False), (4, False), (0, True)])
+def test_one_cast_for_all_layers_that_read_a_norm(small, dtype, rank, checkpointing):
+    """The bits are those of a cast for each layer, forward and backward; less is kept."""
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * 4, [0.0], False)] * 4)
+    batch, results = rollout(101), []
+    for once in (True, False):
+        torch.manual_seed(0)
+        p = loading.load(small(), [1], probe, budget=60, dtype=dtype, lora_rank=rank,
+                         activation_checkpointing=checkpointing)
+        with torch.no_grad():
+            for x in (x for name, x in p.named_parameters() if "lora_B" in name):
+                x.normal_(std=0.02)
+        for module in () if once else p.modules():
+            module._forward_pre_hooks.clear()
+        results.append(forward_and_gradient(p, batch))
+    (found, less), (wanted, more) = results
+    assert torch.equal(found, wanted)
+    assert less == more if dtype == "float32" or checkpointing else less < 0.97 * more
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature, divisions", [(1.0, 0), (0.7, 3)])
+def test_a_temperature_of_1_divides_nothing(temperature, divisions):
+    """Forward, and again and for the gradient in the backward pass: the same bits without."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=g, requires_grad=True) for n in (9, 30))
+    with Operators() as seen:
+        logprobs, _ = kernels.HeadLogprobs.apply(hidden, weight, None, torch.arange(9), temperature)
+        logprobs.sum().backward()
+    assert sum("div" in name for name in seen.names) == divisions
+    plain = (hidden @ weight.T / temperature).log_softmax(-1).diagonal()
+    assert torch.allclose(logprobs, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_head_in_float32_rounds_no_logits(dtype):
+    """Factors have 16 bits, as vLLM's with its head_dtype; sums and log probabilities do not."""
+    g, dtype = torch.Generator().manual_seed(0), getattr(torch, dtype)
+    hidden, weight = torch.randn(50, 64, generator=g), torch.randn(300, 64, generator=g)
+    bias, ids = torch.randn(300, generator=g), torch.arange(50)
+    exact = hidden.to(dtype).double() @ weight.to(dtype).double().T + bias.to(dtype).double()
+    found, gradients = [], []
+    for wide in (True, False):
+        w = weight.clone().requires_grad_()
+        with torch.autocast("cpu", dtype):
+            logprobs = kernels.HeadLogprobs.apply(hidden, w, bias, ids, 1.0, wide)[0]
+        logprobs.sum().backward()
+        found.append((logprobs - exact.log_softmax(-1)[ids, ids]).abs().max().item())
+        gradients.append(w.grad)
+    assert found[0] < 2e-5 and found[1] > 20 * found[0]
+    assert (gradients[0] - gradients[1]).norm() < 0.02 * gradients[1].norm()
+    assert kernels.head_logits(hidden, weight, wide=True).equal(hidden @ weight.T)  # of float32
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    (["--dtype", "bfloat16"], "float32"), (["--dtype", "float32"], "model"),
+    (["--dtype", "float16", "--head_dtype", "model"], "model")])
+def test_the_dtype_of_the_head_is_one_for_both_sides(flags, wanted, monkeypatch):
+    from experiment import model
+    args, method = train.parse_args(flags)
+    assert args.head_dtype == evaluation.parse_args(flags).head_dtype == wanted
+    seen = []
+    monkeypatch.setattr(model, "make_sampler", lambda *_, **settings: seen.append(settings))
+    monkeypatch.setattr(evaluation, "make_sampler", lambda *_, **settings: seen.append(settings))
+    monkeypatch.setattr(loading, "load", lambda *_, **settings: (seen.append(settings), full_gpu()))
+    model.load_sampler(args, [1])
+    evaluation.load_model(evaluation.parse_args(flags), [dict(prompt="1", reward="", id="")])
+    monkeypatch.setattr(model.data, "encode", lambda *_: [1] * 64)
+    with pytest.raises(RunFailed):
+        model.load_trainer(args, method, None, [1], None, None)
+    assert [settings["head_dtype"] for settings in seen] == [wanted] * 3
+
+
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
+    not has_vllm(), reason="vllm is not installed"))])
+def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp_path):
+    gaps = {}
+    for head in ("model", "float32"):
+        records = run(base, tmp_path / head, "--rollouts", "1", "--dtype", "bfloat16",
+                      "--sampler", kind, "--head_dtype", head, "--eval_every", "0")
+        gaps[head] = records[-1]["sampler/logp_absdiff_mean"]
+    assert 0 < gaps["float32"] < 0.8 * gaps["model"], gaps
 
 
 # ---------------------------------------------------------------------------- LoRA, frozen weights
@@ -436,9 +543,8 @@ def test_an_engine_goes_by_the_memory_that_is_free(free, total, share, sequences
 
 
 def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
+    args = evaluation.parse_args([])
     free_bytes(monkeypatch, 0.3e9, 24e9)
-    monkeypatch.setattr(parallel, "device", lambda: torch.device("cpu"))
-    args = evaluation.parse_args(["--sampler", "vllm"] if has_vllm() else [])
     args.sampler, problem = "vllm", dict(prompt="1", reward="math", answer="1", id="0")
     with pytest.raises(SystemExit) as stop:
         evaluation.load_model(args, [problem])
