@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 # elements of a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
 # GPU loading.load makes it larger: every chunk rewrites the gradient of all of the head's weights
@@ -151,6 +150,12 @@ def repeated(query, key, value):
     return query.to(value.dtype), repeat_kv(key.to(value.dtype), each), repeat_kv(value, each)
 
 
+def lower_right(queries, keys):
+    """The causal mask that is aligned at the end, without a tensor."""
+    from torch.nn.attention.bias import causal_lower_right  # imports more than flags need
+    return causal_lower_right(queries, keys)
+
+
 def padded_attention(module, query, key, value, attention_mask, **options):
     """transformers' "sdpa", where must_repeat asks for it on repeated keys and values."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -207,7 +212,7 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
         for rows, start, end in block.pieces:
             seen = context + end
             mask = dict(is_causal=True) if sees is None else dict(
-                attn_mask=causal_lower_right(end - start, seen) if plain
+                attn_mask=lower_right(end - start, seen) if plain
                 else sees[:rows, :, start:end, :seen])
             out = F.scaled_dot_product_attention(
                 queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],

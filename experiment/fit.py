@@ -203,7 +203,7 @@ def stage(ledger, memory, by_kernel):
         replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
                 must_repeat=lambda _: not by_kernel,
                 sums_in_float32=lambda x: isinstance(x, FakeTensor),
-                causal_lower_right=lambda *_: None)  # a subclass of tensors; it has no memory
+                lower_right=lambda *_: None)  # a subclass of tensors; it has no memory
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))

@@ -1,6 +1,8 @@
 """What only a GPU does, as far as a CPU can tell: the order of calls to a sleeping engine, the
 arithmetic of memory, frozen weights in half precision, LoRA's settings."""
 
+import dataclasses
+import inspect
 import json
 import os
 import re
@@ -498,7 +500,7 @@ def full_gpu(*_, **__):
 
 @pytest.mark.parametrize("owner, name, said", [
     (hf_sampler.TransformersSampler, "sample", "sampling"), (train, "compute_logprobs", "scoring"),
-    (train, "backward", "the update"), (hf_sampler.TransformersSampler, "load_weights", "the weigh"),
+    (train, "backward", "the update"), (hf_sampler.TransformersSampler, "load_weights", "the we"),
     (train, "evaluate", "evaluation"), (loading, "load", "loading"),
     (hf_sampler.TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
@@ -552,6 +554,61 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
     assert stop.value.code == 2 and "0.3 of the GPU's 24.0 GB are free" in told
     with pytest.raises(ValueError, match="it is to take 9.6 GB; .*--gpu_memory_utilization"):
         vllm_settings.of_this_machine(0.4, None, 64)
+
+
+# ------------------------------------------------------- arguments that only a GPU's run gives
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
+    """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
+    import vllm
+    from vllm.config import CompilationConfig
+    from vllm.v1.worker import gpu_worker
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    own, given = vllm.LLM, {}
+    free_bytes(monkeypatch, 20e9, 24e9)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda text: None)
+    monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
+    VLLMSampler("m", dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
+    named = {*inspect.signature(own.__init__).parameters}
+    more = {name for name in given if name not in named}  # **kwargs goes to EngineArgs
+    assert more <= {f.name for f in dataclasses.fields(vllm.EngineArgs)}, more
+    assert {"enable_sleep_mode", "sleep_mode_offload_cudagraph", "compilation_config"} <= {*given}
+    graphs = CompilationConfig(**given["compilation_config"])
+    assert graphs.cudagraph_capture_sizes[-1] == 256
+    assert hasattr(vllm.config.ModelConfig, "head_dtype")  # which hf_overrides sets
+    for function, names in {
+            own.sleep: ["level"], own.wake_up: ["tags"], own.reset_prefix_cache: [],
+            own.collective_rpc: ["method", "kwargs"], gpu_worker.Worker.sleep: ["level"],
+            gpu_worker.Worker.wake_up: ["tags"], gpu_worker.Worker.reload_weights: ["kwargs"],
+            GPUModelRunner.reload_weights: ["weights_iterator"]}.items():
+        assert {*names} <= {*inspect.signature(function).parameters}, function
+
+
+def test_torch_and_transformers_take_the_arguments_of_a_gpu():
+    """varlen_attn's are in test_layout.py, and what a CPU runs, too, needs no such test."""
+    from torch.distributed import fsdp
+    from torch.nn.attention import bias
+    from transformers import PreTrainedModel
+    from transformers.integrations import sdpa_attention
+    for function, names in {
+            torch.cuda.mem_get_info: [], torch.cuda.memory_reserved: [],
+            torch.cuda.get_device_capability: ["device"], torch.cuda.memory_allocated: [],
+            torch.cuda.memory._set_allocator_settings: ["env"], fsdp.OffloadPolicy: [],
+            torch.random.fork_rng: ["devices"],
+            fsdp.CPUOffloadPolicy: ["pin_memory"],
+            fsdp.fully_shard: ["mesh", "mp_policy", "offload_policy", "reshard_after_forward"],
+            fsdp.MixedPrecisionPolicy: ["param_dtype", "reduce_dtype"],
+            PreTrainedModel.gradient_checkpointing_enable: ["gradient_checkpointing_kwargs"],
+            sdpa_attention.repeat_kv: ["hidden_states", "n_rep"],
+            sdpa_attention.sdpa_attention_forward: ["module", "query", "key", "value",
+                                                    "attention_mask", "scaling", "is_causal"],
+            bias.causal_lower_right: ["size"]}.items():
+        assert {*names} <= {*inspect.signature(function).parameters}, function
+    assert any("out_dtype" in str(s) for s in torch._C._jit_get_schemas_for_operator("aten::mm"))
+    assert issubclass(torch.OutOfMemoryError, RuntimeError)
+    assert isinstance(torch.utils.deterministic.fill_uninitialized_memory, bool)
 
 
 # ---------------------------------------------------------------------------- eval.py on many ranks
