@@ -35,7 +35,7 @@ from rewards import Unparsed, final_answer, grade
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "sampler", "dtype", "head_dtype", "seed")  # refused with --completions, None then
+            "template", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
 FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
@@ -84,7 +84,8 @@ def parse_args(argv=None):
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
     args = parser.parse_args(argv)
     parser.check_ranges(args)
-    args.head_dtype = args.head_dtype or parallel.default_head_dtype(args.dtype)
+    if not args.head_dtype:
+        args.head_dtype = "model" if args.dtype == "float32" else "float32"
     for name, value in vars(args).items():
         if value == "":
             refuse(f"--{name} is empty: give it a value, or leave it out")

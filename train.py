@@ -108,8 +108,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
                                        log.examples(groups, tokenizer)))
         rollout = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
-            with run.timed("logp"):
-                rollout.batch.old_logprobs, _ = compute_logprobs(trainer.policy, rollout.batch)
+            rollout.batch.old_logprobs, _ = compute_logprobs(trainer.policy, rollout.batch)
         yield rollout
 
 
@@ -195,8 +194,7 @@ def main(argv=None):
             sampler.load_weights(parallel.weights(trainer.policy))
         elif args.eval_every:
             with run.timed("eval"):
-                scores = evaluate(sampler, tokenizer, test_set, args)
-            run.log_evaluation(scores)
+                run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
 
         # ---- sample P problems x G completions, grade them, score them: log pi of every token
         for batch, rewards, metrics, examples in scored_rollouts(

@@ -1,7 +1,7 @@
 """How far sampler and trainer are apart in 16 bits, with the LM head's logits in them and in
 float32, and what an update then costs.
 
-    python bench/head_dtype.py                          the gap, on the embedded base and on a random
+    python bench/head_dtype.py                          the gap, on the embedded base and a random
                                                         model of 4 layers and 151,936 tokens
     python bench/head_dtype.py --seconds                the seconds of an update, too
     python bench/head_dtype.py --sampler vllm --dtype float16

@@ -10,17 +10,12 @@ import torch.nn.functional as F
 CHUNK = 2**25
 
 
-def sums_in_float32(x):
-    """Whether a product of 16-bit matrices like x can have its sums, float32, as its result."""
-    return x.is_cuda
-
-
 def head_logits(hidden, weight, bias=None, wide=False):
     """Logits [n, V] of hidden states [n, H] and weights [V, H]. wide: 16-bit numbers are multiplied
     and summed in float32, as vLLM's head_dtype has it, and the logits are not rounded."""
     if not wide or hidden.dtype.itemsize > 2:
         return F.linear(hidden, weight, bias)
-    if sums_in_float32(hidden):
+    if hidden.is_cuda or type(hidden) is not torch.Tensor:  # of a rehearsal, for a GPU
         logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
     else:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -97,8 +92,7 @@ class HeadLogprobs(torch.autograd.Function):
 
 
 class CastOf(torch.autograd.Function):
-    """(x, its copy in 16 bits) -> the copy, whose gradient goes to x in x's dtype. So the gradients
-    of all layers that read the copy are summed as if each had cast x itself."""
+    """(x, its copy in 16 bits) -> the copy. Gradients of its readers are summed in x's dtype."""
 
     @staticmethod
     def forward(ctx, x, copy):
@@ -113,14 +107,11 @@ class CastOf(torch.autograd.Function):
 def cast_once(module, inputs):
     """Forward pre-hook of linear layers: those that read one tensor under autocast (queries, keys,
     values; gate, up) share one copy in 16 bits, where autocast makes and keeps one for each."""
-    x, *rest = inputs
-    device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype != torch.float32:
-        return None
-    copy = getattr(x, "in_16_bits", None)
-    if copy is None:  # it lives as long as x
-        copy = x.in_16_bits = x.detach().to(torch.get_autocast_dtype(device))
-    return CastOf.apply(x, copy), *rest
+    x, device = inputs[0], inputs[0].device.type
+    if torch.is_autocast_enabled(device) and x.dtype == torch.float32:
+        if not hasattr(x, "in_16_bits"):  # it lives as long as x
+            x.in_16_bits = x.detach().to(torch.get_autocast_dtype(device))
+        return CastOf.apply(x, x.in_16_bits)
 
 
 def take(x, index):
@@ -137,23 +128,16 @@ def flash_runs(device, dtype):
 
 
 def must_repeat(values):
-    """Whether attention is to get keys and values repeated for each query head. Without flash
-    kernels a GPU has grouped queries in the math kernel alone, which keeps [heads, T, T]; the
-    memory-efficient kernel takes as many key heads as query heads."""
+    """Whether keys and values are repeated for each query head: without flash, CUDA has grouped
+    queries in its math kernel alone, which keeps [heads, T, T], not in the memory-efficient one."""
     return values.is_cuda and not flash_runs(values.device, values.dtype)
 
 
 def repeated(query, key, value):
-    """[B, heads, places, d] each -> the same in value's dtype, all with the heads of the query."""
+    """[B, heads, places, d] each -> the same in value's dtype, all of the query's heads."""
     from transformers.integrations.sdpa_attention import repeat_kv
     each = query.shape[1] // key.shape[1]
     return query.to(value.dtype), repeat_kv(key.to(value.dtype), each), repeat_kv(value, each)
-
-
-def lower_right(queries, keys):
-    """The causal mask that is aligned at the end, without a tensor."""
-    from torch.nn.attention.bias import causal_lower_right  # imports more than flags need
-    return causal_lower_right(queries, keys)
 
 
 def padded_attention(module, query, key, value, attention_mask, **options):
@@ -195,6 +179,7 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
 def attention_by_blocks(q, k, v, blocks, order, window, **options):
     """q, k, v [places, heads, d] -> [places, heads, d]. window: the keys that a query sees, at
     most; None: all."""
+    from torch.nn.attention import bias  # imports more than flags need
     outputs, repeat = [], must_repeat(v)
     for block in blocks:
         queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
@@ -212,7 +197,7 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
         for rows, start, end in block.pieces:
             seen = context + end
             mask = dict(is_causal=True) if sees is None else dict(
-                attn_mask=lower_right(end - start, seen) if plain
+                attn_mask=bias.causal_lower_right(end - start, seen) if plain
                 else sees[:rows, :, start:end, :seen])
             out = F.scaled_dot_product_attention(
                 queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],

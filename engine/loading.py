@@ -131,18 +131,17 @@ class WithoutAdapters:
     """A policy with its adapters off: the initial model, without a second one in memory."""
 
     def __init__(self, policy):
-        from peft.tuners.tuners_utils import BaseTunerLayer
         self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
-        self.layers = [m for m in policy.modules() if isinstance(m, BaseTunerLayer)]
 
     def __call__(self, batch):
-        for layer in self.layers:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        layers = [m for m in self.policy.modules() if isinstance(m, BaseTunerLayer)]
+        for layer in layers:
             layer.enable_adapters(False)
-        try:
-            return self.policy(batch)
-        finally:
-            for layer in self.layers:
-                layer.enable_adapters(True)
+        outputs = self.policy(batch)
+        for layer in layers:
+            layer.enable_adapters(True)
+        return outputs
 
 
 def build(folder, eos):

@@ -14,9 +14,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-EXPANDABLE = "expandable_segments:True"  # less memory is lost between tensors of many sizes
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name; torch reads it when CUDA starts
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", EXPANDABLE)
+    # less memory is lost between tensors of many sizes
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def start(deterministic=False):
@@ -78,11 +78,6 @@ def default_dtype():
     return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
 
 
-def default_head_dtype(dtype):
-    """Of the LM head's logits: float32 where the computation has 16 bits."""
-    return "model" if dtype == "float32" else "float32"
-
-
 def unusable_gpu():
     """A sentence on why torch cannot use this machine's GPU; None if it can, or without one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -104,9 +99,8 @@ def memory():
 
 def usable_memory():
     """`memory` without the part that other programs, such as a screen's, use at this moment."""
-    if not torch.cuda.is_available():
-        return memory()
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    cuda = torch.cuda.is_available()
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else memory()
 
 
 BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and free

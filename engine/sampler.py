@@ -50,9 +50,6 @@ class VLLMSampler:
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
                  logprobs="processed", head_dtype="model"):
-        # weights are handed over within this process
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
         if not vllm.__version__.startswith(TESTED_VLLM):
@@ -61,7 +58,7 @@ class VLLMSampler:
         self.vllm, self.eos = vllm, eos
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
-        with warnings.catch_warnings(), vllm_settings.fixed_segments():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
                 model, skip_tokenizer_init=True, dtype=dtype, max_model_len=max_length, seed=0,
@@ -70,6 +67,7 @@ class VLLMSampler:
                 disable_log_stats=True, use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
+        vllm_settings.expand_segments(True)
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process
 

@@ -1,11 +1,8 @@
 """vLLM's settings that depend on the machine: a GPU's memory and CUDA graphs, or a CPU."""
 
 import os
-from contextlib import contextmanager
 
 import torch
-
-from engine import parallel
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
@@ -16,6 +13,9 @@ def of_this_machine(memory, max_num_seqs, max_length):
     """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free;
     max_num_seqs: None for 1024, or 256 where the engine has less than 12 GB. Raises ValueError, a
     sentence, where a GPU has less memory free."""
+    # weights are handed over within this process
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if not torch.cuda.is_available():
         # without it, vLLM binds this process to one core, and the trainer with it
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -25,6 +25,7 @@ def of_this_machine(memory, max_num_seqs, max_length):
         return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
                     enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))
+    expand_segments(False)
     torch.cuda.empty_cache()  # else what torch keeps is not free
     free, total = torch.cuda.mem_get_info()
     share = memory or min(0.9, free / total - 0.02)  # vLLM wants all of it free when it starts
@@ -40,13 +41,9 @@ def of_this_machine(memory, max_num_seqs, max_length):
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
 
 
-@contextmanager
-def fixed_segments():
-    """Within it torch's memory does not expand: CUDA graphs would leave vLLM's pool, and its ranks
-    could not share their buffers (vLLM issue 42609). A user's own setting stays."""
-    ours = torch.cuda.is_available() and os.environ.get("PYTORCH_ALLOC_CONF") == parallel.EXPANDABLE
-    if ours:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-    yield
-    if ours:
-        torch.cuda.memory._set_allocator_settings(parallel.EXPANDABLE)
+def expand_segments(on):
+    """Off while vLLM starts: CUDA graphs would leave its pool, and the ranks of --tp could not
+    share their buffers (vLLM issue 42609). A user's own PYTORCH_ALLOC_CONF stays."""
+    ours = os.environ.get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    if torch.cuda.is_available() and ours:
+        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")

@@ -20,27 +20,22 @@ class NotFinite(FloatingPointError):
         self.minibatch = minibatch
 
 
-# of log entries time/<phase>: the phase, and flags of train.py that make room there
-ROOM = dict(
-    sample=("sampling", "less --gpu_memory_utilization or fewer --max_num_seqs"),
-    logp=("scoring", "fewer --tokens_per_micro_batch or --lora_rank 16"),
-    update=("the update", "--activation_checkpointing or fewer --tokens_per_micro_batch"),
-    sync=("the weight sync", "less --gpu_memory_utilization or --lora_rank 16"),
-    eval=("evaluation", "less --gpu_memory_utilization or fewer --max_num_seqs"),
-    loading=("loading", "less --gpu_memory_utilization or --lora_rank 16"))
-
-
 @contextmanager
 def room_for(phase, flags=None):
-    """Makes CUDA's error of a full memory RunFailed: the phase, the bytes asked for, the flags that
-    help, which are train.py's unless given."""
+    """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
+    bytes asked for, the flags that help, train.py's if none are given."""
     try:
         yield
     except torch.OutOfMemoryError as e:
-        name, helpful = ROOM.get(phase, (phase, ROOM["update"][1]))
-        asked = ". ".join(str(e).split(". ")[:2])
-        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {flags or helpful} make "
-                        "room") from None
+        asked, one = ". ".join(str(e).split(". ")[:2]), "less --gpu_memory_utilization or "
+        helpful = flags or dict(
+            update="--activation_checkpointing or fewer --tokens_per_micro_batch",
+            logp="--lora_rank 16 or fewer --tokens_per_micro_batch",
+            sample=one + "fewer --max_num_seqs", eval=one + "fewer --max_num_seqs",
+        ).get(phase, one + "--lora_rank 16")
+        name = dict(sample="sampling", logp="scoring", eval="evaluation").get(phase, phase)
+        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {helpful} make room"
+                        ) from None
 
 
 def refuse(program, message):

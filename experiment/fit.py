@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -201,9 +202,8 @@ def stage(ledger, memory, by_kernel):
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
         replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
-                must_repeat=lambda _: not by_kernel,
-                sums_in_float32=lambda x: isinstance(x, FakeTensor),
-                lower_right=lambda *_: None)  # a subclass of tensors; it has no memory
+                must_repeat=lambda _: not by_kernel)
+        replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
@@ -270,54 +270,31 @@ def rehearse(args, method, memory, load_trainer, update):
 
 # ---------------------------------------------------------------------------- the verdict
 
-def phases_of(args, f, memory):
-    """-> {phase: bytes of the trainer, of the sampler} on a GPU, of a rehearsal f."""
+def verdict(args, f, memory, gpus):
+    """-> the table of a rehearsal f, and why the run does not fit, or None."""
     weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
     awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
-    return {"start": (f.start, awake), "sampling": (f.between, awake),
-            "scoring": (f.scoring, asleep), "update": (f.update, asleep),
-            "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
-
-
-def table(args, f, memory, gpus):
+    phases = {"start": (f.start, awake), "sampling": (f.between, awake),
+              "scoring": (f.scoring, asleep), "update": (f.update, asleep),
+              "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
     found = args.origin.get("tokens_per_micro_batch", "the run's choice")
-    lines = [f"""\
+    table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
 --tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
-GB of each GPU   trainer   sampler  together"""]
-    for name, parts in phases_of(args, f, memory).items():
+GB of each GPU   trainer   sampler  together
+"""
+    for name, parts in phases.items():
         sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
-        lines.append(f"{name:14}{sizes}{'  too much' * (sum(parts) > USABLE * memory)}")
-    return "\n".join(lines)
+        table += f"{name:14}{sizes}{'  too much' * (sum(parts) > USABLE * memory)}\n"
+    full = max(map(sum, phases.values())) > USABLE * memory
+    return table, f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ) or (
+        MORE if full else None)
 
 
-# what makes room, tried alone and together; adapters last, because they are another way to train
-CHECKPOINTING, LESS, ADAPTERS = (
-    ["--activation_checkpointing"], ["--gpu_memory_utilization", "0.25"], ["--lora_rank", "16"])
-REMEDIES = [CHECKPOINTING, LESS, CHECKPOINTING + LESS, ADAPTERS]
-REMEDIES += [remedy + ADAPTERS for remedy in REMEDIES[:3]]
-
-
-def with_remedy(argv, remedy):
-    """The run's flags with those of a remedy, instead of the same ones and of --fit."""
-    kept, replaced = [], False
-    for text in argv:
-        if text.startswith("--"):
-            replaced = text.split("=")[0] in ("--fit", *remedy)
-        kept += [] if replaced else [text]
-    return [*kept, *remedy]
-
-
-def command(flags, gpus):
-    """The command that starts the run on its GPUs, on nodes of at most eight."""
-    nodes, program = -(-gpus // 8), "python"
-    if gpus > 1 or "--offload" in flags:
-        program = f"torchrun --nproc_per_node {gpus // nodes}"
-    if nodes > 1:
-        program += f" --nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint HOST:29500"
-    return f"{program} train.py {shlex.join(flags)}"
+# flags that make room, tried alone and then together; adapters are another way to train
+REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lora_rank=16")
 
 
 def main(argv, parse_args, load_trainer, update):
@@ -326,38 +303,29 @@ def main(argv, parse_args, load_trainer, update):
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
     gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
+    nodes, sharded = -(-gpus // 8), gpus > 1 or "--offload" in argv
+    program = f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if sharded else "python"
+    flags = [text for i, text in enumerate(argv)
+             if not text.startswith("--fit") and argv[i - 1] != "--fit"]
 
-    def tried(remedy, base=None):
-        """-> flags, args, a rehearsal f, and why it does not fit, or None. base: f.base, if known.
-        """
-        flags = with_remedy(argv, remedy)
+    def tried(*remedy):
         # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *flags,
-                                   f"--fit={size[1] or 1}x{size[2]}"])
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-
-        def refused(parameters):
-            return refusal(args, parameters, memory, gpus, "RANK" in os.environ)
-        if base and (fault := refused(base)):
-            return flags, args, None, fault
-        key = args.activation_checkpointing, args.lora_rank  # vLLM's share changes no rehearsal
+        key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
         f = known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
-        most = max(map(sum, phases_of(args, f, memory).values()))
-        return flags, args, f, f.no_room or refused(f.base) or MORE * (most > USABLE * memory)
+        return verdict(args, f, memory, gpus)
 
     with rank_0(gpus, "--offload" in argv):
-        flags, args, f, fault = tried([])
-        print(table(args, f, memory, gpus), flush=True)
-        if not fault:
-            print(f"\nIt fits: no phase takes more than {USABLE} of the memory\n"
-                  f"{command(flags, gpus)}")
-            return 0
-        print(f"\nIt does not fit: {fault}", flush=True)
-        for remedy in REMEDIES:
-            flags, *_, still = tried(remedy, f.base)
-            if not still:
-                print(f"\nIt fits with {' '.join(remedy)}:\n{command(flags, gpus)}")
-                return 1
-    print("\nNor with these together: " + " ".join(REMEDIES[-1]))
-    return 1
+        (table, fault), remedy = tried(), ()
+        print(f"{table}\nIt does not fit: {fault}" if fault else
+              f"{table}\nIt fits: no phase takes more than {USABLE} of the memory", flush=True)
+        if fault:
+            remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
+                           if not tried(*r)[1]), None)
+            print(f"It fits with {' '.join(remedy)}:" if remedy else
+                  f"Nor does it with all of {' '.join(REMEDIES)}")
+    if remedy is not None:
+        print(f"{program} train.py {shlex.join([*flags, *remedy])}")
+    return 1 if fault else 0

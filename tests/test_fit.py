@@ -123,11 +123,11 @@ def fitted(flags, capsys):
 
 @pytest.mark.parametrize("flags, code, too_much, said", [
     ("--fit 8x1 --activation_checkpointing --template 'a b'", 0, [],
-     "It fits: no phase takes more than 0.95 of the memory\ntorchrun --nproc_per_node 8 train.py "
-     "{sizes} --activation_checkpointing --template 'a b'\n"),
+     "It fits: no phase takes more than 0.95 of the memory\ntorchrun --nnodes 1 --nproc_per_node 8 "
+     "train.py {sizes} --activation_checkpointing --template 'a b'\n"),
     ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
-     "It fits with --gpu_memory_utilization 0.25:\npython train.py {sizes} "
-     "--gpu_memory_utilization 0.25\n"),
+     "It fits with --gpu_memory_utilization=0.25:\npython train.py {sizes} "
+     "--gpu_memory_utilization 0.92 --gpu_memory_utilization=0.25\n"),
 ])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):

@@ -500,7 +500,7 @@ def full_gpu(*_, **__):
 
 @pytest.mark.parametrize("owner, name, said", [
     (hf_sampler.TransformersSampler, "sample", "sampling"), (train, "compute_logprobs", "scoring"),
-    (train, "backward", "the update"), (hf_sampler.TransformersSampler, "load_weights", "the we"),
+    (train, "backward", "update"), (hf_sampler.TransformersSampler, "load_weights", "sync"),
     (train, "evaluate", "evaluation"), (loading, "load", "loading"),
     (hf_sampler.TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
@@ -568,9 +568,12 @@ def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     own, given = vllm.LLM, {}
     free_bytes(monkeypatch, 20e9, 24e9)
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda text: None)
+    segments = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", segments.append)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
     VLLMSampler("m", dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
+    assert segments == ["expandable_segments:False", "expandable_segments:True"]
     named = {*inspect.signature(own.__init__).parameters}
     more = {name for name in given if name not in named}  # **kwargs goes to EngineArgs
     assert more <= {f.name for f in dataclasses.fields(vllm.EngineArgs)}, more
