@@ -46,4 +46,4 @@ def expand_segments(on):
     share their buffers (vLLM issue 42609). A user's own PYTORCH_ALLOC_CONF stays."""
     ours = os.environ.get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
     if torch.cuda.is_available() and ours:
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")

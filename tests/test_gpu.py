@@ -525,6 +525,7 @@ def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
 def free_bytes(monkeypatch, free, total):
     fakes = dict(is_available=lambda: True, mem_get_info=lambda *_: (free, total),
                  memory_reserved=lambda: 1e9, empty_cache=lambda: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
 
@@ -569,7 +570,7 @@ def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     own, given = vllm.LLM, {}
     free_bytes(monkeypatch, 20e9, 24e9)
     segments = []
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", segments.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", segments.append)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
     VLLMSampler("m", dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
@@ -598,7 +599,7 @@ def test_torch_and_transformers_take_the_arguments_of_a_gpu():
     for function, names in {
             torch.cuda.mem_get_info: [], torch.cuda.memory_reserved: [],
             torch.cuda.get_device_capability: ["device"], torch.cuda.memory_allocated: [],
-            torch.cuda.memory._set_allocator_settings: ["env"], fsdp.OffloadPolicy: [],
+            fsdp.OffloadPolicy: [],
             torch.random.fork_rng: ["devices"],
             fsdp.CPUOffloadPolicy: ["pin_memory"],
             fsdp.fully_shard: ["mesh", "mp_policy", "offload_policy", "reshard_after_forward"],
