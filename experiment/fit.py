@@ -313,6 +313,10 @@ def main(argv, parse_args, load_trainer, update):
         args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
+        # known's first is the run as given
+        if remedy and (fault := refusal(args, next(iter(known.values())).base, memory, gpus,
+                                        "RANK" in os.environ)):
+            return None, fault  # by arithmetic: no rehearsal
         key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
         f = known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
         return verdict(args, f, memory, gpus)
