@@ -35,7 +35,7 @@ from rewards import Unparsed, final_answer, grade
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "stop", "sampler", "dtype", "seed")  # refused with --completions, None then
+            "template", "stop", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
 FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
@@ -64,6 +64,8 @@ def add_flags(flag):
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
     flag("sampler", default_kind(), "the program that samples", choices=("vllm", "transformers"))
     flag("dtype", parallel.default_dtype(), "precision", choices=("float32", "bfloat16", "float16"))
+    flag("head_dtype", None, "dtype of the LM head's logits; default float32 where --dtype has 16 "
+         "bits", choices=("float32", "model"))
     flag("seed", 0, "seed of the sampler")
     flag("lenient", False, "mathematics: accept an answer outside of a box, too")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
@@ -83,6 +85,8 @@ def parse_args(argv=None):
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
     args = parser.parse_args(argv)
     parser.check_ranges(args)
+    if not args.head_dtype:
+        args.head_dtype = "model" if args.dtype == "float32" else "float32"
     for name, value in vars(args).items():
         if name.startswith("lcb_") and value and "livecodebench" not in args.benchmarks:
             refuse(f"--{name} is for livecodebench alone")
@@ -136,8 +140,9 @@ def load_model(args, problems):
     parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
-        return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=0.9,
-                            max_length=total, stop=args.stop), tokenizer
+        return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=None,
+                            max_length=total, head_dtype=args.head_dtype,
+                            stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
 
@@ -296,11 +301,12 @@ def main(argv=None):
         size = max(1, CHUNK * parallel.world() // (args.samples or 1))
         groups = parallel.on_rank0(partial(begin, args, problems, out, size))
         if len(groups) < len(problems):
-            sample_rest(args, problems, groups, out / "completions.jsonl", size)
+            with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
+                sample_rest(args, problems, groups, out / "completions.jsonl", size)
         if parallel.rank() == 0:  # vLLM's close has ended the group: no collectives
             report(args, problems, groups, out)
         parallel.stop()
-    except (OSError, FloatingPointError, KeyboardInterrupt) as e:
+    except (OSError, FloatingPointError, failures.RunFailed, KeyboardInterrupt) as e:
         print(f"eval.py: {str(e) or 'interrupted'}; the same command continues", file=sys.stderr)
         sys.exit(130 if isinstance(e, KeyboardInterrupt) else 1)
 

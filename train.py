@@ -193,7 +193,8 @@ def main(argv=None):
         if resumed:
             sampler.load_weights(parallel.weights(trainer.policy))
         elif args.eval_every:
-            run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
+            with run.timed("eval"):
+                run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
 
         # ---- sample P problems x G completions, grade them, score them: log pi of every token
         for batch, rewards, metrics, examples in scored_rollouts(

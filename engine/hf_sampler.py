@@ -12,14 +12,14 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin
 
-from engine import parallel
+from engine import kernels, parallel
 from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
 
-def draw(logits, temperature, top_p, raw=False):
+def draw(logits, temperature, top_p, raw=False, generator=None):
     """logits [N, V] -> the next token of each row and its logprob after temperature (raw: before
-    it), [N, 1] each. Temperature 0 takes the most probable token."""
+    it), [N, 1] each. Temperature 0 takes the most probable token. generator: torch's, or None."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
@@ -27,10 +27,11 @@ def draw(logits, temperature, top_p, raw=False):
     if temperature == 0:
         tokens = kept.argmax(-1, keepdim=True)
     elif kept.is_cuda:  # --deterministic refuses cumsum on a GPU
-        tokens = torch.multinomial(kept.exp(), 1)
+        tokens = torch.multinomial(kept.exp(), 1, generator=generator)
     else:  # one random number per row; multinomial draws V of them, in fifteen times the time
         below = kept.exp().cumsum(-1, dtype=torch.float64)
-        point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64)
+        point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64,
+                                            generator=generator)
         tokens = torch.searchsorted(below, point, right=True)
     if raw:
         logprobs = logits.float().log_softmax(-1)
@@ -50,12 +51,17 @@ class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once. Other settings are
     VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
 
-    def __init__(self, model, *, dtype, eos, logprobs="processed", stop=None, chunk=512, **_):
+    def __init__(self, model, *, dtype, eos, logprobs="processed", head_dtype="model", stop=None,
+                 chunk=512, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
             raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
                              "mask, positions and a key-value cache: take --sampler vllm")
         self.model = loaded.to(self.device).eval()
+        if head_dtype == "float32":
+            head = self.model.get_output_embeddings()
+            head.forward = lambda x: kernels.head_logits(
+                x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.eos, self.chunk, self.raw = eos, chunk, logprobs == "raw"
         self.stop = stop
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
@@ -65,14 +71,12 @@ class TransformersSampler:
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
         lengths = sorted((len(p), i) for i, p in enumerate(prompts) for _ in range(n))
         groups = [[] for _ in prompts]
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            for start in range(0, len(lengths), self.chunk):  # like lengths go together
-                chunk = [i for _, i in lengths[start:start + self.chunk]]
-                completions = self.generate([prompts[i] for i in chunk], max_tokens,
-                                            (temperature, top_p, self.raw))
-                for i, completion in zip(chunk, completions, strict=True):
-                    groups[i].append(completion)
+        settings = temperature, top_p, self.raw, torch.Generator(self.device).manual_seed(seed)
+        for start in range(0, len(lengths), self.chunk):  # like lengths go together
+            chunk = [i for _, i in lengths[start:start + self.chunk]]
+            completions = self.generate([prompts[i] for i in chunk], max_tokens, settings)
+            for i, completion in zip(chunk, completions, strict=True):
+                groups[i].append(completion)
         return groups
 
     def generate(self, prompts, max_tokens, settings):

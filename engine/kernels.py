@@ -1,4 +1,6 @@
-"""The LM head in chunks of tokens, and attention of segments end to end."""
+"""The LM head in chunks of tokens, attention of segments end to end, one cast for many layers."""
+
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -8,31 +10,47 @@ import torch.nn.functional as F
 CHUNK = 2**25
 
 
-def head_log_pi(hidden, weight, bias, temperature):
+def head_logits(hidden, weight, bias=None, wide=False):
+    """Logits [n, V] of hidden states [n, H] and weights [V, H]. wide: 16-bit numbers are multiplied
+    and summed in float32, as vLLM's head_dtype has it, and the logits are not rounded."""
+    if not wide or hidden.dtype.itemsize > 2:
+        return F.linear(hidden, weight, bias)
+    if hidden.is_cuda or type(hidden) is not torch.Tensor:  # of a rehearsal, for a GPU
+        logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    else:
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = F.linear(hidden.float(), weight.float())
+    return logits if bias is None else logits.add_(bias)
+
+
+def head_log_pi(hidden, weight, bias, temperature, wide):
     """log pi [n, V] of hidden states [n, H], in float32 or better."""
-    logits = F.linear(hidden, weight, bias)
+    logits = head_logits(hidden, weight, bias, wide)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return (logits / temperature).log_softmax(-1)
+    if temperature != 1:
+        logits.div_(temperature)
+    return logits.log_softmax(-1)
 
 
 class HeadLogprobs(torch.autograd.Function):
-    """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature)
+    """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature, wide)
     -> log pi of the ids and the entropy in nats, [n] each.
 
-    One chunk of [tokens, vocabulary] is in memory at a time, recomputed in the backward pass."""
+    One chunk of [tokens, vocabulary] is in memory at a time, recomputed in the backward pass.
+    wide: of head_logits; the gradient's products have 16-bit factors all the same."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, ids, temperature):
+    def forward(ctx, hidden, weight, bias, ids, temperature, wide=False):
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         ctx.save_for_backward(hidden, weight, bias, ids)
-        ctx.temperature, ctx.rows = temperature, max(1, CHUNK // len(weight))
+        ctx.settings, ctx.rows = (temperature, wide), max(1, CHUNK // len(weight))
         ctx.set_materialize_grads(False)
         w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
         logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
         for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows), strict=True):
-            log_pi = head_log_pi(h, w, b, temperature)
+            log_pi = head_log_pi(h, w, b, *ctx.settings)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
             entropy.append(-log_pi.exp().mul_(log_pi).sum(-1))
         return torch.cat(logprobs), torch.cat(entropy)
@@ -51,7 +69,7 @@ class HeadLogprobs(torch.autograd.Function):
             d_logprobs = hidden.new_zeros(ids.shape)
         for rows in torch.arange(len(ids), device=ids.device).split(ctx.rows):
             h = hidden[rows].to(ctx.dtype)
-            log_pi = head_log_pi(h, w, b, ctx.temperature)
+            log_pi = head_log_pi(h, w, b, *ctx.settings)
             pi = log_pi.exp()
             scale = -d_logprobs[rows, None]
             if d_entropy is not None:
@@ -59,7 +77,9 @@ class HeadLogprobs(torch.autograd.Function):
                 scale = scale - log_pi.add_(entropy).mul_(d_entropy[rows, None])
             d_logits = pi.mul_(scale)
             d_logits.scatter_add_(1, ids[rows, None], d_logprobs[rows, None].to(d_logits.dtype))
-            d_logits = d_logits.div_(ctx.temperature).to(ctx.dtype)
+            if (temperature := ctx.settings[0]) != 1:
+                d_logits.div_(temperature)
+            d_logits = d_logits.to(ctx.dtype)
             d_hidden[rows] = (d_logits @ w).to(hidden.dtype)
             if d_weight is not None and h.dtype == sum_dtype:
                 d_weight.addmm_(d_logits.T, h)
@@ -68,7 +88,30 @@ class HeadLogprobs(torch.autograd.Function):
             if bias is not None:
                 d_bias += d_logits.sum(0)
         return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                None if bias is None else d_bias.to(bias.dtype), None, None)
+                None if bias is None else d_bias.to(bias.dtype), None, None, None)
+
+
+class CastOf(torch.autograd.Function):
+    """(x, its copy in 16 bits) -> the copy. Gradients of its readers are summed in x's dtype."""
+
+    @staticmethod
+    def forward(ctx, x, copy):
+        ctx.dtype = x.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.to(ctx.dtype), None
+
+
+def cast_once(module, inputs):
+    """Forward pre-hook of linear layers: those that read one tensor under autocast (queries, keys,
+    values; gate, up) share one copy in 16 bits, where autocast makes and keeps one for each."""
+    x, device = inputs[0], inputs[0].device.type
+    if torch.is_autocast_enabled(device) and x.dtype == torch.float32:
+        if not hasattr(x, "in_16_bits"):  # it lives as long as x
+            x.in_16_bits = x.detach().to(torch.get_autocast_dtype(device))
+        return CastOf.apply(x, x.in_16_bits)
 
 
 def take(x, index):
@@ -76,6 +119,34 @@ def take(x, index):
     better."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).to(x.dtype)
+
+
+def flash_runs(device, dtype):
+    """Whether attention has flash kernels: 16 bits on a GPU of compute capability 8.0 or more."""
+    return (device.type == "cuda" and dtype.itemsize == 2
+            and torch.cuda.get_device_capability(device) >= (8, 0))
+
+
+def must_repeat(values):
+    """Whether keys and values are repeated for each query head: without flash, CUDA has grouped
+    queries in its math kernel alone, which keeps [heads, T, T], not in the memory-efficient one."""
+    return values.is_cuda and not flash_runs(values.device, values.dtype)
+
+
+def repeated(query, key, value):
+    """[B, heads, places, d] each -> the same in value's dtype, all of the query's heads."""
+    from transformers.integrations.sdpa_attention import repeat_kv
+    each = query.shape[1] // key.shape[1]
+    return query.to(value.dtype), repeat_kv(key.to(value.dtype), each), repeat_kv(value, each)
+
+
+def padded_attention(module, query, key, value, attention_mask, **options):
+    """transformers' "sdpa", where must_repeat asks for it on repeated keys and values."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    if must_repeat(value):
+        query, key, value = repeated(query, key, value)
+        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # no groups
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
@@ -108,19 +179,26 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
 def attention_by_blocks(q, k, v, blocks, order, window, **options):
     """q, k, v [places, heads, d] -> [places, heads, d]. window: the keys that a query sees, at
     most; None: all."""
-    outputs = []
+    from torch.nn.attention import bias  # imports more than flags need
+    outputs, repeat = [], must_repeat(v)
     for block in blocks:
         queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
             (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
+        if repeat:
+            queries, keys, values = repeated(queries, keys, values)
+            options["enable_gqa"] = False
         context, sees = keys.shape[2] - queries.shape[2], block.sees
         if window and keys.shape[2] > window:
             place = torch.arange(keys.shape[2], device=q.device)
             within = (place - place[context:, None]).abs() < window
             sees = within.tril()[None, None] if sees is None else sees & within
+        # a mask would be kept as floats in each layer; one row of it is no more than causal
+        plain = repeat and not window and sees is not None and len(sees) == 1
         for rows, start, end in block.pieces:
             seen = context + end
             mask = dict(is_causal=True) if sees is None else dict(
-                attn_mask=sees[:rows, :, start:end, :seen])
+                attn_mask=bias.causal_lower_right(end - start, seen) if plain
+                else sees[:rows, :, start:end, :seen])
             out = F.scaled_dot_product_attention(
                 queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],
                 **mask, **options)
@@ -128,9 +206,11 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
     return take(torch.cat(outputs), order)  # without padding
 
 
-def register_end_to_end():
-    """Makes "end_to_end" an attention implementation of transformers."""
+def register_attention():
+    """Makes "end_to_end" an attention implementation of transformers, and "sdpa" one with less
+    memory."""
     from transformers import AttentionInterface, AttentionMaskInterface
+    AttentionInterface.register("sdpa", padded_attention)
     AttentionInterface.register("end_to_end", end_to_end_attention)
     AttentionMaskInterface.register("end_to_end", limit_of_mask)
 

@@ -110,6 +110,10 @@ def place(policy, activation_checkpointing, compile, offload):
         layer.training = activation_checkpointing  # of the layer alone: its dropout stays off
         if compile:
             layer.compile(dynamic=True)
+        elif not parallel.sharded():  # FSDP's layers compute in 16 bits throughout
+            for module in layer.modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.register_forward_pre_hook(kernels.cast_once)
     if not parallel.sharded():
         halve_frozen(policy)
     parallel.shard(policy, layers, offload)
@@ -123,6 +127,23 @@ def halve_frozen(policy):
         if isinstance(module, torch.nn.Linear) and module.weight is not tied \
                 and not any(p.requires_grad for p in module.parameters()):
             module.to(getattr(torch, policy.dtype))
+
+
+class WithoutAdapters:
+    """A policy with its adapters off: the initial model, without a second one in memory."""
+
+    def __init__(self, policy):
+        self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
+
+    def __call__(self, batch):
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        layers = [m for m in self.policy.modules() if isinstance(m, BaseTunerLayer)]
+        for layer in layers:
+            layer.enable_adapters(False)
+        outputs = self.policy(batch)
+        for layer in layers:
+            layer.enable_adapters(True)
+        return outputs
 
 
 def build(folder, eos):
@@ -224,8 +245,8 @@ def state_bytes(policy, offload, reference=False):
 
 
 def token_budget(policy, probe, longest, activation_checkpointing, offload, reference=False):
-    """Tokens that may go through the model at once: 0.7 of the memory beside `state_bytes`, over
-    the bytes that autograd keeps of a token. On a CPU at most 16,384.
+    """Tokens that may go through the model at once: 0.7 of the memory that other programs and
+    `state_bytes` leave, over the bytes that autograd keeps of a token. On a CPU at most 16,384.
 
     Two sizes of `probe` are measured, so that constant bytes cancel. Raises ValueError where
     `longest` tokens do not fit."""
@@ -236,7 +257,7 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload, refe
     if activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
     beside = state_bytes(policy, offload, reference)
-    free = 0.7 * (parallel.memory() - beside) - 20 * kernels.CHUNK
+    free = 0.7 * (parallel.usable_memory() - beside) - 20 * kernels.CHUNK
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
     if budget < longest:
         raise ValueError(

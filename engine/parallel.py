@@ -14,17 +14,20 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name; torch reads it when CUDA starts
+    # less memory is lost between tensors of many sizes
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
 
 def start(deterministic=False):
     """Joins the process group of torchrun, or of srun with the same variables.
 
-    deterministic: GPU kernels sum in one order, for any batch."""
+    deterministic: the trainer's GPU kernels sum in one order."""
     cuda = torch.cuda.is_available()
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        if cuda:
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # the kernels' sums are enough
     if "RANK" in os.environ and not dist.is_initialized():
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -92,6 +95,12 @@ def memory():
         return torch.cuda.get_device_properties(device()).total_memory
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 / ranks_here
+
+
+def usable_memory():
+    """`memory` without the part that other programs, such as a screen's, use at this moment."""
+    cuda = torch.cuda.is_available()
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else memory()
 
 
 BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and free

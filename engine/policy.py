@@ -59,15 +59,18 @@ def make_batch(prompts, completions, device="cpu"):
 class Policy(torch.nn.Module):
     """A causal language model: completions in, log probabilities and entropies out.
 
-    temperature: divides the logits, as in sampling. dtype: of computation, over float32 weights.
-    budget: tokens that go through the model at once. layout: one of engine/layout.py."""
+    temperature: divides the logits, as in sampling. dtype: of computation, over float32 weights;
+    head_dtype: of the logits ("float32"), or dtype's ("model"). budget: tokens that go through the
+    model at once. layout: one of engine/layout.py."""
 
-    def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded"):
+    def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded",
+                 head_dtype="model"):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
+        self.head_dtype = head_dtype
         stock = model.config._attn_implementation  # or that of another Policy of the model
         self.stock = "sdpa" if stock == "end_to_end" else stock
-        kernels.register_end_to_end()
+        kernels.register_attention()
         self.use_layout(layout)
 
     def use_layout(self, layout):
@@ -77,14 +80,14 @@ class Policy(torch.nn.Module):
 
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
-        device, halved = batch.ids.device, self.dtype != "float32"
-        inputs, predicts, targets = lay(batch, self.layout, device.type == "cuda" and halved)
+        device, dtype = batch.ids.device, getattr(torch, self.dtype)
+        inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
-        with torch.autocast(device.type, getattr(torch, self.dtype), halved):
+        with torch.autocast(device.type, dtype, self.dtype != "float32"):
             hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
             hidden = kernels.take(hidden.flatten(0, 1), predicts)
             outputs = kernels.HeadLogprobs.apply(hidden, head.weight, head.bias, targets,
-                                                 self.temperature)
+                                                 self.temperature, self.head_dtype == "float32")
         inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 import torch
 
-from engine import parallel
+from engine import parallel, vllm_settings
 from engine.completion import RUINED, Completion
 
 TESTED_VLLM = "0.32"  # other versions may lack reload_weights and logprobs_mode
@@ -41,28 +41,16 @@ def make_sampler(kind, model, **settings):
 class VLLMSampler:
     """A vLLM engine in this process.
 
-    dtype: of weights and computation, as for Policy. max_length: of prompt and completion
+    dtype, head_dtype: as for Policy, of the weights, too. max_length: of prompt and completion
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
-    engine may take. tp: ranks that it is spread over. max_num_seqs: sequences that it works on at
-    once; None is 1024, or 256 where it has less than 12 GB. logprobs: "processed", of the
-    distribution that is drawn from, or "raw", before temperature. stop: a text that ends a
-    completion and stays in it. Under torchrun each rank makes one, and all do so at the same
-    time."""
+    engine may take; None: what is free. tp: ranks that it is spread over. max_num_seqs: sequences
+    that it works on at once; None: by its memory. logprobs: "processed", of the distribution that
+    is drawn from, or "raw", before temperature. stop: a text that ends a completion and stays in
+    it. Under torchrun each rank makes one, and all do so at the same time."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
-                 logprobs="processed", stop=None):
-        # weights are handed over within this process
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        cpu_settings = {}
-        if not torch.cuda.is_available():
-            # without it, vLLM binds this process to one core, and the trainer with it
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-            # compiling takes longer than it saves; completions share the full blocks of their
-            # prompt alone, and few prompts fill vLLM's default of 128 tokens
-            cpu_settings = dict(enforce_eager=True, block_size=32,
-                                max_num_batched_tokens=max(16384, max_length))
+                 logprobs="processed", head_dtype="model", stop=None):
+        settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
         if not vllm.__version__.startswith(TESTED_VLLM):
             print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
@@ -70,18 +58,16 @@ class VLLMSampler:
         self.vllm, self.eos, self.stop = vllm, eos, stop
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
-        little = self.sleeps and memory * parallel.memory() < 12e9
-        max_num_seqs = max_num_seqs or (256 if little else 1024)  # vLLM's own is 256
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
                 model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
-                logprobs_mode=f"{logprobs}_logprobs", gpu_memory_utilization=memory,
-                enable_sleep_mode=self.sleeps, disable_log_stats=True, use_tqdm_on_load=False,
-                tensor_parallel_size=tp, max_num_seqs=max_num_seqs, **cpu_settings,
+                logprobs_mode=f"{logprobs}_logprobs", hf_overrides={"head_dtype": head_dtype},
+                disable_log_stats=True, use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
+        vllm_settings.expand_segments(True)
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process
 
@@ -93,7 +79,8 @@ class VLLMSampler:
             stop_token_ids=self.eos, logprobs=0, flat_logprobs=True, skip_special_tokens=False)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         numpy_state = np.random.get_state()
-        with torch.random.fork_rng():  # the engine draws from torch's generator, or from numpy's
+        # the engine draws from torch's generator, or from numpy's
+        with torch.random.fork_rng([parallel.device()] if self.sleeps else []):
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)
             requests = self.engine.generate(inputs, params, use_tqdm=False)
@@ -112,7 +99,8 @@ class VLLMSampler:
         if self.asleep:
             self.engine.wake_up(tags=["kv_cache"])
             self.asleep = False
-        self.engine.reset_prefix_cache()  # its keys and values came from the old weights
+        if not self.engine.reset_prefix_cache():  # its keys and values came from the old weights
+            raise RuntimeError("vLLM still holds keys and values of the old weights")
 
     def sleep(self):
         """Gives the GPU's memory to the trainer. The weights are dropped (level 2), not copied to

@@ -3,6 +3,9 @@
 import os
 import sys
 import time
+from contextlib import contextmanager
+
+import torch
 
 
 class RunFailed(RuntimeError):
@@ -15,6 +18,24 @@ class NotFinite(FloatingPointError):
     def __init__(self, message, minibatch):
         super().__init__(message)
         self.minibatch = minibatch
+
+
+@contextmanager
+def room_for(phase, flags=None):
+    """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
+    bytes asked for, the flags that help, train.py's if none are given."""
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        asked, one = ". ".join(str(e).split(". ")[:2]), "less --gpu_memory_utilization or "
+        helpful = flags or dict(
+            update="--activation_checkpointing or fewer --tokens_per_micro_batch",
+            logp="--lora_rank 16 or fewer --tokens_per_micro_batch",
+            sample=one + "fewer --max_num_seqs", eval=one + "fewer --max_num_seqs",
+        ).get(phase, one + "--lora_rank 16")
+        name = dict(sample="sampling", logp="scoring", eval="evaluation").get(phase, phase)
+        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {helpful} make room"
+                        ) from None
 
 
 def refuse(program, message):

@@ -12,6 +12,7 @@ that FSDP gathers ahead; USABLE leaves room for them.
 import gc
 import os
 import re
+import shlex
 import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -67,7 +69,8 @@ def refusal(args, parameters, memory, ranks=1, sharded=False):
     frozen = 2 if args.dtype != "float32" and not sharded else 4
     trained = 0 if args.lora_rank else 4  # bytes of a gradient, as of a weight
     here = 0 if args.offload else parameters / ranks
-    held = here * ((trained or frozen) + 2 * trained + frozen * bool(args.kl_coef))
+    second = bool(args.kl_coef) and not args.lora_rank
+    held = here * ((trained or frozen) + 2 * trained + frozen * second)
     update = held + here * trained
     engine, weights = memory * args.gpu_memory_utilization, sampler_weights(args, parameters)
     if args.sampler != "vllm":  # it never sleeps
@@ -173,7 +176,7 @@ def rank_0(gpus, offload):
 @contextmanager
 def stage(ledger, memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
-    by_kernel: attention is the GPU's, for 16 bits."""
+    by_kernel: attention is flash, for 16 bits; else keys and values are repeated."""
     def token_budget(policy, probe, longest, *settings, find=loading.token_budget):
         with mock.patch.object(parallel, "device", lambda: torch.device("cuda")):  # its limit
             try:
@@ -198,7 +201,9 @@ def stage(ledger, memory, by_kernel):
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
-        replace(kernels, CHUNK=int(memory / 300))  # as loading.load sets it on a GPU
+        replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
+                must_repeat=lambda _: not by_kernel)
+        replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
@@ -236,7 +241,8 @@ def rehearse(args, method, memory, load_trainer, update):
             base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
             trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
             no_room=getattr(policy, "no_room", None))
-        leave_out(p for model in models for p in model.parameters())
+        leave_out(p for model in models if isinstance(model, torch.nn.Module)
+                  for p in model.parameters())
         f.start = ledger.live
 
         def fill_gradients():
@@ -264,36 +270,66 @@ def rehearse(args, method, memory, load_trainer, update):
 
 # ---------------------------------------------------------------------------- the verdict
 
-def main(argv, parse_args, load_trainer, update):
-    """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
-    if not size:
-        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory = int(size[1] or 1), float(size[2]) * GB
-    with rank_0(gpus, "--offload" in argv):
-        # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
-        if args.model == BASE:
-            refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        f = rehearse(args, method, memory, load_trainer, update)
-        refused = f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ)
+def verdict(args, f, memory, gpus):
+    """-> the table of a rehearsal f, and why the run does not fit, or None."""
     weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
     awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
     phases = {"start": (f.start, awake), "sampling": (f.between, awake),
               "scoring": (f.scoring, asleep), "update": (f.update, asleep),
               "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
     found = args.origin.get("tokens_per_micro_batch", "the run's choice")
-    print(f"""\
+    table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
 --tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
-GB of each GPU   trainer   sampler  together""")
-    full = False
+GB of each GPU   trainer   sampler  together
+"""
     for name, parts in phases.items():
-        full |= (too_much := sum(parts) > USABLE * memory)
         sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
-        print(f"{name:14}{sizes}{'  too much' * too_much}")
-    print(f"\nIt does not fit: {refused or MORE}" if refused or full else
-          f"\nIt fits: no phase takes more than {USABLE} of the memory")
-    return 1 if refused or full else 0
+        table += f"{name:14}{sizes}{'  too much' * (sum(parts) > USABLE * memory)}\n"
+    full = max(map(sum, phases.values())) > USABLE * memory
+    return table, f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ) or (
+        MORE if full else None)
+
+
+# flags that make room, tried alone and then together; adapters are another way to train
+REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lora_rank=16")
+
+
+def main(argv, parse_args, load_trainer, update):
+    """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
+    if not size:
+        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
+    gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
+    nodes, sharded = -(-gpus // 8), gpus > 1 or "--offload" in argv
+    program = f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if sharded else "python"
+    flags = [text for i, text in enumerate(argv)
+             if not text.startswith("--fit") and argv[i - 1] != "--fit"]
+
+    def tried(*remedy):
+        # the defaults of a GPU with bfloat16 and vLLM
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
+        if args.model == BASE:
+            refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
+        # known's first is the run as given
+        if remedy and (fault := refusal(args, next(iter(known.values())).base, memory, gpus,
+                                        "RANK" in os.environ)):
+            return None, fault  # by arithmetic: no rehearsal
+        key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
+        f = known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
+        return verdict(args, f, memory, gpus)
+
+    with rank_0(gpus, "--offload" in argv):
+        (table, fault), remedy = tried(), ()
+        print(f"{table}\nIt does not fit: {fault}" if fault else
+              f"{table}\nIt fits: no phase takes more than {USABLE} of the memory", flush=True)
+        if fault:
+            remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
+                           if not tried(*r)[1]), None)
+            print(f"It fits with {' '.join(remedy)}:" if remedy else
+                  f"Nor does it with all of {' '.join(REMEDIES)}")
+    if remedy is not None:
+        print(f"{program} train.py {shlex.join([*flags, *remedy])}")
+    return 1 if fault else 0

@@ -190,6 +190,8 @@ def add_flags(flag, section):
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
     flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
+    flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
+         "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
     flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
          "the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
@@ -312,7 +314,8 @@ def follow(args, method):
     if args.max_refills is not None and not args.drop_uniform_groups:
         refuse("--max_refills is for --drop_uniform_groups, which is not given")
     values = dict(old_logprobs=method.old_logprobs, max_refills=4 * args.drop_uniform_groups,
-                  sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE)
+                  sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
+                  head_dtype="model" if args.dtype == "float32" else "float32")
     for name, value in values.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

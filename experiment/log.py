@@ -127,7 +127,8 @@ class HeadChange:
         """first: on rank 0, the head's weights at the run's start, [vocabulary, hidden size], on
         the CPU."""
         self.head, self.first = policy.model.get_output_embeddings().weight, first
-        self.before = self.shard()
+        self.before = self.shard() if self.head.requires_grad else None  # not with adapters
+        self.size = None if self.before is None else self.before.norm()
 
     def shard(self):
         """A copy of this rank's shard of the head, on the CPU, to spare the GPU's memory."""
@@ -136,15 +137,17 @@ class HeadChange:
 
     def metrics(self, with_rank):
         """optim/ of the time since the last call; with_rank adds the rank-1 share, on rank 0."""
-        now = self.shard()
-        squares = torch.stack([(now - self.before).norm(), self.before.norm()]).double() ** 2
-        change, before = parallel.all_reduce(squares).sqrt()
-        metrics = {"optim/update_ratio": (change / before).item()}
+        metrics = {"optim/update_ratio": 0.0}
+        if self.before is not None:
+            now = self.shard()
+            squares = torch.stack([self.before.sub_(now).norm(), self.size]).double() ** 2
+            change, before = parallel.all_reduce(squares).sqrt()
+            metrics["optim/update_ratio"] = (change / before).item()
+            self.before, self.size = now, now.norm()
         if with_rank:
             head = parallel.full(self.head.detach()).cpu()
             if self.first is not None:
                 metrics["optim/head_rank1_share"] = rank1_share(head - self.first)
-        self.before = now
         return metrics
 
 

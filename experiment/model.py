@@ -13,6 +13,7 @@ from data import hub
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import make_sampler
+from experiment.failures import room_for
 from experiment.flags import compare, refuse
 from graders import sandbox
 
@@ -138,10 +139,12 @@ def load_tokenizer(args, train_set, test_set):
 def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
     try:
-        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
-                            memory=args.gpu_memory_utilization, tp=args.tp,
-                            max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
-                            stop=args.stop, max_length=args.max_prompt_tokens + args.max_tokens)
+        with room_for("loading"):
+            return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+                                memory=args.gpu_memory_utilization, tp=args.tp,
+                                max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
+                                max_length=args.max_prompt_tokens + args.max_tokens,
+                                head_dtype=args.head_dtype, stop=args.stop)
     except ValueError as e:
         refuse(f"--model {args.model} {e}")
 
@@ -150,7 +153,7 @@ class Trainer(NamedTuple):
     """The weights in training, and the state that goes with them."""
 
     policy: torch.nn.Module            # engine.policy.Policy
-    reference: torch.nn.Module | None  # of --kl_coef
+    reference: torch.nn.Module | None  # of --kl_coef: a Policy, or one without its adapters
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     scaler: torch.amp.GradScaler       # of float16's gradients; off otherwise
@@ -162,20 +165,24 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
     settings = dict(temperature=args.temperature, dtype=args.dtype, offload=args.offload,
+                    head_dtype=args.head_dtype,
                     longest=args.max_prompt_tokens + args.max_tokens,
                     share_prompts=args.share_prompts)
     # adapters come with trainer.pt, on top of the initial weights
     folder = resumed.folder if resumed and not args.lora_rank else args.model
-    reference = None
+    second, reference = args.kl_coef and not args.lora_rank, None
     try:
-        policy = loading.load(
-            folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-            lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(args.kl_coef),
-            activation_checkpointing=args.activation_checkpointing, **settings)
-        args.tokens_per_micro_batch = policy.budget
-        if args.kl_coef:
-            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
-                                     **settings)
+        with room_for("loading"):
+            policy = loading.load(
+                folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
+                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
+                activation_checkpointing=args.activation_checkpointing, **settings)
+            args.tokens_per_micro_batch = policy.budget
+            if second:
+                reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
+                                         **settings)
+            elif args.kl_coef:
+                reference = loading.WithoutAdapters(policy)
     except ValueError as e:
         refuse(f"--model {args.model} {e}")
     parameters = [p for p in policy.parameters() if p.requires_grad]

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections import Counter, deque
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from engine.loading import head_of
 from engine.parallel import say
 from engine.policy import Batch
 from experiment import card, checkpoint, log
-from experiment.failures import NotFinite, RunFailed
+from experiment.failures import NotFinite, RunFailed, room_for
 from experiment.files import default_out, lock, write
 from experiment.flags import flags_of, refuse
 
@@ -168,8 +169,10 @@ class Run:
         """Is it the turn of an action of every `every` rollouts and of the last one?"""
         return bool(every) and (self.rollout % every == 0 or self.rollout == self.args.rollouts)
 
+    @contextmanager
     def timed(self, phase):
-        return log.timed(self.times, phase)
+        with log.timed(self.times, phase), room_for(phase):
+            yield
 
     # ------------------------------------------------------------------- records and checkpoints
 

@@ -355,6 +355,7 @@ OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
     lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", seed=1,
+    head_dtype="float32",
     sampler="other", completions="given.jsonl")
 
 

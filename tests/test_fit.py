@@ -1,9 +1,13 @@
 """--fit: the rehearsal without weights against bytes counted in a real step, and its verdict."""
 
+import shlex
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.distributed as dist
 
+import data
 import train
 from experiment import fit
 from experiment.model import load_trainer
@@ -30,7 +34,8 @@ def rehearsed(model, flags="", gpus=1):
         return fit.rehearse(args, method, 1e9, load_trainer, train.update)
 
 
-@pytest.mark.parametrize("flags", ["", "--lora_rank 8 --dtype bfloat16 --kl_coef 0.1",
+@pytest.mark.parametrize("flags", ["", "--lora_rank 8 --dtype bfloat16 --kl_coef 0.1 "
+                                   "--head_dtype model",
                                    "--activation_checkpointing --shuffle groups --offload"])
 def test_bytes_are_those_of_a_real_step(flags, model, monkeypatch):
     """The same ledger on tensors with numbers. --offload shards, in a process group of one."""
@@ -53,7 +58,7 @@ def test_bytes_are_those_of_a_real_step(flags, model, monkeypatch):
 # flags on 8 GPUs, layout, bytes of an update
 PINS = [
     ("--no-share_prompts", "padded", 32.78e6),
-    ("--lora_rank 8 --dtype float16", "shared", 27.75e6),
+    ("--lora_rank 8 --dtype float16", "shared", 26.28e6),
 ]
 
 
@@ -65,19 +70,71 @@ def test_pins(flags, layout, update, model):
     assert f.layout == layout and f.update == pytest.approx(update, rel=0.03)
 
 
+def attention_of_a_t4(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
+    """The memory of what CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient
+    kernel, which keeps a mask as numbers, and for grouped queries the math kernel."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=v.dtype)
+    if enable_gqa:
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=True)[0]
+    if bias is not None:
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, 0.0, is_causal, scale=scale)[0]
+
+
+def update_without_flash(model, tokens, flags, repeat, monkeypatch):
+    """-> bytes of an update with rows of so many tokens, one at once, beside the state."""
+    on_cpu = fit.lay
+    monkeypatch.setattr(fit, "lay", lambda batch, name, _: on_cpu(batch, name, False))
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention_of_a_t4)
+    own = fit.stage
+
+    @contextmanager
+    def stage(*given):
+        with own(*given):
+            monkeypatch.setattr(fit.kernels, "must_repeat", lambda _: repeat)
+            yield
+    monkeypatch.setattr(fit, "stage", stage)
+    with fit.rank_0(1, False):
+        args, method = train.parse_args(
+            f"--problems_per_rollout 2 --group_size 2 --steps_per_rollout 2 --shuffle groups "
+            f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} --model {model} "
+            f"--dtype float16 --tokens_per_micro_batch {tokens} {flags}".split())
+        f = fit.rehearse(args, method, 80e9, load_trainer, train.update)
+    monkeypatch.undo()
+    return f.update - f.between
+
+
+@pytest.mark.parametrize("flags", ["--no-share_prompts", ""], ids=["padded", "shared"])
+def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch):
+    """Four times the tokens take four times the memory, where heads are repeated."""
+    few, many = (update_without_flash(model, n, flags, True, monkeypatch) for n in (1024, 4096))
+    assert many < 4.3 * few
+    assert update_without_flash(model, 4096, flags, False, monkeypatch) > 1.5 * many
+
+
 def fitted(flags, capsys):
     with pytest.raises(SystemExit) as stopped:
-        train.main(flags.split())
+        train.main(shlex.split(flags))
     return stopped.value.code, capsys.readouterr()
 
 
 @pytest.mark.parametrize("flags, code, too_much, said", [
-    ("--fit 8x1 --activation_checkpointing", 0, [], "It fits"),
-    ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"], "It does not fit"),
+    ("--fit 8x1 --activation_checkpointing --template 'a b'", 0, [],
+     "It fits: no phase takes more than 0.95 of the memory\ntorchrun --nnodes 1 --nproc_per_node 8 "
+     "train.py {sizes} --activation_checkpointing --template 'a b'\n"),
+    ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
+     "It fits with --gpu_memory_utilization=0.25:\npython train.py {sizes} "
+     "--gpu_memory_utilization 0.92 --gpu_memory_utilization=0.25\n"),
 ])
-def test_a_verdict_and_its_exit_code(flags, code, too_much, said, model, capsys):
+def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
+                                                 monkeypatch):
+    monkeypatch.setattr(data, "TEMPLATES", ["a b"])
+    said = said.format(sizes=f"{SIZES.strip()} --model {model}")
     ended, told = fitted(f"{SIZES} --model {model} {flags}", capsys)
-    assert ended == code and said in told.out
+    assert ended == code and told.out.endswith(said)
     full = [line.split()[0] for line in told.out.splitlines() if line.endswith("too much")]
     assert full == too_much
     budget = int(told.out.split("micro_batch ")[1].split()[0].replace(",", ""))

@@ -1,18 +1,25 @@
 """What only a GPU does, as far as a CPU can tell: the order of calls to a sleeping engine, the
 arithmetic of memory, frozen weights in half precision, LoRA's settings."""
 
+import dataclasses
+import inspect
 import json
 import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 import train
-from engine import kernels, loading, parallel, policy, sampler
+from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import fit
+from experiment import fit, log, refusals
+from experiment.failures import RunFailed
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import SMALL, run
@@ -21,12 +28,13 @@ from test_train import SMALL, run
 
 
 class FakeEngine:
-    def __init__(self):
-        self.calls = []
+    def __init__(self, answer=True):
+        self.calls, self.answer = [], answer
 
     def __getattr__(self, name):
         def call(*args, **kw):
             self.calls.append((name, kw.get("level") or kw.get("tags") or args[:1]))
+            return self.answer
         return call
 
 
@@ -44,6 +52,26 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
         ("sleep", 2), ("wake_up", ["weights"]), ("collective_rpc", ("reload_weights",)),
         ("wake_up", ["kv_cache"]), ("reset_prefix_cache", ()),
         ("collective_rpc", ("reload_weights",)), ("reset_prefix_cache", ())]
+    sampler.engine.answer = False  # vLLM's, where blocks are held
+    with pytest.raises(RuntimeError, match="keys and values of the old weights"):
+        sampler.load_weights([])
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_sampling_leaves_the_states_of_this_process_alone(gpu, base, monkeypatch):
+    """torch.random.fork_rng without its devices would take all GPUs of the node, with a warning."""
+    forked, fork = [], torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: (
+        forked.append(devices), fork([]))[1])
+    engine = VLLMSampler.__new__(VLLMSampler)
+    engine.vllm, engine.eos, engine.sleeps = SimpleNamespace(SamplingParams=dict), [1], gpu
+    engine.engine = FakeEngine([])
+    state = torch.get_rng_state()
+    engine.sample([[1]], 2, seed=0, temperature=1.0, max_tokens=3)
+    assert forked == [[parallel.device()] if gpu else []]
+    own = sampler.make_sampler("transformers", base, dtype="float32", eos=[1])
+    own.sample([[5, 6]], 2, seed=0, temperature=1.0, max_tokens=3)
+    assert torch.equal(torch.get_rng_state(), state) and len(forked) == 1
 
 
 def test_in_a_run_it_sleeps_before_scoring_and_gradients_are_gone_when_it_wakes(
@@ -152,6 +180,112 @@ def test_the_state_is_counted_with_its_copies(small):
     assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
 
 
+# ---------------------------------------------------------------------------- passes over tensors
+
+
+def forward_and_gradient(p, batch):
+    """-> log probabilities, entropies and all gradients in one tensor, and autograd's bytes."""
+    kept, tokens = loading.kept_bytes(p, batch)
+    outputs = p(batch)
+    (outputs[0].sum() + 0.3 * outputs[1].sum()).backward()
+    gradients = [x.grad.flatten() for x in p.parameters() if x.requires_grad]
+    return torch.cat([*(x.detach().flatten() for x in outputs), *gradients]), kept
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("rank, checkpointing", [(0, False), (4, False), (0, True)])
+def test_one_cast_for_all_layers_that_read_a_norm(small, dtype, rank, checkpointing):
+    """The bits are those of a cast for each layer, forward and backward; less is kept."""
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * 4, [0.0], False)] * 4)
+    batch, results = rollout(101), []
+    for once in (True, False):
+        torch.manual_seed(0)
+        p = loading.load(small(), [1], probe, budget=60, dtype=dtype, lora_rank=rank,
+                         activation_checkpointing=checkpointing)
+        with torch.no_grad():
+            for x in (x for name, x in p.named_parameters() if "lora_B" in name):
+                x.normal_(std=0.02)
+        for module in () if once else p.modules():
+            module._forward_pre_hooks.clear()
+        results.append(forward_and_gradient(p, batch))
+    (found, less), (wanted, more) = results
+    assert torch.equal(found, wanted)
+    assert less == more if dtype == "float32" or checkpointing else less < 0.97 * more
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature, divisions", [(1.0, 0), (0.7, 3)])
+def test_a_temperature_of_1_divides_nothing(temperature, divisions):
+    """Forward, and again and for the gradient in the backward pass: the same bits without."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=g, requires_grad=True) for n in (9, 30))
+    with Operators() as seen:
+        logprobs, _ = kernels.HeadLogprobs.apply(hidden, weight, None, torch.arange(9), temperature)
+        logprobs.sum().backward()
+    assert sum("div" in name for name in seen.names) == divisions
+    plain = (hidden @ weight.T / temperature).log_softmax(-1).diagonal()
+    assert torch.allclose(logprobs, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_head_in_float32_rounds_no_logits(dtype):
+    """Factors have 16 bits, as vLLM's with its head_dtype; sums and log probabilities do not."""
+    g, dtype = torch.Generator().manual_seed(0), getattr(torch, dtype)
+    hidden, weight = torch.randn(50, 64, generator=g), torch.randn(300, 64, generator=g)
+    bias, ids = torch.randn(300, generator=g), torch.arange(50)
+    exact = hidden.to(dtype).double() @ weight.to(dtype).double().T + bias.to(dtype).double()
+    found, gradients = [], []
+    for wide in (True, False):
+        w = weight.clone().requires_grad_()
+        with torch.autocast("cpu", dtype):
+            logprobs = kernels.HeadLogprobs.apply(hidden, w, bias, ids, 1.0, wide)[0]
+        logprobs.sum().backward()
+        found.append((logprobs - exact.log_softmax(-1)[ids, ids]).abs().max().item())
+        gradients.append(w.grad)
+    assert found[0] < 2e-5 and found[1] > 20 * found[0]
+    assert (gradients[0] - gradients[1]).norm() < 0.02 * gradients[1].norm()
+    assert kernels.head_logits(hidden, weight, wide=True).equal(hidden @ weight.T)  # of float32
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    (["--dtype", "bfloat16"], "float32"), (["--dtype", "float32"], "model"),
+    (["--dtype", "float16", "--head_dtype", "model"], "model")])
+def test_the_dtype_of_the_head_is_one_for_both_sides(flags, wanted, monkeypatch):
+    from experiment import model
+    args, method = train.parse_args(flags)
+    assert args.head_dtype == evaluation.parse_args(flags).head_dtype == wanted
+    seen = []
+    monkeypatch.setattr(model, "make_sampler", lambda *_, **settings: seen.append(settings))
+    monkeypatch.setattr(evaluation, "make_sampler", lambda *_, **settings: seen.append(settings))
+    monkeypatch.setattr(loading, "load", lambda *_, **settings: (seen.append(settings), full_gpu()))
+    model.load_sampler(args, [1])
+    evaluation.load_model(evaluation.parse_args(flags), [dict(prompt="1", reward="", id="")])
+    monkeypatch.setattr(model.data, "encode", lambda *_: [1] * 64)
+    with pytest.raises(RunFailed):
+        model.load_trainer(args, method, None, [1], None, None)
+    assert [settings["head_dtype"] for settings in seen] == [wanted] * 3
+
+
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
+    not has_vllm(), reason="vllm is not installed"))])
+def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp_path):
+    gaps = {}
+    for head in ("model", "float32"):
+        records = run(base, tmp_path / head, "--rollouts", "1", "--dtype", "bfloat16",
+                      "--sampler", kind, "--head_dtype", head, "--eval_every", "0")
+        gaps[head] = records[-1]["sampler/logp_absdiff_mean"]
+    assert 0 < gaps["float32"] < 0.8 * gaps["model"], gaps
+
+
 # ---------------------------------------------------------------------------- LoRA, frozen weights
 
 
@@ -184,6 +318,34 @@ def lora(model, dtype="float32", rank=4, **options):
             if "lora_B" in name:
                 x.normal_(std=0.02)
     return p
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_model_without_its_adapters_is_the_initial_one(small, dtype):
+    """The same bits as a second model, which takes its memory; the adapters learn all the same."""
+    folder = small()
+    p, batch = lora(folder, dtype), rollout(101)
+    probe = policy.make_batch([[1]] * 4, [Completion([5] * 4, [0.0], False)] * 4)
+    second = loading.load(folder, [1], probe, budget=60, dtype=dtype, frozen=True)
+    found = policy.compute_logprobs(loading.WithoutAdapters(p), batch)
+    assert all(map(torch.equal, found, policy.compute_logprobs(second, batch)))
+    assert not torch.equal(found[0], policy.compute_logprobs(p, batch)[0])
+    p(batch)[0].sum().backward()
+    assert all(x.grad is not None for x in p.parameters() if x.requires_grad)
+    assert any(x.requires_grad for x in p.parameters())
+
+
+def test_the_head_is_not_copied_where_only_adapters_learn(small, monkeypatch):
+    whole, adapted = load(small()), lora(small())
+    change = log.HeadChange(whole)
+    head = whole.model.get_output_embeddings().weight
+    with torch.no_grad():
+        wanted = (0.01 * head).norm() / head.norm()
+        head *= 1.01
+    assert change.metrics(False)["optim/update_ratio"] == pytest.approx(wanted.item(), rel=1e-4)
+    assert change.metrics(False)["optim/update_ratio"] == 0
+    monkeypatch.setattr(log.HeadChange, "shard", lambda self: pytest.fail("a copy"))
+    assert log.HeadChange(adapted).metrics(False) == {"optim/update_ratio": 0.0}
 
 
 def test_adapters_are_scaled_by_alpha_over_rank(small):
@@ -281,26 +443,176 @@ def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
     assert parallel.default_dtype() == dtype
 
 
-def test_deterministic_is_refused_where_vllm_cannot(monkeypatch, capsys):
-    from experiment import model
-    monkeypatch.setattr(model.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+@pytest.mark.parametrize("capability, invariant, refused", [
+    ((8, 6), "1", True), ((8, 6), "0", False), ((9, 0), "1", False)])
+def test_vllms_linear_layers_are_refused_where_they_have_no_gradient(
+        capability, invariant, refused, monkeypatch, capsys):
+    """vllm/model_executor/determinism/batch_invariant.py, for compute capability 8.x."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(refusals, "has_vllm", lambda: True)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    flags = ["--deterministic", "--sampler", "vllm"]
+    if not refused:
+        assert train.parse_args(flags)[0].deterministic
+        return
     with pytest.raises(SystemExit) as stop:
-        train.parse_args(["--deterministic"])
-    assert stop.value.code == 2 and "compute capability 8.0" in capsys.readouterr().err
+        train.parse_args(flags)
+    assert stop.value.code == 2 and "have no backward pass" in capsys.readouterr().err
 
 
 def test_deterministic_sets_what_it_says(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     try:
         parallel.start(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert "VLLM_BATCH_INVARIANT" not in os.environ
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name, value, told", [
+    ("PYTORCH_ALLOC_CONF", None, "expandable_segments:True"),
+    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:99", "max_split_size_mb:99"),
+    ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:99", "None")])
+def test_segments_expand_unless_the_user_says_otherwise(name, value, told, monkeypatch):
+    for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(each, raising=False)
+    if value:
+        monkeypatch.setenv(name, value)
+    code = "import os, engine.parallel; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True,
+                          text=True).stdout == f"{told}\n"
+
+
+# ---------------------------------------------------------------------------- a GPU that is full
+
+
+def full_gpu(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+                                 "total capacity of 79.15 GiB of which 1.20 GiB is free.")
+
+
+@pytest.mark.parametrize("owner, name, said", [
+    (hf_sampler.TransformersSampler, "sample", "sampling"), (train, "compute_logprobs", "scoring"),
+    (train, "backward", "update"), (hf_sampler.TransformersSampler, "load_weights", "sync"),
+    (train, "evaluate", "evaluation"), (loading, "load", "loading"),
+    (hf_sampler.TransformersSampler, "__init__", "loading")])
+def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
+                                                               monkeypatch):
+    monkeypatch.setattr(owner, name, full_gpu)
+    evaluated = "1" if name == "evaluate" else "0"
+    with pytest.raises(RunFailed, match=f"^the GPU's memory is full in {said}.*2.00 GiB.* make roo"
+                       ) as failed:
+        run(base, tmp_path / "run", "--rollouts", "1", "--eval_every", evaluated)
+    flags = re.findall(r"--(\w+)", str(failed.value))
+    known = vars(train.parse_args([])[0])
+    assert len(flags) == 2 and all(flag in known for flag in flags)
+
+
+def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hf_sampler.TransformersSampler, "sample", full_gpu)
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(["--model", base, "--limit", "2", "--out", str(tmp_path)])
+    assert stop.value.code == 1 and "full in sampling" in capsys.readouterr().err
+
+
+def free_bytes(monkeypatch, free, total):
+    fakes = dict(is_available=lambda: True, mem_get_info=lambda *_: (free, total),
+                 memory_reserved=lambda: 1e9, empty_cache=lambda: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+@pytest.mark.parametrize("free, total, share, sequences, small", [
+    (80e9, 80e9, 0.9, 1024, False), (40e9, 80e9, 0.48, 1024, False), (12e9, 24e9, 0.48, 256, True)])
+def test_an_engine_goes_by_the_memory_that_is_free(free, total, share, sequences, small,
+                                                   monkeypatch):
+    free_bytes(monkeypatch, free, total)
+    assert parallel.usable_memory() == free + 1e9
+    found = vllm_settings.of_this_machine(None, None, 64)
+    assert found["gpu_memory_utilization"] == pytest.approx(share)
+    assert found["max_num_seqs"] == sequences and found["sleep_mode_offload_cudagraph"] is small
+    graphs = found["compilation_config"]["cudagraph_capture_sizes"]
+    assert graphs[-1] == sequences and graphs[:4] == [1, 2, 4, 8] and len(graphs) < 15
+    found = vllm_settings.of_this_machine(0.1, 100, 64)
+    assert found["compilation_config"]["cudagraph_capture_sizes"][-2:] == [64, 100]
+
+
+def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
+    args = evaluation.parse_args([])
+    free_bytes(monkeypatch, 0.3e9, 24e9)
+    args.sampler, problem = "vllm", dict(prompt="1", reward="math", answer="1", id="0")
+    with pytest.raises(SystemExit) as stop:
+        evaluation.load_model(args, [problem])
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and "0.3 of the GPU's 24.0 GB are free" in told
+    with pytest.raises(ValueError, match="it is to take 9.6 GB; .*--gpu_memory_utilization"):
+        vllm_settings.of_this_machine(0.4, None, 64)
+
+
+# ------------------------------------------------------- arguments that only a GPU's run gives
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
+    """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
+    import vllm
+    from vllm.config import CompilationConfig
+    from vllm.v1.worker import gpu_worker
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    own, given = vllm.LLM, {}
+    free_bytes(monkeypatch, 20e9, 24e9)
+    segments = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", segments.append)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
+    VLLMSampler("m", dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
+    assert segments == ["expandable_segments:False", "expandable_segments:True"]
+    named = {*inspect.signature(own.__init__).parameters}
+    more = {name for name in given if name not in named}  # **kwargs goes to EngineArgs
+    assert more <= {f.name for f in dataclasses.fields(vllm.EngineArgs)}, more
+    assert {"enable_sleep_mode", "sleep_mode_offload_cudagraph", "compilation_config"} <= {*given}
+    graphs = CompilationConfig(**given["compilation_config"])
+    assert graphs.cudagraph_capture_sizes[-1] == 256
+    assert hasattr(vllm.config.ModelConfig, "head_dtype")  # which hf_overrides sets
+    for function, names in {
+            own.sleep: ["level"], own.wake_up: ["tags"], own.reset_prefix_cache: [],
+            own.collective_rpc: ["method", "kwargs"], gpu_worker.Worker.sleep: ["level"],
+            gpu_worker.Worker.wake_up: ["tags"], gpu_worker.Worker.reload_weights: ["kwargs"],
+            GPUModelRunner.reload_weights: ["weights_iterator"]}.items():
+        assert {*names} <= {*inspect.signature(function).parameters}, function
+
+
+def test_torch_and_transformers_take_the_arguments_of_a_gpu():
+    """varlen_attn's are in test_layout.py, and what a CPU runs, too, needs no such test."""
+    from torch.distributed import fsdp
+    from torch.nn.attention import bias
+    from transformers import PreTrainedModel
+    from transformers.integrations import sdpa_attention
+    for function, names in {
+            torch.cuda.mem_get_info: [], torch.cuda.memory_reserved: [],
+            torch.cuda.get_device_capability: ["device"], torch.cuda.memory_allocated: [],
+            fsdp.OffloadPolicy: [],
+            torch.random.fork_rng: ["devices"],
+            fsdp.CPUOffloadPolicy: ["pin_memory"],
+            fsdp.fully_shard: ["mesh", "mp_policy", "offload_policy", "reshard_after_forward"],
+            fsdp.MixedPrecisionPolicy: ["param_dtype", "reduce_dtype"],
+            PreTrainedModel.gradient_checkpointing_enable: ["gradient_checkpointing_kwargs"],
+            sdpa_attention.repeat_kv: ["hidden_states", "n_rep"],
+            sdpa_attention.sdpa_attention_forward: ["module", "query", "key", "value",
+                                                    "attention_mask", "scaling", "is_causal"],
+            bias.causal_lower_right: ["size"]}.items():
+        assert {*names} <= {*inspect.signature(function).parameters}, function
+    assert any("out_dtype" in str(s) for s in torch._C._jit_get_schemas_for_operator("aten::mm"))
+    assert issubclass(torch.OutOfMemoryError, RuntimeError)
+    assert isinstance(torch.utils.deterministic.fill_uninitialized_memory, bool)
 
 
 # ---------------------------------------------------------------------------- eval.py on many ranks

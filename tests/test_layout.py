@@ -3,6 +3,7 @@
 import copy
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -348,6 +349,33 @@ def test_a_layout_is_checked_in_float32(small, monkeypatch):
         found.append(policy.dtype), own(policy, *given))[1])
     assert loading.load(small(), [1], probe(), dtype="bfloat16").layout == "shared"
     assert found == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("name", layout.LAYOUTS)
+@pytest.mark.parametrize("batch", ["long_prompts", "long_completions"])
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])  # mistral: a window
+def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch):
+    """Where a GPU has no flash kernels, keys and values are repeated for each query head."""
+    batch = groups(*GROUPS[batch])
+    wanted = outcome(models[kind], batch, name)
+    monkeypatch.setattr(kernels, "must_repeat", lambda _: True)
+    heads, own = [], kernels.repeated
+    monkeypatch.setattr(kernels, "repeated", lambda *given: (
+        heads.append({x.shape[1] for x in own(*given)}), own(*given))[1])
+    for a, b in zip(outcome(models[kind], batch, name), wanted, strict=True):
+        assert (a - b).abs().max() < 1e-11 * b.abs().max()
+    assert heads and all(numbers == {4} for numbers in heads)
+
+
+@pytest.mark.parametrize("device, dtype, capability, flash", [
+    ("cuda", "float16", (7, 5), False), ("cuda", "bfloat16", (8, 0), True),
+    ("cuda", "float32", (9, 0), False), ("cpu", "bfloat16", None, False)])
+def test_where_flash_attention_runs(device, dtype, capability, flash, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    there, dtype = torch.device(device), getattr(torch, dtype)
+    assert kernels.flash_runs(there, dtype) == flash
+    values = SimpleNamespace(is_cuda=device == "cuda", device=there, dtype=dtype)
+    assert kernels.must_repeat(values) == (device == "cuda" and not flash)
 
 
 def test_shares_of_groups():

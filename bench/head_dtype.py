@@ -1,0 +1,107 @@
+"""How far sampler and trainer are apart in 16 bits, with the LM head's logits in them and in
+float32, and what an update then costs.
+
+    python bench/head_dtype.py                          the gap, on the embedded base and a random
+                                                        model of 4 layers and 151,936 tokens
+    python bench/head_dtype.py --seconds                the seconds of an update, too
+    python bench/head_dtype.py --sampler vllm --dtype float16
+
+gap_mean and gap_max are the log's sampler/logp_absdiff_mean and _max of one rollout, in nats.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from data.recipe import BASE
+from engine import loading, parallel
+from engine.policy import backward, compute_logprobs, make_batch
+from engine.sampler import default_kind, make_sampler
+from experiment import log
+from losses import METHODS
+from study import tiny
+
+
+def wide_model(folder, vocabulary):
+    """Writes a random model of 4 layers, 512 wide, whose probabilities are far from uniform."""
+    recipe = dict(tiny.RECIPE, hidden=512, mlp=1536, layers=4, heads=8, tied=True, seed=0)
+    model = tiny.empty_model(recipe, vocabulary)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def gap_of(policy, sampler, args):
+    """-> the Batch of a rollout, and the log's numbers of the gap."""
+    g = torch.Generator().manual_seed(0)
+    vocabulary = policy.model.config.vocab_size
+    prompts = [torch.randint(4, vocabulary, (args.prompt,), generator=g).tolist()
+               for _ in range(args.problems)]
+    groups = sampler.sample(prompts, args.group_size, seed=1, temperature=1.0,
+                            max_tokens=args.max_tokens)
+    batch = make_batch([p for p in prompts for _ in range(args.group_size)],
+                       [c for group in groups for c in group], parallel.device())
+    logprobs, batch.entropy = compute_logprobs(policy, batch)
+    told = log.agreement(logprobs, batch)
+    return batch, dict(gap_mean=told["sampler/logp_absdiff_mean"],
+                       gap_max=told["sampler/logp_absdiff_max"], tokens=int(batch.mask.sum()))
+
+
+def seconds_of(policy, batch, args, repeats=5):
+    """The median time of an update's forward and backward passes."""
+    batch.old_logprobs = batch.sampler_logprobs
+    batch.advantages = batch.mask.float()
+    times = []
+    for _ in range(repeats + 1):  # the first warms up
+        began = time.perf_counter()
+        backward(policy, batch, METHODS["reinforce"], args.max_tokens)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def measure(model, head_dtype, args):
+    probe = loading.probe_batch([*range(5, 37)], 1)
+    policy = loading.load(model, [1], probe, dtype=args.dtype, head_dtype=head_dtype,
+                          budget=args.budget)
+    sampler = make_sampler(args.sampler, model, dtype=args.dtype, eos=[1], memory=0.3,
+                           max_length=args.prompt + args.max_tokens, head_dtype=head_dtype)
+    batch, told = gap_of(policy, sampler, args)
+    sampler.sleep()
+    if args.seconds:
+        told["seconds"] = seconds_of(policy, batch, args)
+    sampler.close()
+    return told
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
+    parser.add_argument("--seconds", action="store_true", help="time an update, too")
+    for name, number in dict(vocabulary=151936, problems=16, group_size=8, prompt=16,
+                             max_tokens=32, budget=4096).items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    args = parser.parse_args(argv)
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in (("base", BASE), ("wide", wide_model(folder, args.vocabulary))):
+            for head_dtype in ("model", "float32"):
+                told = measure(model, head_dtype, args)
+                print(json.dumps(dict(model=name, head_dtype=head_dtype, dtype=args.dtype,
+                                      sampler=args.sampler, **told)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""vLLM's settings that depend on the machine: a GPU's memory and CUDA graphs, or a CPU."""
+
+import os
+
+import torch
+
+# sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
+GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
+
+
+def of_this_machine(memory, max_num_seqs, max_length):
+    """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free;
+    max_num_seqs: None for 1024, or 256 where the engine has less than 12 GB. Raises ValueError, a
+    sentence, where a GPU has less memory free."""
+    # weights are handed over within this process
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if not torch.cuda.is_available():
+        # without it, vLLM binds this process to one core, and the trainer with it
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        # compiling takes longer than it saves; completions share the full blocks of their
+        # prompt alone, and few prompts fill vLLM's default of 128 tokens
+        return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
+                    enforce_eager=True, block_size=32,
+                    max_num_batched_tokens=max(16384, max_length))
+    expand_segments(False)
+    torch.cuda.empty_cache()  # else what torch keeps is not free
+    free, total = torch.cuda.mem_get_info()
+    share = memory or min(0.9, free / total - 0.02)  # vLLM wants all of it free when it starts
+    if not 0 < share <= free / total:
+        raise ValueError(
+            f"has no room for vLLM: {free / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB are free, "
+            f"and it is to take {max(share, 0.02) * total / 1e9:.1f} GB; other programs on the GPU "
+            "may be stopped, and in train.py --gpu_memory_utilization is its fraction")
+    # vLLM's own 256 leave a small model idle
+    sequences = max_num_seqs or (256 if share * total < 12e9 else 1024)
+    return dict(gpu_memory_utilization=share, max_num_seqs=sequences, enable_sleep_mode=True,
+                sleep_mode_offload_cudagraph=total < SMALL, compilation_config=dict(
+                    cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
+
+
+def expand_segments(on):
+    """Off while vLLM starts: CUDA graphs would leave its pool, and the ranks of --tp could not
+    share their buffers (vLLM issue 42609). A user's own PYTORCH_ALLOC_CONF stays."""
+    ours = os.environ.get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    if torch.cuda.is_available() and ours:
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
