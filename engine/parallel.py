@@ -14,10 +14,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name; torch reads it when CUDA starts
-    # less memory is lost between tensors of many sizes
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-
 
 def start(deterministic=False):
     """Joins the process group of torchrun, or of srun with the same variables.

@@ -67,7 +67,6 @@ class VLLMSampler:
                 disable_log_stats=True, use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
-        vllm_settings.expand_segments(True)
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process
 

@@ -25,7 +25,6 @@ def of_this_machine(memory, max_num_seqs, max_length):
         return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
                     enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))
-    expand_segments(False)
     torch.cuda.empty_cache()  # else what torch keeps is not free
     free, total = torch.cuda.mem_get_info()
     share = memory or min(0.9, free / total - 0.02)  # vLLM wants all of it free when it starts
@@ -39,11 +38,3 @@ def of_this_machine(memory, max_num_seqs, max_length):
     return dict(gpu_memory_utilization=share, max_num_seqs=sequences, enable_sleep_mode=True,
                 sleep_mode_offload_cudagraph=total < SMALL, compilation_config=dict(
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
-
-
-def expand_segments(on):
-    """Off while vLLM starts: CUDA graphs would leave its pool, and the ranks of --tp could not
-    share their buffers (vLLM issue 42609). A user's own PYTORCH_ALLOC_CONF stays."""
-    ours = os.environ.get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
-    if torch.cuda.is_available() and ours:
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
