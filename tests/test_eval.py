@@ -150,7 +150,7 @@ def refused(capsys):
     ("--sampler vllm", "vllm is not installed"),
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
-    ("--benchmarks {tmp}/none.jsonl", "--benchmarks {tmp}/none.jsonl: there is no such file"),
+    ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
     ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
