@@ -109,8 +109,6 @@ class Parser(argparse.ArgumentParser):
                 row[bound] for bound in ("least", "above", "below"))
             if value == "":
                 self.error(f"--{name} is empty: give it a value, or leave it out")
-            if isinstance(value, str) and any("\udc80" <= x <= "\udcff" for x in value):
-                self.error(f"--{name} {value!r} has bytes that are not UTF-8")
             if row["type"] not in (int, float) or value is None:
                 continue
             most = below or (2**63 if row["type"] is int else math.inf)
@@ -221,13 +219,7 @@ def add_flags(flag, section):
 def parse_args(argv, description):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
     that are not the flags' own defaults: {flag: words}."""
-    try:
-        return parse(sys.argv[1:] if argv is None else argv, description)
-    except OSError as e:  # a path that is too long, or that may not be looked at
-        refuse(f"{str(e.filename)[:100]}: {e.strerror}")
-
-
-def parse(argv, description):
+    argv = sys.argv[1:] if argv is None else argv
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)

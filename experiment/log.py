@@ -193,8 +193,6 @@ class Log:
 
     def __init__(self, out, args):
         self.out, self.mirrors = out, []
-        self.metrics = open(out / "metrics.jsonl", "a")
-        self.samples = open(out / "samples.jsonl", "a")
         if args.wandb:
             import wandb
             config = json.loads((out / "config.json").read_text())
@@ -208,16 +206,12 @@ class Log:
                 writer.add_scalar(k, v, record["rollout"]) for k, v in record.items()])
 
     def write(self, record, samples=()):
+        samples = [dict(rollout=record["rollout"], **sample) for sample in samples]
         try:
-            self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
-            self.metrics.flush()
-            for sample in samples:
-                self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
-            self.samples.flush()
+            for name, rows in (("metrics", [numbers(record)]), ("samples", samples)):
+                with open(self.out / f"{name}.jsonl", "a") as file:
+                    file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         except OSError as e:
-            for file in (self.metrics, self.samples):
-                with suppress(OSError):  # nor can their buffers be written
-                    file.close()
             raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume "
                             "continues from the last checkpoint") from None
         for mirror in self.mirrors:

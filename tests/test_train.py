@@ -111,7 +111,6 @@ def run(model, out, *flags):
         ("--max_refills 9", "--drop_uniform_groups"),
         ("--model=", "--model is empty"),
         ("--out=", "--out is empty"),
-        ("--out {root}/\udcff", "bytes that are not UTF-8"),
         ("--resume --out {root}/none", "there is no run in {root}/none"),
         ("--entropy_coef -1e6", "--entropy_coef must be -10 or more and below 10"),
         ("--temperature 1e-30", "--temperature must be 0.001 or more"),
