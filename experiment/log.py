@@ -169,14 +169,12 @@ def versions():
 
 def commit():
     """The code's git commit, with "+" where files differ from it; None outside a repository."""
-    def git(*args):
-        return subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
-                              text=True).stdout.strip()
+    command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
     try:
-        changed = "+" if git("status", "--porcelain", "-uno") else ""
-        return git("rev-parse", "HEAD") + changed or None
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:
         return None
+    return done.stdout.strip() or None
 
 
 def numbers(x):
@@ -245,9 +243,6 @@ def nothing_to_learn(example, metrics):
     """The warning of a rollout without an advantage. example: one of `examples`."""
     text, prompt, fault = example["completion"], example["prompt"], example["fault"]
     short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
-    advice = ("The verifier itself fails" if fault and fault.startswith("error") else
-              "Easier or harder problems (--data), another --template, more --max_tokens or a "
-              "larger --group_size may help")
     return (
         f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
         f"differ): nothing to learn. Mean reward {metrics['reward/mean']:.3f}, "
@@ -256,7 +251,8 @@ def nothing_to_learn(example, metrics):
         f"  prompt      {prompt[-160:]!r}\n  completion  {short!r}\n"
         f"  answer      {str(example['answer'])[:160]!r}\n"
         f"  verifier    {example['reward']}: reward {example['score']:g}"
-        f"{f', {fault}' if fault else ''}\n{advice}; more are in samples.jsonl")
+        f"{f', {fault}' if fault else ''}\nMore are in samples.jsonl. Other --data, "
+        "another --template, more --max_tokens or a larger --group_size may help")
 
 
 def cut_off(_, metrics):

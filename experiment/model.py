@@ -65,12 +65,9 @@ def load_data(args):
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
         refuse(f"{e}{other}")
-    if test_set and "eval_problems" not in args.origin:  # the default is an upper bound
-        args.eval_problems = min(args.eval_problems, len(test_set))
-    test_set = test_set[:args.eval_problems]
-    if args.eval_every and len(test_set) < args.eval_problems:
-        refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has "
-               f"{len(test_set)} held-out problems")
+    if test_set:
+        test_set = test_set[:args.eval_problems]
+        args.eval_problems = len(test_set)
     rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
     try:
         sandbox.prepare([*test_set, *rows], args.allow_unsafe_code)

@@ -237,13 +237,10 @@ class Run:
             self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.rollout, self.trainer, self.tokenizer, args.keep, self.best,
-            Path(args.model, "recipe.json"), self.card_text(), sampled=self.sampled,
-            state=self.state, totals=dict(self.totals),
+            Path(args.model, "recipe.json"),
+            card.text(args, self.method, self.out, self.rollout) if parallel.rank() == 0 else None,
+            sampled=self.sampled, state=self.state, totals=dict(self.totals),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
-
-    def card_text(self):
-        if parallel.rank() == 0:
-            return card.text(self.args, self.method, self.out, self.rollout)
 
 
 def banner(args, method, policy, out, rollout):

@@ -154,7 +154,7 @@ def refused(capsys):
     ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
-    ("--model {tmp}/run", "{tmp}/run/checkpoints/rollout_000020 is its newest checkpoint"),
+    ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
     ("--model {tmp}", "no config.json"),
     ("--model=", "--model is empty"),
     ("--model /nowhere", "--model /nowhere: there is no such folder"),

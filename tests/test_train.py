@@ -94,7 +94,6 @@ def run(model, out, *flags):
         ("--model {root}", "config.json"),
         ("--data nope", "nope"),
         ("--data_dir {root}", "countdown is generated"),
-        ("--eval_problems 100000", "--eval_problems"),
         ("--out {root}/tests/run", "already"),
         ("--entropy_coef nan", "--entropy_coef"),
         ("--eps_low -5", "--eps_low"),
