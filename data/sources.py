@@ -86,7 +86,7 @@ def json_lines(path):
 def hub_rows(spec, split, options):
     """The rows of a set on the Hub, each with its place."""
     try:
-        files = spec.files and spec.files(dict(options, split=split))
+        files = spec.files and spec.files(options)
         for number, row in enumerate(hub.rows(spec, split, files)):
             yield f"{spec.hub}, row {number}", row
     except Exception as e:  # the Hub's errors are of many classes

@@ -104,6 +104,8 @@ class Parser(argparse.ArgumentParser):
                 row[bound] for bound in ("least", "above", "below"))
             if value == "":
                 self.error(f"--{name} is empty: give it a value, or leave it out")
+            if isinstance(value, str) and any("\udc80" <= x <= "\udcff" for x in value):
+                self.error(f"--{name} {value!r} has bytes that are not UTF-8")
             if row["type"] not in (int, float) or value is None:
                 continue
             most = below or (2**63 if row["type"] is int else math.inf)
@@ -293,8 +295,6 @@ FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, 
 
 def follow(args, method):
     """Sets the flags that were not given and follow from others."""
-    if args.max_refills is not None and not args.drop_uniform_groups:
-        refuse("--max_refills is for --drop_uniform_groups, which is not given")
     values = dict(old_logprobs=method.old_logprobs, max_refills=4 * args.drop_uniform_groups,
                   sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
                   head_dtype="model" if args.dtype == "float32" else "float32")

@@ -25,15 +25,12 @@ from experiment.stats import mean
 from graders.worker import FAULTS
 from losses import gradient_mass
 
-# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/..., and other
-# names policy/...
+# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/...,
+# correction_... sampler/correction_..., and other names policy/...
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
-             capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens",
-             correction_mean="sampler/correction_mean",
-             correction_dropped="sampler/correction_dropped",
-             correction_truncated="sampler/correction_truncated")
+             capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens")
 
 
 @contextmanager
@@ -114,6 +111,8 @@ def optimizer_steps(records):
     def rename(name):
         if name.startswith("clip_"):
             return name.replace("clip_", "clip/", 1)
+        if name.startswith("correction_"):
+            return f"sampler/{name}"
         return NAMES.get(name) or f"policy/{name}"
     steps = [{rename(name): float(value) for name, value in record.items()} for record in records]
     names = steps[0] if steps else ()
