@@ -246,8 +246,7 @@ def parse_args(argv, description):
     args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
                    **dict.fromkeys(given, "given")}
     if args.resume and not saved and given <= {"resume", "out", "force"}:
-        refuse(f"--resume: there is no run in {default_out(args)}, the folder of --out; together "
-               "with the flags of a new run, --resume starts one")
+        refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     args.checksums = {"functions of the method": refusals.checksum(method)}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
@@ -255,8 +254,7 @@ def parse_args(argv, description):
     refusals.check(args, method)
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not (args.resume or args.check or args.fit)):
-        refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
-               "folder")
+        refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
     if fault := folder_fault(args.model):
         refuse(fault)
     return args, method
