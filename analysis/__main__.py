@@ -97,10 +97,6 @@ def output(out, paths, command):
     return out
 
 
-def note(message):
-    print(f"analysis: {message}", file=sys.stderr)
-
-
 def of_runs(command, paths, out):
     from analysis import figures, runs
     found = []
@@ -115,7 +111,8 @@ def of_runs(command, paths, out):
                "names one")
     groups = runs.grouped(run for run, in found)
     if sum(map(len, groups.values())) < len(found):
-        note("runs are given twice: a seed of a setting counts once, by its longest run")
+        print("analysis: runs are given twice: a seed of a setting counts once, by its longest run",
+              file=sys.stderr)
     if command == "table":
         out.write_text(runs.table(groups))
         print(f"{out.read_text()}\n{runs.NOTES}")
@@ -150,15 +147,6 @@ def write(result, out, as_table, draw=None):
     print(f"{as_table(result)}\nwritten: {', '.join(map(str, files))}")
 
 
-def of_tokens(path, out, **options):
-    from analysis import tokens
-    page, remark = tokens.make_page(path, **options)
-    out.write_text(page, encoding="utf-8")
-    if remark:
-        note(remark)
-    print(f"written: {out}")
-
-
 def main(argv=None):
     options = vars(make_parser().parse_args(argv))
     command, out, runs, path = (options.pop(name, None)
@@ -171,7 +159,9 @@ def main(argv=None):
                "runs/kept/rollouts/rollout_000001.pt")
     try:
         if command == "tokens":
-            of_tokens(path, out, **options)
+            from analysis import tokens
+            out.write_text(tokens.make_page(path, **options), encoding="utf-8")
+            print(f"written: {out}")
         else:
             of_rollout(command, path, out, **options)
     except ValueError as e:  # a sentence on the file, the model or the steps

@@ -276,7 +276,7 @@ def short(name):
 
 
 def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None):
-    """-> the HTML of a kept rollout's page, and a note on the weights that it begins with, or "".
+    """-> the HTML of a kept rollout's page.
 
     methods: names, by default the run's. problems: their number on the page, from the first; None
     is all. Raises ValueError for a rollout, a model or a method whose steps cannot be taken."""
@@ -288,7 +288,7 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     lengths = batch.completion_len
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
     shown[n:] = False
-    note = note_on_start(kept)
+    note = note_on_start(kept)  # before the walks, which move the weights
     of_methods, codes = walks(kept, methods or [flags["loss"]], shown, steps, lr)
     reference, facts = reference_codes(kept, shown, codes[0]), completions_of(kept, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
@@ -307,7 +307,7 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
         pieces[f"reference-{p}"] = pack(reference, part)
         for m, arrays in enumerate(codes):
             pieces[f"walk-{p}-{m}"] = pack(arrays, part)
-    return fill(header, pieces), note
+    return fill(header, pieces)
 
 
 def fill(header, pieces):

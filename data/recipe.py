@@ -15,8 +15,5 @@ def settings_of(model):
     path = Path(model or BASE, "recipe.json")
     try:
         return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
-    except OSError as e:  # is_file raises it, too: of names too long, without permission
-        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
-    except (ValueError, LookupError, TypeError, RecursionError) as e:
-        raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: '
-                         f"{type(e).__name__}: {e}") from None
+    except (OSError, ValueError, LookupError, TypeError) as e:  # is_file raises OSError, too
+        raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: {e!r}') from None

@@ -28,7 +28,7 @@ class Set:
     problem: the function from a row to a problem. splits: our split -> the Hub's; a benchmark has
     "test" alone. files: for sets that are not plain tables, a function from options to the names of
     data files in the Hub's repository. columns: the fields to read of parquet files, where others
-    (solutions) are large. licence: of the set, or the owner of its problems."""
+    (solutions) are large."""
 
     hub: str
     local: tuple

@@ -10,7 +10,7 @@ import losses
 from data.sets import SETS
 
 
-def text(args, method, tokenizer, out, rollout):
+def text(args, method, out, rollout):
     """-> the card of the checkpoint after `rollout`. It names the last part of a path alone."""
     config = json.loads((out / "config.json").read_text())
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

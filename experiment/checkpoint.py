@@ -6,7 +6,6 @@ A checkpoint holds no state of random generators: problems, sampling and shuffli
 """
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -95,51 +94,40 @@ def save(out, rollout, trainer, tokenizer, keep, best, recipe, card, **state):
 
     def write_folder():
         shutil.rmtree(aside, ignore_errors=True)
-        policy.model.save_pretrained(aside, state_dict=weights)
-        tokenizer.save_pretrained(aside)
-        torch.save(state, aside / "trainer.pt")
-        if recipe.is_file():
-            shutil.copy(recipe, aside)
-        write(aside / "README.md", card)
+        try:
+            policy.model.save_pretrained(aside, state_dict=weights)
+            tokenizer.save_pretrained(aside)
+            torch.save(state, aside / "trainer.pt")
+            if recipe.is_file():
+                shutil.copy(recipe, aside)
+            write(aside / "README.md", card)
+        except (OSError, RuntimeError, SafetensorError) as e:  # torch's, safetensors' full disk
+            shutil.rmtree(aside, ignore_errors=True)
+            raise RunFailed(f"{folder} cannot be written ({str(e).splitlines()[0]}); --resume "
+                            "continues from the checkpoint before it") from None
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
         best_name = f"rollout_{best['rollout']:06d}" if best else None
         for old in checkpoint_folders(out)[:-keep]:
             if old != folder and old.name != best_name:
                 shutil.rmtree(old.rename(aside))
-
-    def attempt():
-        try:
-            write_folder()
-        except (OSError, RuntimeError, SafetensorError) as e:  # torch's, safetensors' full disk
-            shutil.rmtree(aside, ignore_errors=True)
-            there = checkpoint_folders(out)
-            advice = (f"; --resume continues from {there[-1].name}" if there
-                      else ", and there is none before it")
-            raise RunFailed(f"the checkpoint of rollout {rollout} cannot be written to "
-                            f"{folder.parent} ({str(e).splitlines()[0]}){advice}") from None
-    parallel.on_rank0(attempt)
+    parallel.on_rank0(write_folder)
 
 
 def rewind(out, rollout):
     """Takes the records after `rollout` out of the logs: they will be written again, with the same
-    content. None is a start from nothing. The logs before it, and damaged ones, stay as .old."""
+    content. None is a start from nothing; the logs before it stay as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        whole = [line for line in lines[:-1] if is_before(line, math.inf)]
-        if damaged := len(lines) - 1 - len(whole):
-            parallel.say(f"{path}: {damaged} lines are no records; they stay in {path.name}.old")
-        if path.exists() and (rollout is None or damaged):
+        if rollout is None and path.exists():
             path.replace(path.with_name(path.name + ".old"))
-        write(path, b"".join(line + b"\n" for line in whole if is_before(line, rollout)))
-
-
-def is_before(line, rollout):
-    """Is a log's line a whole record of a rollout up to this one?"""
-    try:
-        return rollout is not None and json.loads(line)["rollout"] <= rollout
-    except (ValueError, KeyError, TypeError):
-        return False  # the last line, cut off while it was written
+        # the last line may have been cut off while it was written
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        try:
+            kept = [line + b"\n" for line in lines if json.loads(line)["rollout"] <= rollout]
+        except (ValueError, LookupError, TypeError) as e:
+            raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
+                            "others, --resume continues") from None
+        write(path, b"".join(kept))
 
 
 def save_rollout(out, rollout, **content):

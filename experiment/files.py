@@ -44,12 +44,9 @@ def folder_fault(model):
     """A sentence on a path that is no model's folder; None for a model's, and for an id of the
     Hub."""
     folder = Path(model)
-    run = folder.parent if folder.name == "checkpoints" else folder
-    if (run / "metrics.jsonl").exists():
-        checkpoints = checkpoint_folders(run)
-        advice = (f"{checkpoints[-1]} is its newest checkpoint" if checkpoints
-                  else "it has no checkpoint yet")
-        return f"--model {model} is a run's folder, not a model's; {advice}"
+    if (folder / "metrics.jsonl").exists():
+        checkpoints = ", ".join(map(str, checkpoint_folders(folder))) or "none yet"
+        return f"--model {model} is a run's folder, not a model's; its checkpoints: {checkpoints}"
     if folder.exists() and not (folder / "config.json").exists():
         return f"--model {model} is not a Hugging Face folder: it has no config.json"
     return None

@@ -52,11 +52,6 @@ class Help(argparse.RawDescriptionHelpFormatter):
         named = silent or "%(default)s" in action.help
         return action.help if named else f"{action.help} (%(default)s)"
 
-    def _format_action_invocation(self, action):
-        if isinstance(action, argparse.BooleanOptionalAction) and not action.default:
-            return action.option_strings[0]  # --no-NAME is of use for switches that are on
-        return super()._format_action_invocation(action)
-
 
 class Parser(argparse.ArgumentParser):
     """A parser of flags that have a range each. program: the command, as errors name it."""
@@ -147,8 +142,7 @@ def add_flags(flag, section):
          below=2**20)
     flag("group_size", 16, "completions of each, G", least=1, below=2**20)
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
-    flag("shuffle", "completions", "the unit dealt out to the steps; groups share their prompts "
-         "in the update, too", choices=("completions", "groups"))
+    flag("shuffle", "completions", "what is dealt to the steps", choices=("completions", "groups"))
     section("sampling")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
@@ -160,16 +154,14 @@ def add_flags(flag, section):
     flag("sampler_logprobs", "processed", "the sampler's log probabilities, after temperature "
          "(processed) or before it (raw)", choices=("processed", "raw"))
     flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", above=0, below=1)
-    flag("max_num_seqs", None, "sequences that vLLM samples at once; default by its memory",
-         type=int, least=1)
+    flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
     flag("rollout_lag", 0, "rollouts between sampling and learning")
     section("rewards")
     flag("drop_uniform_groups", False, "replace groups that are all right or all wrong")
     flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
-    flag("overlong_penalty", 0, "subtracts up to 1 from the reward, over the last N "
-         "tokens before max_tokens; 0 is off")
+    flag("overlong_penalty", 0, "takes up to 1 off the reward over the last N tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
          "returned), proximal (recomputed before the update)", choices=references)
@@ -185,22 +177,20 @@ def add_flags(flag, section):
     flag("schedule", "constant", "cosine falls to 0 at the end", choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", above=0)
-    flag("lora_rank", 0, "rank of adapters that are trained instead of the weights, with ten times "
-         "the learning rate if none is given; 0 is off")
+    flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
     flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
     flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
          "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
-    flag("tokens_per_micro_batch", None, "tokens that go through the model at once; default by "
-         "the free memory", type=int, least=1)
+    flag("tokens_per_micro_batch", None, "default by the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
     flag("activation_checkpointing", False, "the backward pass computes layers again")
     flag("compile", False, "torch.compile of each layer")
     flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
     section("evaluation, log, checkpoints")
     flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")
-    flag("eval_problems", 256, "held-out problems", least=1)
+    flag("eval_problems", 256, "held-out problems at most", least=1)
     flag("eval_samples", 16, "completions of each", least=1)
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept, besides the best one", least=1)
@@ -221,13 +211,7 @@ def add_flags(flag, section):
 def parse_args(argv, description):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
     that are not the flags' own defaults: {flag: words}."""
-    try:
-        return parse(sys.argv[1:] if argv is None else argv, description)
-    except OSError as e:  # a path that is too long, or that may not be looked at
-        refuse(f"{str(e.filename)[:100]}: {e.strerror}")
-
-
-def parse(argv, description):
+    argv = sys.argv[1:] if argv is None else argv
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -262,8 +246,7 @@ def parse(argv, description):
     args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
                    **dict.fromkeys(given, "given")}
     if args.resume and not saved and given <= {"resume", "out", "force"}:
-        refuse(f"--resume: there is no run in {default_out(args)}, the folder of --out; together "
-               "with the flags of a new run, --resume starts one")
+        refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     args.checksums = {"functions of the method": refusals.checksum(method)}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
@@ -271,8 +254,7 @@ def parse(argv, description):
     refusals.check(args, method)
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not (args.resume or args.check or args.fit)):
-        refuse(f"--out {args.out} already holds a run; --resume continues it, or give another "
-               "folder")
+        refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
     if fault := folder_fault(args.model):
         refuse(fault)
     return args, method
@@ -311,8 +293,6 @@ FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, 
 
 def follow(args, method):
     """Sets the flags that were not given and follow from others."""
-    if args.max_refills is not None and not args.drop_uniform_groups:
-        refuse("--max_refills is for --drop_uniform_groups, which is not given")
     values = dict(old_logprobs=method.old_logprobs, max_refills=4 * args.drop_uniform_groups,
                   sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
                   head_dtype="model" if args.dtype == "float32" else "float32")

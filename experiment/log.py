@@ -25,15 +25,12 @@ from experiment.stats import mean
 from graders.worker import FAULTS
 from losses import gradient_mass
 
-# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/..., and other
-# names policy/...
+# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/...,
+# correction_... sampler/correction_..., and other names policy/...
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
-             capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens",
-             correction_mean="sampler/correction_mean",
-             correction_dropped="sampler/correction_dropped",
-             correction_truncated="sampler/correction_truncated")
+             capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens")
 
 
 @contextmanager
@@ -114,6 +111,8 @@ def optimizer_steps(records):
     def rename(name):
         if name.startswith("clip_"):
             return name.replace("clip_", "clip/", 1)
+        if name.startswith("correction_"):
+            return f"sampler/{name}"
         return NAMES.get(name) or f"policy/{name}"
     steps = [{rename(name): float(value) for name, value in record.items()} for record in records]
     names = steps[0] if steps else ()
@@ -169,14 +168,12 @@ def versions():
 
 def commit():
     """The code's git commit, with "+" where files differ from it; None outside a repository."""
-    def git(*args):
-        return subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
-                              text=True).stdout.strip()
+    command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
     try:
-        changed = "+" if git("status", "--porcelain", "-uno") else ""
-        return git("rev-parse", "HEAD") + changed or None
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:
         return None
+    return done.stdout.strip() or None
 
 
 def numbers(x):
@@ -193,8 +190,6 @@ class Log:
 
     def __init__(self, out, args):
         self.out, self.mirrors = out, []
-        self.metrics = open(out / "metrics.jsonl", "a")
-        self.samples = open(out / "samples.jsonl", "a")
         if args.wandb:
             import wandb
             config = json.loads((out / "config.json").read_text())
@@ -208,16 +203,12 @@ class Log:
                 writer.add_scalar(k, v, record["rollout"]) for k, v in record.items()])
 
     def write(self, record, samples=()):
+        samples = [dict(rollout=record["rollout"], **sample) for sample in samples]
         try:
-            self.metrics.write(json.dumps(numbers(record), allow_nan=False) + "\n")
-            self.metrics.flush()
-            for sample in samples:
-                self.samples.write(json.dumps(dict(rollout=record["rollout"], **sample)) + "\n")
-            self.samples.flush()
+            for name, rows in (("metrics", [numbers(record)]), ("samples", samples)):
+                with open(self.out / f"{name}.jsonl", "a") as file:
+                    file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         except OSError as e:
-            for file in (self.metrics, self.samples):
-                with suppress(OSError):  # nor can their buffers be written
-                    file.close()
             raise RunFailed(f"the log in {self.out} cannot be written: {e.strerror}; --resume "
                             "continues from the last checkpoint") from None
         for mirror in self.mirrors:
@@ -251,9 +242,6 @@ def nothing_to_learn(example, metrics):
     """The warning of a rollout without an advantage. example: one of `examples`."""
     text, prompt, fault = example["completion"], example["prompt"], example["fault"]
     short = text if len(text) <= 240 else f"{text[:80]} ... {text[-160:]}"
-    advice = ("The verifier itself fails" if fault and fault.startswith("error") else
-              "Easier or harder problems (--data), another --template, more --max_tokens or a "
-              "larger --group_size may help")
     return (
         f"WARNING  rollout {metrics['rollout']}: every advantage is 0 (in no group do rewards "
         f"differ): nothing to learn. Mean reward {metrics['reward/mean']:.3f}, "
@@ -262,7 +250,8 @@ def nothing_to_learn(example, metrics):
         f"  prompt      {prompt[-160:]!r}\n  completion  {short!r}\n"
         f"  answer      {str(example['answer'])[:160]!r}\n"
         f"  verifier    {example['reward']}: reward {example['score']:g}"
-        f"{f', {fault}' if fault else ''}\n{advice}; more are in samples.jsonl")
+        f"{f', {fault}' if fault else ''}\nMore are in samples.jsonl. Other --data, "
+        "another --template, more --max_tokens or a larger --group_size may help")
 
 
 def cut_off(_, metrics):

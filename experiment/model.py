@@ -39,23 +39,17 @@ def read_tokenizer(model, problems, template):
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
-    lengths = [prompt_length(model, tokenizer, problem, template) for problem in problems]
+    lengths = []
+    for problem in problems:
+        try:
+            lengths.append(len(data.encode(tokenizer, problem, template)))
+        except Exception as e:  # a chat template is a program, which may raise anything
+            raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
+                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
     if not min(lengths):
         raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
     return tokenizer, eos, positions, lengths
-
-
-def prompt_length(model, tokenizer, problem, template):
-    """The tokens of a problem's prompt. Raises ValueError, a sentence, where the tokenizer or its
-    chat template cannot make them: a tokenizer of words may lack one of the prompt's."""
-    try:
-        return len(data.encode(tokenizer, problem, template))
-    except Exception as e:  # a chat template is a program, which may raise anything
-        start = repr(str(problem["prompt"])[:60])
-        raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
-                         f"{problem['id']}, which begins {start} ({hub.reason(e)}); take other "
-                         "problems, another model or another --template") from None
 
 # ---------------------------------------------------------------------------- of train.py
 
@@ -71,12 +65,9 @@ def load_data(args):
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
         refuse(f"{e}{other}")
-    if test_set and "eval_problems" not in args.origin:  # the default is an upper bound
-        args.eval_problems = min(args.eval_problems, len(test_set))
-    test_set = test_set[:args.eval_problems]
-    if args.eval_every and len(test_set) < args.eval_problems:
-        refuse(f"--eval_problems {args.eval_problems}: {args.eval_data or args.data} has "
-               f"{len(test_set)} held-out problems")
+    if test_set:
+        test_set = test_set[:args.eval_problems]
+        args.eval_problems = len(test_set)
     rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
     try:
         sandbox.prepare([*test_set, *rows], args.allow_unsafe_code)
@@ -84,11 +75,8 @@ def load_data(args):
         refuse(str(e))
     learnt = {str(p["prompt"]) for p in rows}
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
-        own_file = args.data.endswith(".jsonl") and args.eval_data in (None, args.data)
-        say((f"{args.data} has no held-out part: its first {len(test_set)} problems are evaluated, "
-             "and learnt from, too" if own_file else
-             f"{both} of the {len(test_set)} held-out problems are learnt from, too")
-            + ". Their scores say little of others; --eval_data names other problems")
+        say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
+            "learnt from, too, and say little of others; --eval_data names other problems")
     args.checksums["problems"] = checksum(rows)
     args.checksums["held-out problems"] = checksum(test_set) if test_set else None
     compare(args)

@@ -41,21 +41,22 @@ def check_ranks(args):
     if (engines := ranks // args.tp) > min(args.problems_per_rollout, args.eval_problems):
         refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems "
                f"{args.eval_problems} must be at least the number of engines, {engines}")
-    if args.sampler == "vllm" and os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0" \
-            and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 8:
-        refuse("VLLM_BATCH_INVARIANT on a GPU of compute capability 8.x replaces torch's linear "
-               "layers by vLLM's, which have no backward pass; --deterministic does not need it")
+
+
+# flags that say something of another flag
+NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
+             correction_low="correction", correction_high="correction")
 
 
 def check_combinations(args, method):
     sequences = args.problems_per_rollout * args.group_size
+    for name, other in NEEDS.items():
+        if args.origin.get(name) == "given" and not getattr(args, other):
+            refuse(f"--{name} is for --{other}, which is not given")
+    if args.check and args.resume:
+        refuse("--check starts a run anew: it goes without --resume")
     if args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE):
         refuse(f"--data_dir: {args.data} is generated, not read")
-    if args.force and not args.resume or args.check and args.resume:
-        refuse("--force overrules a refusal of --resume, and --check starts a run anew: --force "
-               "goes with --resume, --check without")
-    if args.origin.get("lora_alpha") == "given" and not args.lora_rank:
-        refuse("--lora_alpha scales the adapters of --lora_rank, which is not given")
     if sequences % args.steps_per_rollout:
         refuse(f"{args.problems_per_rollout} problems x {args.group_size} completions = {sequences}"
                f" sequences do not divide into --steps_per_rollout {args.steps_per_rollout}")
@@ -68,9 +69,6 @@ def check_combinations(args, method):
     if args.overlong_penalty and method.advantage is losses.maxrl:
         refuse("maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0")
     if not args.correction:
-        for name in ("correction_low", "correction_high"):
-            if getattr(args, name) is not None:
-                refuse(f"--{name} is a bound of --correction, which is not given")
         return
     if args.old_logprobs == "sampler":
         refuse(f"--correction {args.correction} corrects for the sampler a second time: "

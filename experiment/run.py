@@ -43,14 +43,11 @@ def claim_folder(args, resumed_at=None):
             else:
                 (out / "metrics.jsonl").open("x").close()
             return out
-        except FileExistsError:
-            problem = "already holds a run; --resume continues it, or give another folder"
-        except BlockingIOError:
-            problem = "is another process's at this moment"
+        except (FileExistsError, BlockingIOError):
+            if args.out or args.resume:  # of which flags.py saw that it holds no run
+                refuse(f"--out {out} is another process's")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror}")
-        if args.out or args.resume:
-            refuse(f"--out {out} {problem}")
         number += 1
         out = out.with_name(f"{name}.{number}")
 
@@ -240,13 +237,10 @@ class Run:
             self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.rollout, self.trainer, self.tokenizer, args.keep, self.best,
-            Path(args.model, "recipe.json"), self.card_text(), sampled=self.sampled,
-            state=self.state, totals=dict(self.totals),
+            Path(args.model, "recipe.json"),
+            card.text(args, self.method, self.out, self.rollout) if parallel.rank() == 0 else None,
+            sampled=self.sampled, state=self.state, totals=dict(self.totals),
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
-
-    def card_text(self):
-        if parallel.rank() == 0:
-            return card.text(self.args, self.method, self.tokenizer, self.out, self.rollout)
 
 
 def banner(args, method, policy, out, rollout):

@@ -45,11 +45,11 @@ def test_a_model_and_a_data_set_of_the_hub(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"rollout": 3, "eval//data/own.jsonl/mean@4": 0.5}\n')
     args, method = train.parse_args(["--model", flags["model"], "--data", "gsm8k", "--out", "new"])
     args.eval_data, args.eval_samples = flags["eval_data"], 4
-    read = ModelCard(card.text(args, method, None, tmp_path, 3))
+    read = ModelCard(card.text(args, method, tmp_path, 3))
     assert read.data.base_model == flags["model"] and read.data.datasets == "openai/gsm8k"
     assert "--model Qwen/Qwen2.5-7B --data gsm8k --eval_data own.jsonl --lr 1e-06" in read.text
     assert read.data.eval_results[0].dataset_type == "own.jsonl" and not PATH.search(read.content)
-    other = ModelCard(card.text(args, method, None, tmp_path, 4))  # weights without an evaluation
+    other = ModelCard(card.text(args, method, tmp_path, 4))  # weights without an evaluation
     assert other.data.eval_results is None and "after rollout 3: {'mean@4': 0.5}" in other.text
 
 
