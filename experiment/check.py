@@ -89,15 +89,17 @@ def check_ends(s):
 def check_rewards(s):
     """Are some completions right and some wrong? Otherwise there is nothing to learn."""
     solved, n = sum(r == 1 for group in s.groups for r in group.rewards), PROMPTS * EACH
-    unreadable = [(f, text) for g in s.groups for f, text in zip(g.faults, g.texts) if f]
-    for fault, text in unreadable[:3]:
-        say(f"      {fault}: {text[-160:]!r}")
-    first = s.groups[0]
+    faults, first = {}, s.groups[0]
+    for text, fault in ((t, f) for g in s.groups for t, f in zip(g.texts, g.faults) if f):
+        faults.setdefault(fault.split(":")[0], []).append(text)
+    for fault, texts in faults.items():
+        say("\n      ".join([f"      {fault} in {len(texts)}, such as",
+                             *(repr(text[-160:]) for text in texts[:3])]))
     example = "" if 0 < solved < n else (
         f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
         f"gold {first.problem['answer']!r}")
     yield ("some completions are right and some wrong",
-           f"{solved} of {n} right, {len(unreadable)} unreadable{example}",
+           f"{solved} of {n} right, {sum(map(len, faults.values()))} unreadable{example}",
            0 < solved < n, "--data, --template, --model, --max_tokens")
 
 

@@ -41,6 +41,10 @@ def check_ranks(args):
     if (engines := ranks // args.tp) > min(args.problems_per_rollout, args.eval_problems):
         refuse(f"--problems_per_rollout {args.problems_per_rollout} and --eval_problems "
                f"{args.eval_problems} must be at least the number of engines, {engines}")
+    if args.sampler == "vllm" and os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0" \
+            and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 8:
+        refuse("VLLM_BATCH_INVARIANT on a GPU of compute capability 8.x replaces torch's linear "
+               "layers by vLLM's, which have no backward pass; --deterministic does not need it")
 
 
 # flags that say something of another flag

@@ -16,7 +16,7 @@ import eval as evaluation
 import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import fit, log
+from experiment import fit, log, refusals
 from experiment.failures import RunFailed
 from ranks import load, rollout
 from test_parallel import torchrun
@@ -440,6 +440,24 @@ def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert parallel.default_dtype() == dtype
+
+
+@pytest.mark.parametrize("capability, invariant, refused", [
+    ((8, 6), "1", True), ((8, 6), "0", False), ((9, 0), "1", False)])
+def test_vllms_linear_layers_are_refused_where_they_have_no_gradient(
+        capability, invariant, refused, monkeypatch, capsys):
+    """vllm/model_executor/determinism/batch_invariant.py, for compute capability 8.x."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(refusals, "has_vllm", lambda: True)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
+    flags = ["--deterministic", "--sampler", "vllm"]
+    if not refused:
+        assert train.parse_args(flags)[0].deterministic
+        return
+    with pytest.raises(SystemExit) as stop:
+        train.parse_args(flags)
+    assert stop.value.code == 2 and "have no backward pass" in capsys.readouterr().err
 
 
 def test_deterministic_sets_what_it_says(monkeypatch):
