@@ -122,8 +122,8 @@ def clean(text):
 def split_unit(text):
     """'10 cm^2' -> '10', (('cm', 2),). Any text after a value is a unit, but for words such as
     "million" and "or"; one outside \\text must follow a digit and be known."""
-    known = re.fullmatch(
-        r"(.*[0-9]) *((?:square |cubic )?[A-Za-z\u03bc\u00c5/]+(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
+    known = re.fullmatch(r"(.*[0-9]) *((?:square |cubic )?[A-Za-z\u03bc\u00c5/]+"
+                         r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
     parts = known or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
         rf"(?:{TEXT}|\^ *(?:-?[0-9]|\{{ *-?[0-9] *\}})|[ /\u00c5]|\\cdot|\\mu(?= *\\))+)",

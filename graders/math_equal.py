@@ -13,7 +13,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Basic, Expr, Float, I, Rational, Symbol, simplify
+from sympy import Expr, Float, I, Rational, Symbol, simplify
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
@@ -98,7 +98,7 @@ def read(text, seconds):
             normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
-    names = value.free_symbols if isinstance(value, Basic) else ()
+    names = value.free_symbols if isinstance(value, Expr) else ()
     return [value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
                         for name in names}) if names else value, latex]
 
