@@ -1,13 +1,14 @@
 """What the text of an answer is reduced to before it is compared: its value without wrapping, unit
 and name. And what makes it no answer: a relation, an operation left to do, several candidates."""
 
+import itertools
 import re
 from fractions import Fraction
 
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-LETTER = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{\\prime\})*"
+LETTER = r"(?:[A-Za-z]|\\(?!not\b)[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{\\prime\})*"
 TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 # What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y).
@@ -24,38 +25,33 @@ COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
-ORDINAL = (r"(?:\\(?:text|textrm|mathrm) *\{ *(?:st|nd|rd|th) *\}"
-           r"|(?:st|nd|rd|th)(?![A-Za-z]))")
+ORDINAL = r"^([0-9]+) *\^? *\{? *(?:\\(?:text|textrm|mathrm) *\{ *)?(?:st|nd|rd|th)\b[ }]*"
 # Of a number, these are the question and not the answer.
 OF_NUMBERS = r"\\(?:binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
 DERIVATIVE = re.compile(
     r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b")
 
-# Units by their symbols, with the prefixes; a closed list where they stand outside \text, because
-# there other letters after a number are a product.
-BASES = {
-    "m": "meter metre", "g": "gram", "s": "sec second", "l": "L liter litre", "J": "joule",
-    "W": "watt", "V": "volt", "N": "newton", "K": "kelvin", "A": "amp ampere", "C": "coulomb",
-    "T": "tesla", "F": "farad", "H": "henry", "Hz": "hz hertz", "Pa": "pascal", "mol": "mole",
-    "eV": "ev electronvolt", "cal": "calorie", "pc": "parsec", "bar": "", "M": "molar", "ohm": ""}
-PREFIXES = {"": "", "c": "centi", "m": "milli", "k": "kilo", "n": "nano", "p": "pico", "M": "mega",
-            "G": "giga", "T": "tera", "\u03bc": "micro", "d": "deci", "f": "femto"}
-UNITS = {alias: names.split()[0] for names in (
-    "in inch", "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "min minute",
-    "h hr hour", "day", "week", "month", "year yr", "dollar usd", "cent", "euro", "yuan",
-    "rad radian", "deg degree", "unit", "mph", "\u00c5 angstrom", "atm", "erg", "Da", "ly", "AU")
-    for alias in names.split()}
-UNITS |= {(prefix if len(alias) < 3 or alias == symbol else word) + alias: prefix + symbol
-          for symbol, names in BASES.items() for prefix, word in PREFIXES.items()
-          for alias in [symbol, *names.split()]}
-NOT_UNITS = set("""about above all also and answer approximately around as at base basis be below
-    between billion both but by cubed divided double dozen eight either else even exactly except
-    factorial false fewer fifth five four fourth grand guess half hundred hundredth if incorrect
-    infinity is it least less maybe mil million minus mod more most negative neither nine no none
-    nor not odd of on one or other others otherwise over pct percent percentage perhaps pi plus
-    positive possibly power probably quarter right root roughly score seven six some squared ten
-    tenth than third thousand thousandth three through times to trillion triple true twice two
-    undefined unknown unless up was when where wrong zero""".split())
+# Units by their symbols, with the prefixes, and the names of the commonest: a closed list where
+# they stand outside \text, because there other letters after a number are a product.
+UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
+         for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm".split()}
+UNITS |= {alias: names.split()[0] for names in (
+    "m meter metre", "cm centimeter", "mm millimeter", "km kilometer", "g gram", "kg kilogram",
+    "s sec second", "L liter litre", "J joule", "N newton", "W watt", "in inch inches",
+    "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "min minute", "h hr hour", "day",
+    "week", "month", "year yr", "dollar usd", "cent", "euro", "yuan", "rad radian", "deg degree",
+    "unit", "mph", "\u00c5 angstrom", "atm", "erg", "square", "cubic")
+          for alias in names.split()}
+# Words that make another number or no answer of what they stand behind.
+NUMERALS = set("""billion cubed dozen double eight factorial fifth five four fourth grand half
+    hundred hundredth infinity mil million negative nine percent percentage pct pi positive power
+    quarter root score seven six squared ten tenth third thousand thousandth three trillion triple
+    twice two zero""".split())
+DOUBTS = set("""about above all also and approximately around as at base be below between both
+    but by divided either else even exactly except false fewer for guess if incorrect is it least
+    less maybe minus mod more most neither no none nor not odd of on one or other others otherwise
+    over perhaps plus possibly probably right roughly some than through times to true undefined
+    unknown unless up was when where wrong""".split())
 SPELLINGS = (
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
     ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
@@ -111,8 +107,7 @@ def clean(text):
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
     text = re.sub(DEGREE, "", text)
-    text = re.sub(rf"^([0-9]+) *(?:\^ *\{{ *{ORDINAL} *\}}|\^? *{ORDINAL})( +[a-z]+$)?",
-                  lambda m: f"{m[1]}\\text{{{m[2]}}}" if m[2] else m[1], text)
+    text = re.sub(ORDINAL, r"\1", text)
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
     text = re.sub(TEXT, r" \1 ", text)
@@ -152,8 +147,6 @@ def is_closed(text):
 def unit_of(name, any_name):
     """'kg m/s^2' -> (('kg', 1), ('m', 1), ('s', -2)); None for what is no unit. any_name: are
     other words than the known units taken for one?"""
-    name = re.sub(r"\b(?:square|sq\.?) ([A-Za-z]+)|\bcubic ([A-Za-z]+)",
-                  lambda m: f"{m[1]}^2" if m[1] else f"{m[2]}^3", name.strip())
     tokens = re.findall(r"([A-Za-z\u03bc\u00c5]+)\.?(?: *\^ *\{? *(-?[0-9]) *\}?)?|(/)|(\S)",
                         re.sub(r"\bper\b", "/", name))
     powers, sign = {}, 1
@@ -165,10 +158,9 @@ def unit_of(name, any_name):
             continue
         small = word.lower()
         singular = small.removesuffix("s")
-        unit = (UNITS.get(word) or UNITS.get(small) or UNITS.get(singular)
-                or UNITS.get(small.removesuffix("es")))
+        unit = UNITS.get(word) or UNITS.get(small) or UNITS.get(singular)
         if not unit and (not any_name or len(word) < 3
-                         or {small, singular} & (NOT_UNITS | COMMANDS - {"bar"})):
+                         or {small, singular} & (NUMERALS | DOUBTS | COMMANDS)):
             return None
         unit = unit or singular
         powers[unit] = powers.get(unit, 0) + sign * int(power or 1)
@@ -210,18 +202,15 @@ def items(text):
 
 
 def named(text):
-    """'a = 2, b = 1 + 2 = 3' -> ['a', 'b'], ['2', '3'], [('1 + 2', '=', '3')]: the names, the
-    values, and what else is claimed about the values."""
+    """'a = 2, b = 1 + 2 = 3' -> ['a', 'b'], ['2', '3'], [('1 + 2', '3')]: the names, the values,
+    and what else is said to be equal. x \\in [1, 2] is x = [1, 2]."""
     names, values, claims = [], [], []
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
-        first, *rest = [t.strip() for t in re.split(r"(=|\\(?:approx|in)(?![a-z]))", item)]
-        if rest and (NAME.fullmatch(first) or not first and rest[0] == "\\approx"):
-            names.append(first if "\\" in first else first.replace(" ", ""))
-            if rest[0] == "\\in":
-                claims.append(("", "\\in", rest[1]))
-            first, *rest = rest[1:]
-        claims += [(first, sign, side) for sign, side in zip(rest[::2], rest[1::2])]
-        values.append(rest[-1] if rest and rest[-2] == "=" else first)
+        sides = [t.strip() for t in re.split(r"=|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
+        if len(sides) > 1 and NAME.fullmatch(sides[0]):
+            names.append(sides.pop(0).replace(" ", ""))
+        claims += itertools.pairwise(sides)
+        values.append(sides[-1])
     return names, values, claims
 
 
@@ -237,7 +226,7 @@ def words(text):
     """The bare words of a text that are neither functions nor a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
     found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
-    return found - (COMMANDS - NOT_UNITS) - {"and", "cap", "deg"}
+    return found - (COMMANDS - NUMERALS) - {"and", "cap", "deg"}
 
 
 def tight(text):
@@ -251,13 +240,11 @@ def tight(text):
 def choice(text):
     """'(C) Plane' -> 'C': the letter of a choice that is given with its text. Other texts stay."""
     parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
-    if not parts or re.search(r"\b[A-J]\b", parts[3]) or not (
-            re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3])
-            or is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3])):
+    if not parts or re.search(r"\b[A-J]\b", parts[3]) or {*parts[3].lower().split()} & DOUBTS:
         return text
-    doubt = (r"\b(?:n?or|not|is|if|wrong|false|maybe|perhaps|both|also|all|none|n?either|any|some"
-             r"|for|except|but|least|most|about|unless)\b")
-    return text if re.search(doubt, parts[3], re.I) else parts[1] or parts[2]
+    plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3]) or (
+        is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3]))
+    return parts[1] or parts[2] if plain else text
 
 
 def unfinished(text, gold):

@@ -13,7 +13,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Basic, Expr, Float, I, Rational, Symbol, simplify
+from sympy import Expr, Float, I, Rational, Symbol, simplify
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
@@ -34,7 +34,6 @@ from graders.answers import (
 )
 
 LONGEST = 5000  # characters of an answer
-JOINED = rf"{RELATION}|\\vee|\\lor(?![a-z])|\\wedge|\\land(?![a-z])"
 PLAIN = re.compile(NUMBER)
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -58,43 +57,26 @@ def expand(text):
     return ", ".join(expanded)
 
 
-def interval(clauses):
-    """['-1 < x', 'x \\leq 2'] -> {'x'}, '(-1,2]'; None if one of them is no inequality about a
-    name. Several names mean that it is no interval."""
-    names, lower, upper = set(), ("-\\infty", "("), ("\\infty", ")")
-    for clause in clauses:
-        terms = re.split(f"({RELATION})", clause)
-        sides, signs = [t.strip() for t in terms[::2]], terms[1::2]
-        if len(sides) not in (2, 3) or not all(sides) or sum(
-                bool(NAME.fullmatch(side)) for side in sides) != 1:
-            return None
-        place = next(i for i, side in enumerate(sides) if NAME.fullmatch(side))
-        names.add(sides[place])
-        for i, sign in enumerate(signs):
-            if place not in (i, i + 1):
-                return None
-            bound = sides[i + 1] if i == place else sides[i]
-            closed = "=" in sign or "\\" in sign
-            if ("<" in sign or "\\l" in sign) == (i + 1 == place):
-                lower = bound, "[" if closed else "("
-            else:
-                upper = bound, "]" if closed else ")"
-    return names, f"{lower[1]}{lower[0]},{upper[0]}{upper[1]}"
-
-
-def intervals(text):
-    """'x < -2 or -1 < x' -> 'x', '(-\\infty,-2)\\cup(-1,\\infty)'; None where the text is no list
-    of inequalities in one name."""
-    if not re.search(RELATION, text):
-        return None
-    union, names = [], set()
+def interval(text):
+    """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
+    no list of inequalities in one name."""
+    ranges, names = [], set()
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", text):
-        names_and_range = interval(re.split(r"\\wedge|\\land(?![a-z])|\band\b", part))
-        if names_and_range is None:
-            return None
-        names |= names_and_range[0]
-        union.append(names_and_range[1])
-    return (names.pop(), "\\cup".join(union)) if len(names) == 1 else None
+        ends = {False: ("(", "-\\infty"), True: ("\\infty", ")")}  # is the name less than it?
+        for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
+            terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
+            for left, sign, right in zip(terms[::2], terms[1::2], terms[2::2]):
+                less, closed = "<" in sign or "\\l" in sign, "=" in sign or "\\" in sign
+                if NAME.fullmatch(right):
+                    left, right, less = right, left, not less
+                if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right:
+                    return text, None
+                names.add(left)
+                ends[less] = (right, ")]"[closed]) if less else ("(["[closed], right)
+        ranges.append("{}{},{}{}".format(*ends[False], *ends[True]))
+        if len(terms) < 3 or len(names) > 1:
+            return text, None
+    return "\\cup".join(ranges), *names
 
 
 # ------------------------------------------------------------------ math-verify
@@ -105,17 +87,20 @@ AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none"
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text, seconds):
-    """-> [expression, text] of an answer, or [text] if it is no LaTeX. math-verify's own reader
-    would take a number that it finds in such a text."""
+    """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit, and
+    other names are real. math-verify's own reader would take a number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     latex = normalize_latex(text, AS_LATEX)
     try:
-        return [timeout(seconds)(latex2sympy)(
+        value = timeout(seconds)(latex2sympy)(
             latex, is_real=not should_treat_as_complex(latex), convert_degrees=False,
-            normalization_config=None), latex]
+            normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
+    names = value.free_symbols if isinstance(value, Expr) else ()
+    return [value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
+                        for name in names}) if names else value, latex]
 
 
 def limit():
@@ -124,18 +109,14 @@ def limit():
     return 5 if threading.current_thread() is threading.main_thread() else None
 
 
-def imaginary(x):
-    """The expression with the name i as the imaginary unit, and other names as real numbers."""
-    return x.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True)
-                   for symbol in x.free_symbols})
-
-
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
-    tell: without names, with decimals, or where a root or a logarithm has several values."""
+    tell: with decimals, or where a root or a logarithm has several values."""
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names or any(x.has(AppliedUndef) for x in (a, b)):
         return None
+    if a == b:
+        return True
     near, decimals = [], any(x.has(Float) for x in (a, b))
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
@@ -149,61 +130,36 @@ def agree(a, b):
 
 def same(pred, gold):
     """Have two texts the same value? math-verify's verdict, but without its tolerance for very
-    small and very large numbers, and with i as the imaginary unit. Sums that it would simplify for
-    seconds are compared at points."""
+    small and very large numbers. Sums that it would simplify for seconds are compared at points."""
     if len(pred) + len(gold) > 4000:
         return False
     seconds = limit()
-    golds, preds = read(gold, seconds), read(pred, seconds)
-    if not golds or not preds:
-        return False
+    golds, preds = read(expand(gold), seconds), read(expand(pred), seconds)
     a, b = golds[0], preds[0]
-    expressions = isinstance(a, Expr) and isinstance(b, Expr)
-    if expressions:
-        verdict = timeout(seconds)(agree)(imaginary(a), imaginary(b))
-        if verdict is not None:
-            return verdict
-    if verify(golds, preds, timeout_seconds=seconds):
-        if expressions and a.is_number and b.is_number and "%" not in pred + gold:
-            return bool(abs(a - b).n(30) <= 2e-6 * abs(a).n(30))
-        return True
-    if not isinstance(a, Basic) or not isinstance(b, Basic):
-        return False
-    if "i" not in {symbol.name for x in (a, b) for symbol in x.free_symbols}:
-        return False
-    a, b = imaginary(a), imaginary(b)
-    if verify([a], [b], timeout_seconds=seconds):
-        return True
-    return isinstance(a, Expr) and isinstance(b, Expr) and simplify(a - b) == 0
+    numbers = isinstance(a, Expr) and isinstance(b, Expr)
+    if numbers and (verdict := timeout(seconds)(agree)(a, b)) is not None:
+        return verdict
+    if not verify(golds, preds, timeout_seconds=seconds):
+        return numbers and a.has(I) and simplify(a - b) == 0
+    if numbers and a.is_number and b.is_number and "%" not in pred + gold:
+        return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30)))
+    return True
 
 
-def parses(gold):
-    """Is a gold answer a number, a word, or something of which math-verify reads a part?"""
-    text, _ = clean(gold)
-    dollars = str(gold).replace("\\$", "").count("$")
-    if gold is None or text.count("{") != text.count("}") or dollars % 2:
-        return False
-    try:
-        return (number(text.rstrip("% ")) is not None or is_word(text)
-                or len(text) <= 2000 and bool(read(expand(text), limit())))
-    except (Exception, TimeoutException):
-        return False
-
-
+@functools.lru_cache(maxsize=1024)
 def readable(gold):
-    """Does a gold answer parse, and equal itself by more than its letters? Never raises.
+    """Is a gold answer a number, a word, or does it equal itself by more than its letters? Never
+    raises.
 
     data.load asks it of every gold answer."""
     try:
         text, _ = clean(gold)
-        if not parses(gold) or text.lower().lstrip("-") in ("nan", "inf"):
+        dollars = str(gold).replace("\\$", "").count("$")
+        if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
+                "nan", "inf"):
             return False
-        if number(text.rstrip("% ")) is not None or is_word(text):
-            return True
-        if same(expand(text), expand(text)):
-            return True
-        ranges = intervals(text)
-        return bool(ranges) and same(ranges[1], ranges[1])
+        text, _ = interval(text)
+        return number(text.rstrip("% ")) is not None or is_word(text) or same(text, text)
     except (Exception, TimeoutException):
         return False
 
@@ -248,34 +204,33 @@ def same_answer(pred, gold):
         pred = choice(pred)
     if tight(pred) == tight(gold):
         return True
-    ranges, gold_ranges = intervals(pred), intervals(gold)
-    if not ranges and (verdict := without_names(pred, gold)) is not None:
+    (pred, name), (gold, gold_name) = interval(exact(pred)), interval(gold)
+    if not name and (verdict := without_names(pred, gold)) is not None:
         return verdict
-    if is_word(pred) or is_word(gold) or words(pred) - words(gold):
-        return False  # math-verify takes words for products of letters.
-    if unfinished(re.sub(JOINED, ",", pred) if ranges else pred, gold) or other_names(pred, gold):
+    if name and gold_name and name != gold_name or is_word(pred) or is_word(gold) or (
+            words(pred) - words(gold) or unfinished(pred, gold) or other_letters(pred, gold)):
         return False
-    if (x is None) != (y is None):
-        # One is a number. math-verify may overlook a name in the other.
-        formula = re.sub(r"\\[A-Za-z]+|^[^=]*=", "", pred if x is None else gold)
-        if re.search("[A-DF-HJ-Za-df-hj-z]", formula):
-            return False
-    if re.search(r"\\[lc]?dots|\.\.\.|\u2026", pred + gold):
-        return False  # math-verify compares no more than the parts of a pattern.
-    pred_base, gold_base = (re.fullmatch(r"([0-9A-Fa-f]+)_\{?(\d+)\}?", t) for t in (pred, gold))
-    if pred_base or gold_base:  # math-verify overlooks the base.
-        if pred_base and gold_base and pred_base[2] != gold_base[2]:
-            return False
-        return (pred_base[1] if pred_base else pred) == (gold_base[1] if gold_base else gold)
-    if (pred[0] in "([" and gold.startswith("\\{")
-            or gold[0] in "([" and pred.startswith("\\{")):
-        return False  # A tuple is no set.
-    if ranges and gold_ranges:
-        return ranges[0] == gold_ranges[0] and same(ranges[1], gold_ranges[1])
-    if same(expand(pred), expand(gold)):
-        return True
-    return bool(ranges or gold_ranges) and same(
-        ranges[1] if ranges else pred, gold_ranges[1] if gold_ranges else gold)
+    # math-verify compares no more than the parts of a pattern, overlooks the base of a number, and
+    # takes a tuple for a set.
+    if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
+        return pred == base[1]
+    if re.search(r"\\[lc]?dots|\.\.\.|\u2026", pred + gold) or any(
+            a[0] in "([" and b.startswith("\\{") for a, b in ((pred, gold), (gold, pred))):
+        return False
+    return same(pred, gold)
+
+
+def exact(text):
+    """'\\sqrt{17} \\approx 4.12' -> '\\sqrt{17}', where the decimal is right."""
+    left, _, right = (part.strip() for part in text.partition("\\approx"))
+    if not left or not right or NAME.fullmatch(left):
+        return right or left
+    decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
+    value = left.rpartition("=")[2].strip()
+    if decimal and is_closed(value) and 2 * abs(
+            read(value, limit())[0] - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
+        return left
+    return text
 
 
 def without_names(pred, gold):
@@ -284,60 +239,40 @@ def without_names(pred, gold):
     (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
     if gold_claims or not (names or claims or gold_names):
         return None
-    if gold_names and (names or claims):
-        if sorted(names) != sorted(gold_names) or len({*names}) < len(values) or len(
-                gold_values) != len(values):
+    if names and gold_names:
+        if sorted(names) != sorted(gold_names) or not (
+                len(names) == len(values) == len(gold_values)):
             return None
-        gold_of = dict(zip(gold_names, gold_values, strict=True))
-        return all(map(holds, claims)) and all(
-            same_answer(value, gold_of[name]) for name, value in zip(names, values, strict=True))
-    if gold_names:
-        form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
-        return same_answer(form.format(pred), form.format(", ".join(gold_values)))
-    if not all(map(holds, claims)) or "=" in gold:
-        return False
-    if unfinished(re.sub(r"_\{[^{}]*\}", "", " ".join(names)), gold):
-        return False
-    return same_answer(", ".join(values), gold) or bool(
-        claims and claims[-1][1] == "\\approx" and number(values[-1]) is None
-        and same_answer(claims[-1][2], gold))
+        values, gold_values = ([value for _, value in sorted(zip(*named, strict=True))]
+                               for named in ((names, values), (gold_names, gold_values)))
+    form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
+    return all(same_answer(*claim) for claim in claims) and same_answer(
+        form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
-def holds(claim):
-    """Is it true that left = right, that right is left in decimals, or that right is a set?"""
-    left, sign, right = claim
-    if sign == "\\in":
-        return not left and right.startswith(("[", "(", "\\{", "{", "\\mathbb"))
-    if sign == "=":
-        return same_answer(left, right)
-    decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
-    exact = number(left) or is_closed(left) and read(left, limit())[0]
-    return bool(decimal and exact) and (
-        2 * abs(exact - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")))
-
-
-def other_names(pred, gold):
-    """Has an answer a letter that the gold answer has in the other case alone, or other primes?
-    math-verify overlooks both."""
-    letters, gold_letters = (set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}", "", t)))
+def other_letters(pred, gold):
+    """Has an answer a letter that the gold answer has in the other case alone, other primes, or
+    names where the gold answer is a number or the reverse? math-verify overlooks all three."""
+    numeric = number(pred.rstrip("% ")) is not None or number(gold.rstrip("% ")) is not None
+    ignored = r"\\[A-Za-z]+|_\{[^{}]*\}" + "|^[^=]*=" * numeric
+    letters, gold_letters = (set(re.findall("[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
     return (any(c.swapcase() in gold_letters for c in letters - gold_letters)
-            or pred.count("\\prime") != gold.count("\\prime"))
+            or pred.count("\\prime") != gold.count("\\prime")
+            or numeric and bool((letters | gold_letters) - set("eEiI")))
 
 
 def refuse(pred, gold):
     """Says of an answer that is not equal to the gold answer if it is more than wrong: raises
     UnparsedGold, or Hedge where it has more candidates than the gold answer, a relation, or an
     operation that is left to do."""
-    if not parses(gold):
+    if not readable(gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
-    several = r",|;|\\pm|\b(?:or|and)\b|\\cup|\\boxed"
-    claims = named(pred)[2]
+    several = rf",|;|\\pm|\b(?:or|and)\b|\\cup|\\boxed|{RELATION}"
     if number(pred.rstrip("% ")) is None and not is_word(pred) and (
             len(re.findall(several, pred)) > len(re.findall(several, gold))
-            or re.search(RELATION, pred) and not re.search(RELATION, gold)
-            or claims and "=" not in gold or unfinished(pred, gold)):
+            or named(pred)[2] and "=" not in gold or unfinished(pred, gold)):
         raise Hedge(pred)
 
 

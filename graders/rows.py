@@ -4,21 +4,13 @@ import json
 from collections import Counter
 
 
-def problem_with(row, names):
-    """What is wrong with a row, None if nothing is."""
-    if not isinstance(row, dict) or not {"answer", "reward"} <= set(row):
-        return "it has no answer or no reward"
-    if row["reward"] not in names:
-        return f"there is no verifier {row['reward']!r}; there are {', '.join(names)}"
-    return None if isinstance(row.get("completion", ""), str) else "its completion is no text"
-
-
 def main(arguments, names, grade):
     """Prints how many completions of a file's rows are right, wrong, or have a fault. Of rows
     without a completion the gold answers are tried, and each that nothing could match is named.
 
     names: the verifiers. grade: rewards.grade. Returns None, or what is wrong with the file."""
-    takes = "rewards.py FILE.jsonl takes one file, of rows {completion, answer, reward}"
+    takes = ("rewards.py FILE.jsonl takes one file, of rows {completion, a text; answer; "
+             f"reward, one of {', '.join(names)}}}")
     if len(arguments) != 1:
         return f"{takes}; {len(arguments)} arguments are given"
     try:
@@ -27,10 +19,11 @@ def main(arguments, names, grade):
     except (OSError, ValueError) as e:
         return f"{takes}; {arguments[0]}: {e}"
     for place, row in rows.items():
-        if problem := problem_with(row, names):
-            return f"{takes}; line {place} of {arguments[0]}: {problem}"
+        if not (isinstance(row, dict) and "answer" in row and row.get("reward") in [*names]
+                and isinstance(row.get("completion", ""), str)):
+            return f"{takes}; line {place} of {arguments[0]} is no such row"
     details, counts = [], Counter()
-    grade([row if "completion" in row else {**row, "reward": "gold_" + row["reward"]}
+    grade([{**row, "reward": ("" if "completion" in row else "gold_") + row["reward"]}
            for row in rows.values()],
           [[row.get("completion", "")] for row in rows.values()], details=details)
     for (place, row), (reward, fault, _) in zip(rows.items(), details, strict=True):
@@ -39,7 +32,7 @@ def main(arguments, names, grade):
         else:
             counts[f"gold answers that can{'' if reward else 'not'} be matched"] += 1
             if not reward:
-                print(f"line {place}: nothing that {row['reward']} takes for an answer matches "
-                      f"the gold answer {str(row['answer'])[:200]!r}")
+                print(f"line {place}: {row['reward']} can match nothing with the gold answer "
+                      f"{str(row['answer'])[:200]!r}")
     for kind, count in counts.most_common():
         print(f"{kind}: {count}")

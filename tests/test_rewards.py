@@ -318,9 +318,9 @@ def test_a_file_is_graded(tmp_path):
         "gold answers that cannot be matched: 6", "gold answers that can be matched: 3"]
     for row, files, message in (
             (dict(completion="x", answer="5"), (path,), "line 1 of "),
-            (dict(completion="x", answer="5", reward="maths"), (path,), "no verifier 'maths'"),
-            (dict(completion=5, answer="5", reward="math"), (path,), "its completion is no text"),
-            ([], (path,), "it has no answer"), ({}, (), "0 arguments are given"),
+            (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
+            (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
+            ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
         path.write_text(json.dumps(row) + "\n")
         done = graded(*files)
