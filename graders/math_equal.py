@@ -13,7 +13,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, Float, I, Rational, Symbol, simplify
+from sympy import Eq, Expr, Float, I, Rational, Symbol, simplify, solve
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
@@ -141,6 +141,10 @@ def same(pred, gold):
         return verdict
     if not verify(golds, preds, timeout_seconds=seconds):
         return numbers and a.has(I) and simplify(a - b) == 0
+    if isinstance(a, Eq) and isinstance(b, Eq) and not timeout(seconds)(solve)(a, a.free_symbols):
+        # math-verify takes two equations without a solution for equal
+        a, b = a.lhs - a.rhs, b.lhs - b.rhs
+        return simplify(a - b) == 0 or simplify(a + b) == 0
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30)))
     return True

@@ -59,7 +59,7 @@ PAIRS = SHARED / "graders" / "pairs.jsonl"
     ("5 or 6", "5", 0), ("\\infty", "+\\infty", 1), ("\\frac{3\\pi}{4}", "3pi/4", 1),
     ("n=4", " n = 4 ", 1),
     ("1e999999999", "1", 0), ("\\frac{1}{0}", "1", 0), ("1,00", "100", 0), ("\u0665", "5", 0),
-    ("(" * 500, "5", 0),
+    ("(" * 500, "5", 0), ("|f - g| = 1 - 987", "|f - g| = 1", 0), ("1 = |f-g|", "|f-g| = 1", 1),
 ])
 def test_equal(pred, gold, same):
     assert equal(pred, gold) is bool(same)
