@@ -3,6 +3,7 @@
 import io
 import statistics
 from math import nan
+from pathlib import Path
 
 import matplotlib
 
@@ -36,7 +37,7 @@ OF_PASSK = f"mean over seeds, band: 95% bootstrap interval; of one seed, {ERRORS
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
-    buffer = io.BytesIO()
+    buffer, out = io.BytesIO(), Path(out)
     figure.savefig(buffer, format=out.suffix[1:] or "png")
     write(out, buffer.getvalue())
     plt.close(figure)

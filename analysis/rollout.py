@@ -28,19 +28,29 @@ class Kept:
 
     def __post_init__(self):
         self.own = self.method, self.coefficients
-        self.follow(self.flags["loss"])
+        self.use(self.method)
 
-    def follow(self, name):
-        """Gives the batch the advantages of a method, which may raise ValueError: the run's own has
-        the run's flags and coefficients, another its flags at their defaults."""
-        is_own = name == self.flags["loss"]
-        self.method, self.coefficients = self.own if is_own else (METHODS[name], {})
-        advantages = group_advantages(self.method, self.rewards, dict(self.state))
+    def use(self, method):
+        """Gives the batch the advantages of a method, which may raise ValueError."""
+        self.method = method
+        advantages = group_advantages(method, self.rewards, dict(self.state))
         self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
 
-    def tokens(self):
-        """The Tokens of the rollout at the policy's present weights."""
-        return self.batch.tokens(*compute_logprobs(self.policy, self.batch))
+    def follow(self, name):
+        """As use, by name: the run's method with the run's flags and coefficients, another with its
+        flags at their defaults."""
+        is_own = name == self.flags["loss"]
+        method, self.coefficients = self.own if is_own else (METHODS[name], {})
+        self.use(method)
+
+    def part(self, rows):
+        """The batch of the rollout, or of some of its rows."""
+        return self.batch if rows is None else self.batch.rows(rows)
+
+    def tokens(self, rows=None):
+        """The Tokens of the rollout, or of some of its rows, at the policy's present weights."""
+        batch = self.part(rows)
+        return batch.tokens(*compute_logprobs(self.policy, batch))
 
     def backward(self, batch):
         """Adds the gradient of one optimizer step on the rollout's Batch, or on a minibatch of it,

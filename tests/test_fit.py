@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -93,9 +94,8 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
 
     @contextmanager
     def stage(*given):
-        with own(*given):
-            monkeypatch.setattr(fit.kernels, "must_repeat", lambda _: repeat)
-            yield
+        with own(*given), mock.patch.object(fit.kernels, "must_repeat", lambda _: repeat):
+            yield  # undone before the stage's own
     monkeypatch.setattr(fit, "stage", stage)
     with fit.rank_0(1, False):
         args, method = train.parse_args(

@@ -279,14 +279,13 @@ def three_completions():
 class Opened(Kept):
     """A rollout whose advantages are given."""
 
-    def follow(self, name):
-        pass
+    def use(self, method):
+        self.method = method
 
 
 def opened(method):
     policy, batch = three_completions()
-    return Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8, loss=method),
-                  METHODS[method], policy, 1, {})
+    return Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
 
 
 def gradients(kept, chosen):
