@@ -115,6 +115,8 @@ def agree(a, b):
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names or any(x.has(AppliedUndef) for x in (a, b)):
         return None
+    if a == b:
+        return True
     near, decimals = [], any(x.has(Float) for x in (a, b))
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
@@ -134,15 +136,14 @@ def same(pred, gold):
     seconds = limit()
     golds, preds = read(expand(gold), seconds), read(expand(pred), seconds)
     a, b = golds[0], preds[0]
-    if a == b:
-        return True
     numbers = isinstance(a, Expr) and isinstance(b, Expr)
     if numbers and (verdict := timeout(seconds)(agree)(a, b)) is not None:
         return verdict
     if not verify(golds, preds, timeout_seconds=seconds):
         return numbers and a.has(I) and simplify(a - b) == 0
     if isinstance(a, Eq) and isinstance(b, Eq):  # math-verify: any two that it cannot solve
-        return simplify((a.lhs - a.rhs) / (b.lhs - b.rhs)).is_number
+        ratio = simplify((a.lhs - a.rhs) / (b.lhs - b.rhs))
+        return a == b or bool(ratio.is_number and ratio.is_finite)
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30)))
     return True
