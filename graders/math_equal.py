@@ -141,9 +141,10 @@ def same(pred, gold):
         return verdict
     if not verify(golds, preds, timeout_seconds=seconds):
         return numbers and a.has(I) and simplify(a - b) == 0
-    if isinstance(a, Eq) and isinstance(b, Eq):  # math-verify: any two that it cannot solve
+    if isinstance(a, Eq) and isinstance(b, Eq) and a != b:
+        # math-verify calls any two equal that it cannot solve.
         ratio = simplify((a.lhs - a.rhs) / (b.lhs - b.rhs))
-        return a == b or bool(ratio.is_number and ratio.is_finite)
+        return bool(ratio.is_number and ratio.is_finite)
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30)))
     return True
