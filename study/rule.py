@@ -1,0 +1,269 @@
+"""The one rule of RESULTS.md: what may be said of a claim of claims.toml, by the runs of plan.toml.
+
+A claim's contrasts give one number for each seed, and so one interval. All intervals that the page
+has are one family for Holm's procedure. The verdict follows from the corrected interval, and is
+about the setting that was measured.
+"""
+
+import math
+import re
+import statistics
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import mpmath
+
+from study.runs import HERE, read_finished
+
+CLAIMS = HERE / "claims.toml"
+LEVEL = 0.05
+MARGIN = 0.04  # of the gain over the base: the size of the effect in ACPO's table 1
+FACTOR = 1.5   # a magnitude within this factor of the paper's is reproduced
+SCORES = dict(test="mean@16", best="best validation", early="first validation", peak="its rollout",
+              **{"pass": "pass@16"})
+
+
+# ---------------------------------------------------------------------------- intervals
+
+
+def student_p(t, freedom):
+    """The two-sided p of Student's t."""
+    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t),
+                                regularized=True))
+
+
+def student_quantile(level, freedom):
+    """The t whose two-sided p is `level`."""
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, freedom) > level else (low, middle)
+    return high
+
+
+class Interval(NamedTuple):
+    """A mean over n seeds, and its standard error."""
+
+    mean: float
+    error: float
+    n: int
+
+    @classmethod
+    def of(cls, values):
+        """values: one of each seed, two or more."""
+        values = list(values)
+        return cls(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5,
+                   len(values))
+
+    @property
+    def p(self):
+        """Of the mean being 0, by Student's t."""
+        if not self.error:
+            return float(self.mean == 0)
+        return student_p(self.mean / self.error, self.n - 1)
+
+    def ends(self, level=LEVEL):
+        half = self.error * student_quantile(level, self.n - 1)
+        return self.mean - half, self.mean + half
+
+
+def holm_levels(p_values, level=LEVEL):
+    """The level at which Holm's procedure (1979) takes each of a family's intervals: level / m for
+    the smallest p, then level / (m - 1), ...; from the first that does not pass on, all have its
+    level."""
+    levels, at = [0.0] * len(p_values), None
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        levels[i] = at or level / (len(p_values) - rank)
+        if p_values[i] > levels[i]:
+            at = levels[i]
+    return levels
+
+
+# ---------------------------------------------------------------------------- scores and contrasts
+
+
+def score(run, kind):
+    """One number of a finished run: of SCORES, or the mean over it of a metric of train.py."""
+    after = [(value, -rollout) for rollout, value in run["validation"] if rollout]
+    if kind in ("test", "pass"):
+        return run["test"][SCORES[kind]]
+    if kind == "early":
+        return after[0][0]
+    if kind in ("best", "peak"):
+        best, at = max(after)
+        return best if kind == "best" else -at
+    return run["mean"][kind]
+
+
+def terms(contrast):
+    """'a/16 - b/2' -> [(1, 'a', 16), (-1, 'b', 2)]"""
+    found = re.findall(r"(?:(^|[-+]) *)([\w.]+)/(\d+)", contrast.replace(" ", ""))
+    return [(-1 if sign == "-" else 1, name, int(steps)) for sign, name, steps in found]
+
+
+class Runs:
+    """The finished runs of parts: {(task, name, steps): {rate: {seed: run}}}."""
+
+    def __init__(self, parts):
+        self.of = defaultdict(lambda: defaultdict(dict))
+        for part in parts:
+            for run in read_finished(part).values():
+                self.of[run["task"], run["name"], run["steps"]][run["lr"]][run["seed"]] = run
+
+    def tasks(self):
+        return sorted({task for task, *_ in self.of})
+
+    def shared(self, task, contrast):
+        """-> the rates that all of a contrast's settings have on a task, and the seeds that all of
+        these runs have."""
+        settings = [self.of.get((task, name, steps), {}) for _, name, steps in terms(contrast)]
+        rates = sorted(set.intersection(*map(set, settings)))
+        seeds = [set(setting[lr]) for setting in settings for lr in rates]
+        return rates, sorted(set.intersection(*seeds)) if seeds else []
+
+
+def mean_over_rates(by_rate):
+    return statistics.fmean(by_rate.values())
+
+
+def spread_over_rates(by_rate):
+    return max(by_rate.values()) - min(by_rate.values())
+
+
+def own_rate(setting):
+    """The learning rate at which a parabola through the validation scores of a setting's three
+    rates, in log lr, is largest; between the least and the largest of them.
+
+    -> its place from -1 to 1, and the rate. A validation score is the mean of a run's last two."""
+    rates = sorted(setting)
+    left, middle, right = (statistics.fmean(value for run in setting[lr].values()
+                                            for _, value in run["validation"][-2:]) for lr in rates)
+    bend, slope = (left + right) / 2 - middle, (right - left) / 2
+    ends = max((left, -1.0), (right, 1.0))[1]
+    place = max(-1.0, min(1.0, -slope / (2 * bend))) if bend < 0 else ends
+    return place, rates[1] * (rates[2] / rates[1]) ** place
+
+
+def at_own_rate(setting):
+    """by_rate -> the score at own_rate, by the parabola through the three scores."""
+    x, _ = own_rate(setting)
+
+    def score_there(by_rate):
+        left, middle, right = (by_rate[lr] for lr in sorted(by_rate))
+        return left * x * (x - 1) / 2 + middle * (1 - x * x) + right * x * (x + 1) / 2
+    return score_there
+
+
+def values(runs, contrasts, kind="test", over="rates"):
+    """{seed: number}: the mean over the tasks and the contrasts, of which each is taken over the
+    learning rates that its settings share, or of each setting at its own.
+
+    Raises ValueError where no seed has all of the runs."""
+    found = []
+    for contrast in contrasts:
+        for task in runs.tasks():
+            rates, seeds = runs.shared(task, contrast)
+            if over == "own" and any(len(runs.of[task, name, steps]) != 3
+                                     for _, name, steps in terms(contrast)):
+                continue
+            if rates:
+                found.append({seed: sum(sign * number(runs.of[task, name, steps], seed, rates, kind,
+                                                      over)
+                                        for sign, name, steps in terms(contrast))
+                              for seed in seeds})
+    seeds = set.intersection(*map(set, found)) if found else set()
+    if len(seeds) < 2:
+        raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")
+    return {seed: statistics.fmean(of[seed] for of in found) for seed in sorted(seeds)}
+
+
+def number(setting, seed, rates, kind, over):
+    """One setting's part of a contrast, of one seed."""
+    if over == "own":
+        return at_own_rate(setting)({lr: score(setting[lr][seed], kind) for lr in setting})
+    by_rate = {lr: score(setting[lr][seed], kind) for lr in rates}
+    return dict(rates=mean_over_rates, spread=spread_over_rates)[over](by_rate)
+
+
+# ---------------------------------------------------------------------------- verdicts
+
+
+class Row(NamedTuple):
+    """A claim, or what stands beside one, with its interval. beside: what it is beside the claim's
+    own score, "" for the claim itself; level: of Holm's procedure."""
+
+    claim: dict
+    beside: str
+    score: str
+    interval: Interval
+    level: float = LEVEL
+
+    def verdict(self, gain):
+        """Of the claim alone; what stands beside it has none. gain: over the base, of mean@16."""
+        if self.beside:
+            return ""
+        low, high = self.interval.ends(self.level)
+        margin = MARGIN * gain
+        says, in_margin = self.claim["says"], self.score in ("test", "best", "pass")
+        if says == "no loss":
+            return ("holds" if low > -margin else "opposite" if high < -margin else "not certain")
+        if low > 0 or high < 0:
+            if says == "open":
+                return "more" if low > 0 else "less"
+            if (low > 0) != (says == "more"):
+                return "opposite"
+            if "size" not in self.claim:
+                return "holds"
+            times = self.interval.mean / gain / self.claim["size"]
+            return "reproduced" if 1 / FACTOR <= times <= FACTOR else "direction alone"
+        if in_margin and -margin < low and high < margin:
+            return "no difference above m"
+        return "not certain"
+
+
+def read_claims(path=CLAIMS):
+    """The claims, with the fields that they leave to their defaults."""
+    claims = tomllib.loads(Path(path).read_text())["claim"]
+    return [dict(dict(score="test", parts=["map"], over="rates"), **claim) for claim in claims]
+
+
+def rows(claims=None):
+    """-> the Rows of all claims, and the claims whose runs are not all trained. Beside a claim
+    about mean@16 of the map stands the same at each setting's own rate, and beside one about
+    ACPO's table 1 the best validation score, which that reports."""
+    found, missing = [], []
+    for claim in claims or read_claims():
+        runs = Runs(claim["parts"])
+        beside = [("", claim["score"], claim["over"])]
+        if claim["score"] == "test" and claim["over"] == "rates" and "map" in claim["parts"]:
+            beside.append(("at each one's own rate", "test", "own"))
+        if "table 1" in claim["paper"]:
+            beside.append(("best validation", "best", "rates"))
+        try:
+            found += [Row(claim, text, kind, Interval.of(
+                values(runs, claim["contrasts"], kind, over).values()))
+                for text, kind, over in beside]
+        except ValueError:
+            missing.append(claim)
+    levels = holm_levels([row.interval.p for row in found])
+    return [row._replace(level=level) for row, level in zip(found, levels, strict=True)], missing
+
+
+def detectable(row):
+    """The difference that is seen half the time: that whose interval then just excludes 0."""
+    return row.interval.error * student_quantile(row.level, row.interval.n - 1)
+
+
+def gain(runs, base, name="grpo", steps=16, task="countdown"):
+    """What training adds to the base's mean@16: the mean over the seeds of a setting's best rate,
+    less the base's."""
+    setting = runs.of[task, name, steps]
+    return max(statistics.fmean(score(run, "test") for run in seeds.values())
+               for seeds in setting.values()) - base
+
+
+def power_of_ten(p):
+    """'1e-05' for a p, '<1e-9' for the smallest."""
+    return f"{p:.1g}" if p > 1e-9 else "<1e-9" if not math.isnan(p) else "-"
