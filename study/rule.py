@@ -5,7 +5,6 @@ has are one family for Holm's procedure. The verdict follows from the corrected 
 about the setting that was measured.
 """
 
-import math
 import re
 import statistics
 import tomllib
@@ -200,13 +199,17 @@ class Row(NamedTuple):
     interval: Interval
     level: float = LEVEL
 
+    @property
+    def in_units_of_gain(self):
+        """Is its score a share of problems solved, as the gain over the base is?"""
+        return self.score in ("test", "best", "pass")
+
     def verdict(self, gain):
         """Of the claim alone; what stands beside it has none. gain: over the base, of mean@16."""
         if self.beside:
             return ""
         low, high = self.interval.ends(self.level)
-        margin = MARGIN * gain
-        says, in_margin = self.claim["says"], self.score in ("test", "best", "pass")
+        says, margin = self.claim["says"], MARGIN * gain
         if says == "no loss":
             return ("holds" if low > -margin else "opposite" if high < -margin else "not certain")
         if low > 0 or high < 0:
@@ -218,7 +221,7 @@ class Row(NamedTuple):
                 return "holds"
             times = self.interval.mean / gain / self.claim["size"]
             return "reproduced" if 1 / FACTOR <= times <= FACTOR else "direction alone"
-        if in_margin and -margin < low and high < margin:
+        if self.in_units_of_gain and -margin < low and high < margin:
             return "no difference above m"
         return "not certain"
 
@@ -262,8 +265,3 @@ def gain(runs, base, name="grpo", steps=16, task="countdown"):
     setting = runs.of[task, name, steps]
     return max(statistics.fmean(score(run, "test") for run in seeds.values())
                for seeds in setting.values()) - base
-
-
-def power_of_ten(p):
-    """'1e-05' for a p, '<1e-9' for the smallest."""
-    return f"{p:.1g}" if p > 1e-9 else "<1e-9" if not math.isnan(p) else "-"

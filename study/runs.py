@@ -1,5 +1,6 @@
 """Trains the runs of study/plan.toml, several at a time, a core each, and adds their numbers to
-study/results/PART.jsonl, a line each. ./run_all.sh grid calls it.
+study/results/PART.jsonl, a line each; the bases' scores are in bases.json. ./run_all.sh grid calls
+it.
 
     python -m study.runs map                 what is missing of a part; without a name, of all
     python -m study.runs map --minutes 60    begins no run after so long
@@ -91,6 +92,12 @@ def read_finished(part):
     return {run["id"]: run for run in map(json.loads, lines)}
 
 
+def read_bases():
+    """{task: the scores of its base on the test puzzles}"""
+    path = RESULTS / "bases.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def distinct_puzzles(task):
     """A task's held-out problems, one of each puzzle: prompts that differ in the order of the
     numbers alone are one puzzle. Their order is that of a hash."""
@@ -153,13 +160,28 @@ def score(model, task, folder, out):
     return {name: rounded(result[name]) for name in ("mean@16", "pass@4", "pass@16")}
 
 
-def train_run(run, folder, bases):
-    """A child's whole life: trains, evaluates, and keeps the numbers."""
+def begin_child(folder):
+    """What a child prints goes into a file. -> its folder and that file"""
     out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
+    return out, log
+
+
+def score_base(task, folder):
+    """A child that scores a task's base; one at a time."""
+    out, log = begin_child(folder)
+    scores = {**read_bases(), task: score(BASES[task], task, folder, out)}
+    write(RESULTS / "bases.json", json.dumps(scores) + "\n")
+    shutil.rmtree(out)
+    log.unlink()
+
+
+def train_run(run, folder, bases):
+    """A child's whole life: trains, evaluates, and keeps the numbers."""
     import train
+    out, log = begin_child(folder)
     print(run.command(), flush=True)
     train.main([*shlex.split(run.command()), "--eval_data",
                 str(problem_file(run.task, "validation", folder)), "--out", str(out)])
@@ -247,7 +269,7 @@ def fork_all(next_runs, work, jobs, minutes=0):
             run = running.pop(process)
             if process.exitcode:
                 failed.append(run)
-                print(f"failed: {run.id}, see run-{process.pid}.log", flush=True)
+                print(f"failed: {run}, see run-{process.pid}.log", flush=True)
 
 
 def claimed(folder):
@@ -281,14 +303,18 @@ def main():
     if args.plan:
         return
     folder = claimed(args.folder)
-    bases = warm_up({runs[0].task for runs in plan.values()})
+    tasks = {runs[0].task for runs in plan.values()}
+    bases = warm_up(tasks)
+    failed = fork_all(lambda: sorted(tasks - set(read_bases())), partial(score_base, folder=folder),
+                      jobs=1)
 
     def next_runs():
         if collect(folder):
             say(plan)
         return missing(plan)
-    if failed := fork_all(next_runs, partial(train_run, folder=folder, bases=bases), args.jobs,
-                          args.minutes):
+    failed += fork_all(next_runs, partial(train_run, folder=folder, bases=bases), args.jobs,
+                       args.minutes)
+    if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 
 
