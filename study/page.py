@@ -11,11 +11,15 @@ from experiment.tables import markdown_table
 from study import mechanism, rule
 from study.runs import HERE, RESULTS, read_bases, read_plan
 
+BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
 MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power", "fade")
-TRACES = {  # what shows whether a method adapts: a metric, and the settings that have it
-    "policy/ess": "effective sample size", "clip/range": "ACPO's mean clip range",
-    "adv/fade_alpha": "FADE's alpha", "adv/fade_delta": "FADE's delta",
-    "clip/frac": "share of tokens clipped"}
+TRACES = (  # what shows whether a method adapts: a metric, its name, and settings that have it
+    ("clip/range", "ACPO's mean clip range", ("acpo",)),
+    ("clip/frac", "share of tokens clipped", ("acpo", "dapo", "cispo_gated")),
+    ("policy/ess", "effective sample size", ("grpo", "p3o", "p3o_stale", "p3o_cold",
+                                             "p3o_cold_trainer")),
+    ("adv/fade_alpha", "FADE's alpha", ("fade", "fade_alpha")),
+    ("adv/fade_delta", "FADE's delta", ("fade", "fade_delta")))
 
 
 # ---------------------------------------------------------------------------- numbers as text
@@ -43,7 +47,7 @@ def claims_table(rows, gain):
     """A line for each claim, with what stands beside it in its own line."""
     lines = []
     for row in rows:
-        words = row.claim["words"] if not row.beside else f"- {row.beside}"
+        words = row.claim["words"] if not row.beside else f"- {BESIDE[row.beside]}"
         lines.append((row.claim["paper"] if not row.beside else "", words,
                       signed(row.interval, row.level, digits_of(row)),
                       f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else "",
@@ -69,22 +73,18 @@ def map_table(runs, kind="test"):
     return markdown_table(("method", *head), lines)
 
 
-def traces_table(parts):
-    """Where the quantities that methods adapt to went: the mean over a run, its least and its most
-    over the rollouts that are kept, over seeds and rates."""
+def traces_table(runs):
+    """Where the quantities went that methods adapt to: the mean over runs, and the least and the
+    most of the rollouts that are kept (every fifth)."""
     lines = []
-    for (task, name, steps), setting in sorted(rule.Runs(parts).of.items()):
-        found = [run for seeds in setting.values() for run in seeds.values()]
-        cells = []
-        for metric in TRACES:
-            traces = [run["trace"][metric] for run in found if metric in run["trace"]]
-            if not traces:
-                cells.append("")
-                continue
-            flat = [x for trace in traces for x in trace]
-            cells.append(f"{statistics.fmean(flat):.3g} ({min(flat):.3g} to {max(flat):.3g})")
-        lines.append((name, task, str(steps), *cells))
-    return markdown_table(("setting", "task", "steps", *TRACES.values()), lines)
+    for metric, label, names in TRACES:
+        for (task, name, steps), setting in sorted(runs.of.items()):
+            found = [x for seeds in setting.values() for run in seeds.values()
+                     for x in run["trace"].get(metric, ())]
+            if name in names and found:
+                lines.append((label, name, task, str(steps), f"{statistics.fmean(found):.3g}",
+                              f"{min(found):.3g} to {max(found):.3g}"))
+    return markdown_table(("quantity", "setting", "task", "steps", "mean", "range"), lines)
 
 
 def write_csv(rows, gain, updates_rows):
@@ -140,7 +140,10 @@ def numbers(runs, rows, gain, bases):
         gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", seen=f"{seen:.4f}",
         seen_share=f"{100 * seen / gain:.0f}%",
         **{f"{task}_{name.replace('@', '_')}": f"{value:.3f}"
-           for task, scores in bases.items() for name, value in scores.items()})
+           for task, scores in bases.items() for name, value in scores.items()},
+        **{f"{row.claim['id']}{'_' * bool(row.beside)}{row.beside}":
+           signed(row.interval, row.level, digits_of(row)) for row in rows},
+        **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
 
 
 def write_results():
@@ -158,7 +161,8 @@ def write_results():
     write_csv(rows, gain, of_updates)
     text = (HERE / "RESULTS.in.md").read_text().format(
         claims=claims_table(rows, gain), map=map_table(runs),
-        traces=traces_table([part for part in read_plan() if part not in ("pilot", "averages")]),
+        traces=traces_table(rule.Runs(part for part in read_plan()
+                                      if part not in ("pilot", "averages"))),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict"), of_updates),
         **numbers(runs, rows, gain, bases))
     page = HERE.parent / "RESULTS.md"

@@ -190,8 +190,9 @@ def number(setting, seed, rates, kind, over):
 
 
 class Row(NamedTuple):
-    """A claim, or what stands beside one, with its interval. beside: what it is beside the claim's
-    own score, "" for the claim itself; level: of Holm's procedure."""
+    """A claim, or what stands beside one, with its interval. beside: "" for the claim itself, own
+    for mean@16 at each setting's own rate, best for the best validation score; level: of Holm's
+    procedure."""
 
     claim: dict
     beside: str
@@ -241,13 +242,13 @@ def rows(claims=None):
         runs = Runs(claim["parts"])
         beside = [("", claim["score"], claim["over"])]
         if claim["score"] == "test" and claim["over"] == "rates" and "map" in claim["parts"]:
-            beside.append(("at each one's own rate", "test", "own"))
+            beside.append(("own", "test", "own"))
         if "table 1" in claim["paper"]:
-            beside.append(("best validation", "best", "rates"))
+            beside.append(("best", "best", "rates"))
         try:
-            found += [Row(claim, text, kind, Interval.of(
+            found += [Row(claim, name, kind, Interval.of(
                 values(runs, claim["contrasts"], kind, over).values()))
-                for text, kind, over in beside]
+                for name, kind, over in beside]
         except ValueError:
             missing.append(claim)
     levels = holm_levels([row.interval.p for row in found])

@@ -127,7 +127,7 @@ def test_verdicts(says, low, high, verdict):
     half = (high - low) / 2
     x = Interval((low + high) / 2, half / rule.student_quantile(0.05, 7), 8)
     assert Row(dict(says=says), "", "test", x).verdict(GAIN) == verdict
-    assert Row(dict(says=says), "own rate", "test", x).verdict(GAIN) == ""
+    assert Row(dict(says=says), "own", "test", x).verdict(GAIN) == ""
 
 
 @pytest.mark.parametrize("mean, verdict", [
