@@ -148,7 +148,7 @@ def numbers(runs, rows, gain, bases):
 
 def write_results():
     """-> the files that it wrote. Raises ValueError where a claim's runs are not all trained."""
-    runs, bases = rule.Runs(["map"]), read_bases()
+    runs, bases = rule.Runs(["map", "advantages"]), read_bases()
     gain = rule.gain(runs, bases["countdown"]["mean@16"])
     rows, missing = rule.rows()
     if missing:
