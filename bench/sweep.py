@@ -39,7 +39,7 @@ def parse_args(argv):
     flag = parser.add_argument
     flag("method", help="a row of losses.py, or with flags of its own 'fade --alpha_max 2'")
     flag("--baseline", default="grpo", help="what it is compared with, written the same way")
-    flag("--rates", help="with commas between; default a third, one and three times train.py's")
+    flag("--rates", help="with commas between; default a third, 1, 3 and 9 times train.py's")
     flag("--seeds", type=int, choices=range(2, 11), default=4, metavar="N", help="from 2 to 10")
     flag("--rollouts", type=int, default=25, help="of each run")
     flag("--jobs", type=int, default=2, help="runs at a time")
@@ -51,9 +51,9 @@ def parse_args(argv):
                "--rollouts and --out")
     if args.method.split() == args.baseline.split():
         refuse(f"{args.method} is the --baseline, too: give another")
-    if args.rates is None:  # times 1/3, 1 and 3
+    if args.rates is None:
         lr = train.parse_args([*args.more, "--loss", args.method.split()[0]])[0].lr
-        args.rates = ",".join(f"{lr * x:.2g}" for x in (1 / 3, 1, 3))
+        args.rates = ",".join(f"{lr * x:.2g}" for x in (1 / 3, 1, 3, 9))
     return args
 
 

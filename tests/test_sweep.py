@@ -40,8 +40,8 @@ def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
     assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 25, 25)}
     assert len({args.out for args in parsed}) == 12
     assert [args.alpha_max for args in parsed if args.loss == "fade"] == [2] * 6
-    rates = [train.parse_args(line[2:-1])[0].lr for line in commands(capsys, "fade")[:6:2]]
-    assert rates == [1.7e-5, 5e-5, 1.5e-4]  # about the recipe's
+    rates = [train.parse_args(line[2:-1])[0].lr for line in commands(capsys, "fade")[:8:2]]
+    assert rates == [1.7e-5, 5e-5, 1.5e-4, 4.5e-4]  # about the recipe's
 
 
 def made_up(folder, score, **flags):
