@@ -2,9 +2,11 @@
 
     python eval.py --model Qwen/Qwen2.5-1.5B-Instruct --benchmarks aime24,amc23 --out evals/qwen
     python eval.py --completions FILE.jsonl --benchmarks aime24,amc23 --out evals/again
+    python eval.py ... --out evals/qwen --against evals/base
 
-The second command grades the completions of a file. A command that was cut off continues when it is
-started again. train.py's --eval_every uses `summarise`, too.
+The second command grades the completions of a file. The third compares with an evaluation of the
+same problems, without a model where evals/qwen is whole. A command that was cut off continues when
+it is started again. train.py's --eval_every uses `summarise`, too.
 """
 
 import json
@@ -27,8 +29,8 @@ from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser
 from experiment.log import versions
 from experiment.model import read_tokenizer
-from experiment.stats import interval, mean, pass_at_k, powers_of_two, standard_error
-from experiment.tables import results_table
+from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
+from experiment.tables import differences_table, results_table
 from graders import sandbox
 from rewards import Unparsed, final_answer, grade
 
@@ -36,7 +38,8 @@ from rewards import Unparsed, final_answer, grade
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
             "template", "stop", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
-FREE = {"out", "k", "lenient", "allow_unsafe_code"}  # flags that leave completions as they are
+# flags that leave completions as they are
+FREE = {"out", "k", "against", "lenient", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
@@ -69,6 +72,7 @@ def add_flags(flag):
     flag("seed", 0, "seed of the sampler")
     flag("lenient", False, "mathematics: accept an answer outside of a box, too")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
+    flag("against", None, "folder of another evaluation of these problems: prints the differences")
     flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
     flag("out", "eval", "the folder for the results")
 
@@ -164,6 +168,26 @@ def read_groups(path, problems):
     return [found[problem["place"][0], problem["id"]] for problem in problems]
 
 
+def graded(problems, groups):
+    """The groups' rows with the scores of today's verifiers."""
+    rewards, _ = grade(problems, [[row["completion"] for row in rows] for rows in groups])
+    return [[dict(row, score=score) for row, score in zip(*pair, strict=True)]
+            for pair in zip(groups, rewards, strict=True)]
+
+
+def read_other(folder, problems, n):
+    """-> for each problem the graded rows of --against, which are n, too."""
+    path = Path(folder) / "completions.jsonl"
+    if not path.is_file():
+        refuse(f"--against {folder} is no evaluation's folder: it has no completions.jsonl")
+    groups = read_groups(path, problems)
+    for problem, rows in zip(problems, groups, strict=True):
+        if len(rows) != n:
+            refuse(f"--against {folder} has {len(rows)} completions of problem {problem['id']}, not"
+                   f" {n}: both have to be of the same problems and --samples")
+    return graded(problems, groups)
+
+
 def append(path, groups):
     with open(path, "a") as file:
         file.writelines(json.dumps(row) + "\n" for rows in groups for row in rows)
@@ -202,10 +226,7 @@ def begin(args, problems, out, size):
         refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
     whole = next((i for i, count in enumerate(counts) if count != n), len(counts))
     groups = groups[:whole if whole == len(problems) else whole // size * size]
-    rewards, _ = grade(problems[:len(groups)],
-                       [[row["completion"] for row in rows] for rows in groups])
-    groups = [[dict(row, score=score) for row, score in zip(*pair, strict=True)]
-              for pair in zip(groups, rewards, strict=True)]
+    groups = graded(problems[:len(groups)], groups)
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -252,10 +273,7 @@ def summarise(groups, ks):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
     error over the problems, reward (its mean), truncated_frac, mean_length}. A reward of 1 is a
     right completion, and any other a wrong one."""
-    n = len(groups[0])
-    correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
-    of_problems = {f"mean@{n}": [c / n for c in correct],
-                   **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
+    of_problems = by_problem(groups, ks)
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(values) for name, values in of_problems.items()},
@@ -278,14 +296,20 @@ def benchmark_results(problems, groups, ks):
     return results
 
 
-def report(args, problems, groups, out):
-    """Prints the table and writes eval.json, eval.md and passk.png."""
+def report(args, problems, groups, others, out):
+    """Prints the tables and writes eval.json, eval.md and passk.png. others: read_other's."""
     from analysis import figures, runs
-    ks, results = args.k or powers_of_two(len(groups[0])), {}
-    for name, pairs in groupby(zip(problems, groups, strict=True), lambda p: p[0]["place"][0]):
-        results[name] = benchmark_results(*zip(*pairs, strict=True), ks)
+    ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
+    for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
+                              lambda row: row[0]["place"][0]):
+        *here, other = zip(*rows, strict=True)
+        results[name] = benchmark_results(*here, ks)
+        differences[name] = paired(by_problem(here[1], ks), by_problem(other, ks))
     content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
     table = results_table(results, ks)
+    if others:
+        content["against"] = differences
+        table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
     figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
@@ -300,11 +324,13 @@ def main(argv=None):
         parallel.start()
         size = max(1, CHUNK * parallel.world() // (args.samples or 1))
         groups = parallel.on_rank0(partial(begin, args, problems, out, size))
+        others = args.against and parallel.on_rank0(partial(
+            read_other, args.against, problems, args.samples or len(groups[0])))
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)
         if parallel.rank() == 0:  # vLLM's close has ended the group: no collectives
-            report(args, problems, groups, out)
+            report(args, problems, groups, others, out)
         parallel.stop()
     except (OSError, FloatingPointError, failures.RunFailed, KeyboardInterrupt) as e:
         print(f"eval.py: {str(e) or 'interrupted'}; the same command continues", file=sys.stderr)

@@ -46,6 +46,7 @@ class Tokens:
     sampler_logprobs: torch.Tensor | None = None  # as the sampler computed them, for --correction
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
+    group: torch.Tensor | None = None             # int, of the prompt, for prompt_mean
 
     @property
     def log_ratio(self):
@@ -73,16 +74,20 @@ class Tokens:
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
         return replace(self, **{f.name: clean(x) for f in fields(self)
-                                if f.name != "mask" and (x := getattr(self, f.name)) is not None})
+                                if f.name not in ("mask", "group")
+                                and (x := getattr(self, f.name)) is not None})
 
 
 # the denominators: of the whole optimizer step, over all ranks
-StepSize = namedtuple("StepSize", "completions tokens max_tokens")
+StepSize = namedtuple("StepSize", "completions tokens max_tokens of_prompts")
 
 
-def step_size(mask, max_tokens):
-    """Counts the tokens in mask [B, T], and the completions that have at least one of them."""
-    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens)
+def step_size(tokens, max_tokens):
+    """Counts the tokens of the mask, the completions that have one, and the tokens of each prompt,
+    a tensor by its number in group; None without group."""
+    mask, group = tokens.mask, tokens.group
+    of_prompts = None if group is None else group[mask].bincount(minlength=int(group.max()) + 1)
+    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens, of_prompts)
 
 
 def whole_step(f):
@@ -112,6 +117,15 @@ def raw(rewards, state):
 def zscore(rewards, state):
     """A = (r - rbar) / (std + 1e-6), std unbiased"""
     return centred(rewards, state) / (rewards.std(1, keepdim=True) + 1e-6)
+
+
+def rollout_zscore(rewards, state):
+    """A = (r - rbar) / (s + 1e-6), s the unbiased std of r - rbar over the whole rollout
+
+    A group weighs by its spread, where zscore gives all mixed groups one. s counts each completion
+    once; verl, slime and NeMo-RL count it once per token."""
+    advantages = centred(rewards, state)
+    return advantages / (advantages.std() + 1e-6)
 
 
 def leave_one_out(rewards, state):
@@ -254,6 +268,15 @@ def low_probability(tokens, *, prob_split=0.5):
 def high_probability(tokens, *, prob_split=0.5):
     """w = 1 where pi_old > prob_split, else 0"""
     return (tokens.old_logprobs.exp() > prob_split).to(tokens.entropy)
+
+
+@whole_step
+def successes(tokens):
+    """w = (the step's tokens / those with A > 0) where A > 0, else 0
+
+    With token_mean that is the mean over the tokens with A > 0."""
+    right = (tokens.advantages > 0).to(tokens.entropy)
+    return right / tokens.mean(right).clamp(min=1e-12)
 
 
 def opsm(tokens, *, opsm_delta=0.5):
@@ -412,11 +435,24 @@ def gmpo(tokens, *, eps_low=0.4, eps_high=0.4):
     return -tokens.advantages * mean * (x - x.detach()).exp()
 
 
-def dppo(tokens, *, tv_low=0.2, tv_high=0.2, ratio_max=20.0):
+def dppo(tokens, *, tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0):
     """L = -sg(min(rho, ratio_max)) A log pi, 0 where A > 0 and pi - pi_old > tv_high
-    or A < 0 and pi - pi_old < -tv_low (the sampled token's part of the total variation)"""
-    moved = tokens.probs - tokens.old_logprobs.exp()
+    or A < 0 and pi - pi_old < -tv_low (the sampled token's part of the total variation);
+    with binary_kl = d also 0 where A (pi - pi_old) > 0 and, in nats,
+    pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)) > d
+
+    A total variation of v has a binary KL of 2 v^2 or more: up to d = 0.08 the KL alone decides at
+    the bounds of 0.2. SkyRL's d is 0.05."""
+    old = tokens.old_logprobs.exp()
+    moved = tokens.probs - old
     gone = torch.where(tokens.advantages > 0, moved > tv_high, moved < -tv_low)
+    if binary_kl is not None:
+        if binary_kl <= 0:
+            raise ValueError(f"--binary_kl must be above 0 nats, not {binary_kl}")
+        others, old_others = (-x.expm1().clamp(max=-1e-8)
+                              for x in (tokens.logprobs.detach(), tokens.old_logprobs))
+        kl = old_others * (old_others / others).log() - old * tokens.log_ratio.detach()
+        gone |= (tokens.advantages * moved > 0) & (kl > binary_kl)
     return -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs * ~gone
 
 
@@ -480,27 +516,37 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
-# (loss [B, T], mask [B, T], StepSize of the whole optimizer step) -> scalar
+# (loss [B, T], its tokens, StepSize of the whole optimizer step) -> scalar
 
 
-def seq_mean(loss, mask, size):
+def seq_mean(loss, tokens, size):
     """mean over completions of the mean over their tokens"""
-    return ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / size.completions
+    return tokens.sequence_mean(loss).sum() / size.completions
 
 
-def token_mean(loss, mask, size):
+def token_mean(loss, tokens, size):
     """sum / completion tokens of the optimizer step"""
-    return (loss * mask).sum() / size.tokens
+    return (loss * tokens.mask).sum() / size.tokens
 
 
-def seq_sum(loss, mask, size):
+def prompt_mean(loss, tokens, size):
+    """mean over prompts of the mean over the tokens of all their completions in the optimizer step
+
+    A step that holds some of a prompt's completions takes the mean over these."""
+    if size.of_prompts is None:
+        raise ValueError("prompt_mean: Tokens.group has to say which completions share a prompt")
+    of_prompt = size.of_prompts.clamp(min=1)[tokens.group]
+    return (loss * tokens.mask / of_prompt).sum() / (size.of_prompts > 0).sum()
+
+
+def seq_sum(loss, tokens, size):
     """mean over completions of the sum over their tokens"""
-    return (loss * mask).sum() / size.completions
+    return (loss * tokens.mask).sum() / size.completions
 
 
-def constant(loss, mask, size):
+def constant(loss, tokens, size):
     """sum / (completions x max_tokens)"""
-    return (loss * mask).sum() / (size.completions * size.max_tokens)
+    return (loss * tokens.mask).sum() / (size.completions * size.max_tokens)
 
 
 # ---------------------------------------------------------------------------- the rows
@@ -509,7 +555,7 @@ def constant(loss, mask, size):
 # alone skips such completions in the update. Any other function sees all completions
 BY_ADVANTAGE = {reinforce, ppo_clip, cispo, gspo, sapo, gmpo, dppo, vespo,
                 every_token, by_probability, low_probability, high_probability, opsm,
-                seq_mean, token_mean, seq_sum, constant}
+                seq_mean, token_mean, prompt_mean, seq_sum, constant}
 
 
 @functools.cache
@@ -568,12 +614,15 @@ class Method:
 # docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
 METHODS = {
     "reinforce": Method(raw, reinforce, token_mean, source="Williams 1992"),
+    "rft": Method(raw, reinforce, token_mean, successes, source="arXiv 2308.01825"),
     "rloo": Method(leave_one_out, ppo_clip, token_mean, source="arXiv 2402.14740"),
     "grpo": Method(zscore, ppo_clip, seq_mean, source="arXiv 2402.03300"),
+    "reinforce_pp": Method(rollout_zscore, ppo_clip, token_mean, source="arXiv 2501.03262"),
     "dr_grpo": Method(centred, ppo_clip, constant, source="arXiv 2503.20783"),
     "dapo": Method(zscore, ppo_clip, token_mean, preset=dict(eps_high=0.28),
                    source="arXiv 2503.14476"),
     "cispo": Method(zscore, cispo, token_mean, source="arXiv 2506.13585"),
+    "scale_rl": Method(rollout_zscore, cispo, prompt_mean, source="arXiv 2510.13786"),
     "gspo": Method(zscore, gspo, seq_mean, source="arXiv 2507.18071"),
     "luspo": Method(zscore, gspo, seq_sum, preset=dict(eps_low=2e-3, eps_high=2.5e-3),
                     source="arXiv 2602.05261"),
@@ -649,12 +698,12 @@ def loss_terms(method, tokens, size, correction=None, correction_low=None, corre
     if correction:
         factor, of_correction = correct(tokens, correction, correction_low, correction_high)
         weight, numbers = weight * factor, {**numbers, **of_correction}
-    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size))
+    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens, size))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size)
+        kl = method.call(method.aggregate, k3 * in_pass, tokens, size)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return terms, numbers
@@ -670,7 +719,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, correction=None, corre
     KL(pi | pi_ref). hp: hyperparameters in place of the row's. Raises ValueError for a
     hyperparameter out of range."""
     method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    size = size or step_size(tokens.mask, max_tokens)
+    size = size or step_size(tokens, max_tokens)
     terms, _ = loss_terms(method, tokens, size, correction, correction_low, correction_high,
                           kl_coef)
     return sum(terms.values())
@@ -682,7 +731,7 @@ def step_metrics(method, tokens, max_tokens, *, correction=None, correction_low=
     """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
     ratios, clipping, and the numbers of the objective. Arguments and errors: policy_loss."""
     method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    terms, numbers = loss_terms(method, tokens, step_size(tokens.mask, max_tokens), correction,
+    terms, numbers = loss_terms(method, tokens, step_size(tokens, max_tokens), correction,
                                 correction_low, correction_high, kl_coef)
     metrics = {**numbers, **terms, **measure(method, tokens), "loss": sum(terms.values())}
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}

@@ -3,6 +3,8 @@
 # ./run_all.sh setup     the environment alone, in .venv
 # ./run_all.sh test      sets up, then runs every test; more arguments are pytest's: test -k resume
 # ./run_all.sh test quick the quick tests, a list in tests/conftest.py: about two minutes
+# ./run_all.sh sweep METHOD  a learning rate for METHOD and for grpo alike, then their difference
+#                        over fresh seeds (bench/sweep.py; sweep --help)
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; more arguments are
 #                        those of study/train_grid.py: grid --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
@@ -15,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 case "${1:-}" in
-  "" | setup | test | grid | full | results) ;;
+  "" | setup | test | sweep | grid | full | results) ;;
   -h | --help)
     sed -n '/^# /p;/^set /q' "$0"
     exit
@@ -161,6 +163,11 @@ case "${1:-}" in
     fi
     exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile \
       --no-loadscope-reorder "$@" tests
+    ;;
+  sweep)
+    shift
+    # shellcheck disable=SC2086
+    exec .venv/bin/python bench/sweep.py --out "${RUNS:-runs}/sweep" "$@" $EXTRA
     ;;
   results) exec .venv/bin/python -m study results ;;
   grid)

@@ -1,6 +1,7 @@
 """Tables and figures of runs, and the anatomy of their updates.
 
-    python -m analysis curves runs/*     held-out scores, reward, entropy, clipping and KL
+    python -m analysis curves runs/*     held-out scores, reward, entropy, clipping and KL, or
+                                         with --metric NAME any number of metrics.jsonl
     python -m analysis table runs/*      a line for each method, with intervals over seeds
     python -m analysis passk runs/*      pass@k, the chance that one of k completions is right,
                                          before and after training
@@ -13,7 +14,7 @@
     R=runs/kept/rollouts/rollout_000001.pt
     python -m analysis steps $R          ratios, gradient sizes and clipping after each step
     python -m analysis replay $R         the gradients of all methods on one rollout
-    python -m analysis tokens $R --methods grpo,acpo
+    python -m analysis tokens $R --methods "grpo, grpo --eps_low 0.05 --eps_high 0.05"
                                          a page for the browser: probability, ratio, clipping and
                                          gradient of each token after each step
 
@@ -23,6 +24,7 @@ its flags. Runs whose flags differ in nothing but the seed are one line.
 
 # torch, transformers and matplotlib are imported where a command needs them: --help is to be quick
 import argparse
+import difflib
 import json
 import sys
 from functools import partial
@@ -33,7 +35,7 @@ from experiment import failures
 refuse = partial(failures.refuse, "analysis")
 # command: the file to write without --out, and the flags of a command that takes a rollout
 COMMANDS = dict(
-    curves=["curves.png"], table=["table.md"], passk=["passk.png"], fade=["fade.png"],
+    curves=["curves.png", "metric"], table=["table.md"], passk=["passk.png"], fade=["fade.png"],
     p3o=["p3o.png"], steps=["steps.png", "model", "lr", "steps"],
     replay=["replay.json", "model", "methods"],
     tokens=["tokens.html", "model", "lr", "steps", "methods", "problems"])
@@ -50,11 +52,14 @@ def count(text):
 
 
 def method_names(text):
-    from losses import METHODS
-    if unknown := ", ".join(name for name in text.split(",") if name not in METHODS):
-        raise argparse.ArgumentTypeError(
-            f"no such method: {unknown}; there are {', '.join(METHODS)}")
-    return text.split(",")
+    from analysis.rollout import bound
+    names = [" ".join(part.split()) for part in text.split(",")]
+    try:
+        for name in names:
+            bound(None, name)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+    return names
 
 
 FLAGS = dict(
@@ -63,8 +68,9 @@ FLAGS = dict(
     lr=dict(type=positive, help="learning rate of the steps (default: the run's)"),
     steps=dict(type=count, help="number of optimizer steps (default: the run's)"),
     methods=dict(type=method_names,
-                 help="methods of losses.py, with commas between (default: of replay all, of "
-                      "tokens the run's)"),
+                 help="methods of losses.py, with commas between and their flags behind them, as "
+                      "'grpo, grpo --eps_low 0.05' (default: of replay all, of tokens the run's)"),
+    metric=dict(help="the number of metrics.jsonl to draw, as policy/ess or time/rollout"),
     problems=dict(type=count, help="number of the rollout's problems on the page (default: all)"),
     out=dict(type=Path, help="file to write; the numbers of steps and replay go into a .json "
                              "(default: beside the run or rollout)"))
@@ -76,7 +82,7 @@ def make_parser():
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, *flags) in COMMANDS.items():
         sub = commands.add_parser(name, allow_abbrev=False)
-        if flags:
+        if "model" in flags:
             sub.add_argument("rollout", type=Path, help="a file of train.py --save_rollouts")
         else:
             sub.add_argument("runs", nargs="+", type=Path, help="folders of runs, as runs/*")
@@ -85,10 +91,9 @@ def make_parser():
     return parser
 
 
-def output(out, paths, command):
-    """-> the file to write: --out, or one in the folder that the first path lies in. The name
-    of a path that is alone is put in front, so that no run's own figure is written over."""
-    name = COMMANDS[command][0]
+def output(out, paths, name):
+    """-> the file to write: --out, or one of that name in the folder that the first path lies in.
+    The name of a path that is alone is put in front: no run's own figure is written over."""
     if out is None:
         first = paths[0].resolve()
         return first.with_name(f"{first.stem}-{name}" if len(paths) == 1 else name)
@@ -97,7 +102,7 @@ def output(out, paths, command):
     return out
 
 
-def of_runs(command, paths, out):
+def of_runs(command, paths, out, metric=None):
     from analysis import figures, runs
     found = []
     for path in paths:
@@ -113,7 +118,14 @@ def of_runs(command, paths, out):
     if sum(map(len, groups.values())) < len(found):
         print("analysis: runs are given twice: a seed of a setting counts once, by its longest run",
               file=sys.stderr)
-    if command == "table":
+    if metric:
+        names = {name for run, in found for record in run["records"] for name, x in record.items()
+                 if isinstance(x, (int, float))}
+        if metric not in names:
+            near = difflib.get_close_matches(metric, names, 3) or sorted(names)
+            refuse(f"--metric {metric}: no such number was logged, but {', '.join(near)}")
+        figures.curves(groups, out, panels={metric: metric})
+    elif command == "table":
         out.write_text(runs.table(groups))
         print(f"{out.read_text()}\n{runs.NOTES}")
     elif command == "passk":
@@ -151,9 +163,10 @@ def main(argv=None):
     options = vars(make_parser().parse_args(argv))
     command, out, runs, path = (options.pop(name, None)
                                 for name in ("command", "out", "runs", "rollout"))
-    out = output(out, runs or [path], command)
+    name = f"{options['metric']}.png".replace("/", "-") if options.get("metric") else None
+    out = output(out, runs or [path], name or COMMANDS[command][0])
     if runs:
-        return of_runs(command, runs, out)
+        return of_runs(command, runs, out, **options)
     if not path.is_file():
         refuse(f"{path} is no file; train.py --save_rollouts keeps rollouts, such as "
                "runs/kept/rollouts/rollout_000001.pt")

@@ -8,9 +8,27 @@ from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
 from experiment.checkpoint import read_pickle
+from experiment.flags import Parser, did_you_mean
 from losses import AXES, METHODS, Method, group_advantages, row
 
 COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
+
+
+def bound(method, text):
+    """The method with the flags of a text, as in "grpo --eps_low 0.05"; the row itself where method
+    is None. Raises ValueError for a name or a flag that there is not."""
+    name, *flags = text.split() or [""]
+    if name not in METHODS:
+        raise ValueError(f"no such method: {name}; there are {', '.join(METHODS)}")
+    method, parser = method or METHODS[name], Parser("analysis")
+    for flag, value in method.flags.items():
+        parser.flag(flag, value, "", type=float if value is None else None)
+    values, unknown = parser.parse_known_args(flags)
+    if unknown:
+        own = [f"--{flag}" for flag in method.flags]
+        raise ValueError(f"{unknown[0]} is no flag of {name}, which has {', '.join(own) or 'none'}"
+                         f"{did_you_mean(unknown[0], own)}")
+    return method.bind(**vars(values))
 
 
 @dataclass
@@ -36,12 +54,12 @@ class Kept:
         advantages = group_advantages(method, self.rewards, dict(self.state))
         self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
 
-    def follow(self, name):
-        """As use, by name: the run's method with the run's flags and coefficients, another with its
-        flags at their defaults."""
-        is_own = name == self.flags["loss"]
-        method, self.coefficients = self.own if is_own else (METHODS[name], {})
-        self.use(method)
+    def follow(self, text):
+        """As use, by name, with flags after it or none: the run's method has the run's flags and
+        coefficients otherwise, another its flags' defaults."""
+        is_own = text.split()[0] == self.flags["loss"]
+        method, self.coefficients = self.own if is_own else (None, {})
+        self.use(bound(method, text))
 
     def part(self, rows):
         """The batch of the rollout, or of some of its rows."""

@@ -39,7 +39,8 @@ class Batch:
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""
         return Tokens(logprobs, self.old_logprobs, self.advantages, self.mask, entropy,
-                      self.sampler_logprobs, self.ref_logprobs, self.weight)
+                      self.sampler_logprobs, self.ref_logprobs, self.weight,
+                      None if self.group is None else self.group[:, None].expand_as(self.mask))
 
 
 def make_batch(prompts, completions, device="cpu"):
@@ -147,10 +148,10 @@ def compute_logprobs(policy, batch):
     return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
-def entropy_term(method, batch, entropy, size, entropy_coef):
+def entropy_term(method, tokens, entropy, size, entropy_coef):
     """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
-    weighted = entropy if batch.weight is None else entropy * batch.weight
-    return -entropy_coef * method.call(method.aggregate, weighted, batch.mask, size)
+    weighted = entropy if tokens.weight is None else entropy * tokens.weight
+    return -entropy_coef * method.call(method.aggregate, weighted, tokens, size)
 
 
 def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
@@ -161,13 +162,13 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     two stages: d loss / d outputs of all tokens, from a forward pass without a graph; then each
     micro-batch propagates its rows of that to the weights. Rows without a gradient do not go
     through the model; metrics take their ratio as 1."""
-    size = step_size(batch.mask, max_tokens)
+    size = step_size(batch.tokens(batch.old_logprobs, batch.entropy), max_tokens)
 
     def loss_of(part, logprobs, entropy):
-        loss = policy_loss(method, part.tokens(logprobs, entropy.detach()), max_tokens, size=size,
-                           **options)
+        tokens = part.tokens(logprobs, entropy.detach())
+        loss = policy_loss(method, tokens, max_tokens, size=size, **options)
         if entropy_coef:
-            loss = loss + entropy_term(method, part, entropy, size, entropy_coef)
+            loss = loss + entropy_term(method, tokens, entropy, size, entropy_coef)
         return loss
 
     learnt = rows_to_learn(batch, method, entropy_coef, **options)
@@ -190,9 +191,10 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)
-    metrics = step_metrics(method, batch.tokens(logprobs, entropy), max_tokens, **options)
+    step = batch.tokens(logprobs, entropy)
+    metrics = step_metrics(method, step, max_tokens, **options)
     if entropy_coef:
-        metrics["entropy_loss"] = entropy_term(method, batch, entropy, size, entropy_coef)
+        metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
         metrics["loss"] = metrics["loss"] + metrics["entropy_loss"]
     tokens = (batch.prompt_len + batch.completion_len)[learnt]
     return {**metrics, "learnt_tokens": tokens.sum()}

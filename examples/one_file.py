@@ -102,7 +102,9 @@ def score(model, method, completions, rewards, state):
     advantages = group_advantages(method, rewards, state)  # [P, G]
     # the reward is of the whole completion: all of its tokens have the same advantage
     advantages = advantages.reshape(-1, 1).expand(mask.shape)
-    return Tokens(old_logprobs, old_logprobs, advantages, mask, entropy)
+    group = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])[:, None]
+    return Tokens(old_logprobs, old_logprobs, advantages, mask, entropy,
+                  group=group.expand(mask.shape))
 
 
 # ---------------------------------------------------------------------------- update
@@ -113,7 +115,8 @@ def loss(model, method, completions, scored, weight, share):
     logprobs, entropy = logprobs_and_entropy(
         model, completions.ids[share], completions.attention_mask[share], scored.mask.shape[1])
     tokens = Tokens(logprobs, scored.old_logprobs[share], scored.advantages[share],
-                    scored.mask[share], entropy.detach(), weight=weight[share])
+                    scored.mask[share], entropy.detach(), weight=weight[share],
+                    group=scored.group[share])
     return policy_loss(method, tokens, MAX_TOKENS)
 
 

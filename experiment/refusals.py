@@ -125,7 +125,8 @@ def check_row(name, method, common):
 
 def toy(group_size):
     """-> rewards [4, G], of the last groups all right and all wrong; and Tokens [8, 6] of uneven
-    lengths. Row 0 has ratio 1, row 4 has A = 0, and the two halves have other means."""
+    lengths. Row 0 has ratio 1, row 4 has A = 0, and the two halves have other means and share their
+    prompts."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     draw = partial(torch.rand, 8, 6, generator=torch.Generator().manual_seed(0),
@@ -135,7 +136,8 @@ def toy(group_size):
     logprobs, noise = -0.05 - 3 * draw() / (1 + rows), rows * (draw() - 0.5)
     return rewards, Tokens(
         logprobs, logprobs - noise, advantages.expand(8, 6), torch.arange(6) < lengths,
-        draw() + 0.2 * rows, sampler_logprobs=logprobs - noise / 2).without_junk()
+        draw() + 0.2 * rows, sampler_logprobs=logprobs - noise / 2,
+        group=(rows % 4).expand(8, 6)).without_junk()
 
 
 class Trial:
@@ -174,7 +176,7 @@ class Trial:
         aggregate the weight of each token's loss, [1, B, T]. 0 in padding."""
         mask, aggregates = tokens.mask, f is self.method.aggregate
         leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
-        inputs = ((leaf, mask, losses.step_size(self.tokens.mask, 1024)) if aggregates else
+        inputs = ((leaf, tokens, losses.step_size(self.tokens, 1024)) if aggregates else
                   (replace(tokens, logprobs=leaf),))
         value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
         gradient, weight = torch.zeros_like(leaf), 1.0 if aggregates else tokens.entropy * mask

@@ -30,6 +30,26 @@ def standard_error(values):
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
+def by_problem(groups, ks):
+    """{mean@n, pass@k: [the value of each problem]} of the rows of each; a reward of 1 is right."""
+    n = len(groups[0])
+    correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
+    return {f"mean@{n}": [c / n for c in correct],
+            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
+
+
+def paired(values, others):
+    """{metric: [value of each problem]} of two evaluations, in one order. -> {metric: mean of the
+    first, of the second, the difference, and low and high of its 95% interval over the problems}"""
+    result = {}
+    for name, found in values.items():
+        gaps = [a - b for a, b in zip(found, others[name], strict=True)]
+        low, high = interval(gaps)
+        result[name] = dict(value=mean(found), other=mean(others[name]), difference=mean(gaps),
+                            low=low, high=high)
+    return result
+
+
 def interval(values, draws=2000):
     """The 95% percentile interval of the mean, by bootstrap.
 

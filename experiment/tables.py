@@ -21,3 +21,12 @@ def results_table(results, ks):
              "length": f"{r['mean_length']:.0f}", "reward": shown(r["reward"])}
             for name, r in results.items() for n in [r["samples"]]]
     return markdown_table(list(rows[0]), [row.values() for row in rows])
+
+
+def differences_table(benchmarks):
+    """benchmarks: {name: stats.paired's}."""
+    rows = [(name, metric, f"{d['value']:.3f}", f"{d['other']:.3f}", f"{d['difference']:+.3f}",
+             f"{d['low']:+.3f} to {d['high']:+.3f}")
+            for name, metrics in benchmarks.items() for metric, d in metrics.items()]
+    return markdown_table(("benchmark", "", "here", "there", "difference",
+                           "95% interval, over problems"), rows)

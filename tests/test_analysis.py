@@ -103,6 +103,14 @@ def test_figures_of_runs(folders, tmp_path, drawn, command, points):
     assert [max(map(len, lines.values())) for lines in panels.values()] == points
 
 
+def test_any_logged_number_is_drawn(folders, drawn, capsys):
+    main(["curves", *map(str, folders[:2]), "--metric", "time/rollout"])
+    (panels, _), = drawn
+    assert panels == {"time/rollout": {"a, 2 seeds": [(r, 1.0 + r, 1.0 + r, 1.0 + r)
+                                                      for r in (1, 2, 3)]}}
+    assert capsys.readouterr().out == f"written: {folders[0].parent / 'time-rollout.png'}\n"
+
+
 def test_p3o_is_over_the_steps_of_a_rollout(folders, tmp_path):
     line = figures.line_of(read(folders[0])[0]["steps"], "policy/ess", "step")
     assert line == [(1, 1.0, 1.0, 1.0), (2, pytest.approx(0.8), 0.7, 0.9)]
@@ -231,6 +239,13 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["table", damaged], "damaged: a file of the run is damaged: "),
             (["replay", __file__], "no rollout that"), (["steps", file], "no rollout that"),
             (["replay", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
+            (["replay", file, "--methods", "grpo,"], "no such method: ; there are"),
+            (["tokens", file, "--methods", "grpo, grpo --eps_lwo 0.1"],
+             "--eps_lwo is no flag of grpo, which has --eps_low, --eps_high, --dual_clip; did you"),
+            (["tokens", file, "--methods", "dr_grpo --eps_low x"], "--eps_low: invalid float"),
+            (["curves", folders[0], "--metric", "policy/entropie"], "logged, but policy/entropy"),
+            (["curves", folders[0], "--metric", "steps"], "--metric steps: no such number was"),
+            (["table", folders[0], "--metric", "policy/entropy"], "--metric"),
             (["table", folders[0], "--model", "x"], "--model"), (["table"], "required: runs"),
             (["table", tmp_path / "nope"], "nope: no run's folder"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),

@@ -236,6 +236,37 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert {row["score"] for row in rows} == {0, 1}
 
 
+def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, capsys, refused):
+    """By hand: per problem, 1 of 2 and 2 of 2 right, against 0 and 2: +0.5 and 0. No model."""
+    own, flags = sampled.own[0], ["--benchmarks", sampled.own[0], "--limit", "2"]
+    for name, right in dict(base=(0, 2), new=(1, 2), three=(1, 1)).items():
+        rows = [dict(benchmark=own, id=i, score=9e9, completion=f"\\boxed{{{int(j < n)}}}")
+                for i, n in enumerate(right) for j in range(3 if name == "three" else 2)]
+        file = tmp_path / f"{name}-given.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        eval.main([*flags, "--completions", str(file), "--out", str(tmp_path / name)])
+    again = [*flags, "--completions", tmp_path / "new-given.jsonl", "--out", tmp_path / "new",
+             "--k", "2", "--against"]
+    capsys.readouterr()
+    eval.main([*map(str, again), str(tmp_path / "base")])
+    table = capsys.readouterr().out
+    assert f"| {own} | mean@2 | 0.750 | 0.500 | +0.250 | +0.000 to +0.500 |" in table
+    assert f"| {own} | pass@2 | 1.000 | 0.500 | +0.500 | +0.000 to +1.000 |" in table
+    assert (tmp_path / "new" / "eval.md").read_text() == table
+    content = json.loads((tmp_path / "new" / "eval.json").read_text())
+    assert content["against"][own]["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=0,
+                                                     high=1)
+    for folder, words in (("none", "is no evaluation's folder"),
+                          ("three", "has 3 completions of problem 0, not 2: both have to be")):
+        assert words in refused(*again, tmp_path / folder)
+    sampled.run("whole")  # a complete folder is compared without a model, other problems not at all
+    sampled.run("other", "--against", str(tmp_path / "whole"))
+    sampled.run("other", "--against", str(tmp_path / "whole"))
+    assert not sampled.sampler.asked and "| +0.000 | +0.000 to +0.000 |" in capsys.readouterr().out
+    error = refused(*sampled.flags, "--out", tmp_path / "third", "--against", tmp_path / "base")
+    assert "has 0 completions of problem 2, not 2" in error and not sampled.sampler.asked
+
+
 def test_majority_of_mathematical_answers(tmp_path):
     own, given, out = tmp_path / "own.jsonl", tmp_path / "given.jsonl", tmp_path / "out"
     own.write_text(json.dumps(dict(prompt="?", answer="1/2", reward="math")) + "\n")

@@ -138,7 +138,12 @@ def random_tokens(seed=0, shift=0.3, rows=9, width=7):
         torch.randn(rows, 1, generator=g, dtype=torch.float64).expand(rows, width),
         torch.arange(width) < lengths,
         2 * torch.rand(rows, width, generator=g, dtype=torch.float64),
+        group=(torch.arange(rows)[:, None] % 4).expand(rows, width),
     )
+
+
+def rows_of(tokens, rows):
+    return replace(tokens, **{f: x[rows] for f, x in vars(tokens).items() if x is not None})
 
 
 def test_every_peer_configuration_has_its_line():
@@ -294,7 +299,7 @@ def test_fade_at_the_ends(reward, alpha):
 
 
 def test_group_of_one_is_refused_where_a_spread_is_needed():
-    for name in OURS - {"reinforce"}:
+    for name in OURS - {"reinforce", "rft"}:
         with pytest.raises(ValueError, match="group_size"):
             group_advantages(
                 name, torch.ones(3, 1), dict(entropy=1.0), **({"k": 1} if name == "passk" else {})
@@ -318,6 +323,7 @@ EDGES = [  # a row, one of its flags, values that are refused, values at the edg
     ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
     ("cispo_acpo", "ratio_max", [0.45, 0.99], [1.0]),
     ("acpo", "bins", [-1, 0], [1, 2]),
+    ("dppo", "binary_kl", [-0.1, 0.0], [1e-9]),
 ]
 
 
@@ -414,26 +420,17 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
 
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.whole_step])
 def test_losses_of_slices_add_up(name):
-    from losses import step_size
-
     tokens = random_tokens()
-    size = step_size(tokens.mask, 7)
+    size = losses.step_size(tokens, 7)
     whole = policy_loss(name, tokens, 7)
-    fields = ("logprobs", "old_logprobs", "advantages", "mask", "entropy")
-    parts = [
-        policy_loss(name, Tokens(*(getattr(tokens, f)[a:b] for f in fields)), 7, size=size)
-        for a, b in ((0, 2), (2, 3), (3, 9))
-    ]
+    parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size)
+             for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
 
 def test_which_rows_look_at_the_whole_step():
     assert {n for n in OURS if METHODS[n].whole_step} == {
-        "acpo",
-        "p3o",
-        "top_entropy",
-        "bottom_entropy",
-    }
+        "rft", "acpo", "p3o", "top_entropy", "bottom_entropy"}
 
 
 def test_ess_is_free_of_scale_and_bounded():
@@ -813,11 +810,9 @@ def test_corrected_losses_of_slices_add_up(name):
     flags = dict(correction=name, correction_low=0.9, correction_high=1.1)
     whole, metrics = loss_and_metrics("grpo", tokens, 7, **flags)
     assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
-    size = losses.step_size(tokens.mask, 7)
-    parts = [policy_loss("grpo", replace(tokens, **{
-        f: getattr(tokens, f)[rows] for f in ("logprobs", "old_logprobs", "advantages", "mask",
-                                              "entropy", "sampler_logprobs")}),
-        7, size=size, **flags) for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
+    size = losses.step_size(tokens, 7)
+    parts = [policy_loss("grpo", rows_of(tokens, rows), 7, size=size, **flags)
+             for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
 
@@ -889,13 +884,7 @@ def test_completions_without_a_token_do_not_count():
     """--mask_truncated leaves rows with an empty mask: they must not be in the denominators."""
     tokens = random_tokens()
     empty = replace(tokens, mask=tokens.mask & (torch.arange(9) != 4)[:, None])
-    kept = [i for i in range(9) if i != 4]
-    short = Tokens(
-        *(
-            getattr(tokens, f)[kept]
-            for f in ("logprobs", "old_logprobs", "advantages", "mask", "entropy")
-        )
-    )
+    short = rows_of(tokens, [i for i in range(9) if i != 4])
     for name in METHODS:
         assert policy_loss(name, empty, 7).item() == pytest.approx(
             policy_loss(name, short, 7).item(), abs=1e-12
@@ -907,14 +896,78 @@ def test_aggregations_by_hand():
         torch.tensor([[1.0, 3.0], [5.0, 99.0]]),
         torch.tensor([[True, True], [True, False]]),
     )
-    from losses import step_size
+    tokens = Tokens(loss, loss, loss, mask, loss)
+    size = losses.step_size(tokens, 10)
+    assert [f(loss, tokens, size) for f in (seq_mean, token_mean, constant)] == [3.5, 3.0, 9 / 20]
 
-    size = step_size(mask, 10)
-    assert (
-        seq_mean(loss, mask, size),
-        token_mean(loss, mask, size),
-        constant(loss, mask, size),
-    ) == (3.5, 3.0, 9 / 20)
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def test_rows_of_two_frameworks_equal_a_plain_reference():
+    """Loss and gradient, in float64, of plain Python: loops over completions and tokens."""
+    tokens = random_tokens()
+    new, old, advantages = ([[x for x, m in zip(*row) if m] for row in zip(
+        field.tolist(), tokens.mask.tolist())]
+        for field in (tokens.logprobs, tokens.old_logprobs, tokens.advantages))
+    of_prompt = [[i for i in range(9) if i % 4 == p] for p in range(4)]
+    count = sum(map(len, new))
+    right = [i for i in range(9) if advantages[i][0] > 0]
+    rft = [[-a * (i in right) / sum(len(new[j]) for j in right) for a in advantages[i]]
+           for i in range(9)]
+
+    def kept(i, t, low, high, kl):
+        p, q, a = math.exp(old[i][t]), math.exp(new[i][t]), advantages[i][t]
+        divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+        return not ((q - p > high if a > 0 else p - q > low) or
+                    (q - p) * a > 0 and divergence > kl)
+
+    def dppo(*bounds):
+        return [[-kept(i, t, *bounds) * math.exp(new[i][t] - old[i][t]) * a / count
+                 for t, a in enumerate(advantages[i])] for i in range(9)]
+    scale_rl = [[-math.exp(x - y) * a / 4 / sum(len(new[j]) for j in of_prompt[i % 4])
+                 for x, y, a in zip(new[i], old[i], advantages[i])] for i in range(9)]
+    for name, flags, wanted in [
+            ("rft", {}, rft), ("scale_rl", {}, scale_rl), ("dppo", {}, dppo(0.2, 0.2, math.inf)),
+            ("dppo", dict(binary_kl=0.05), dppo(9, 9, 0.05)),  # as the peers: the KL alone
+            ("dppo", dict(binary_kl=0.05, tv_low=1.0, tv_high=1.0), dppo(9, 9, 0.05)),
+            ("dppo", dict(binary_kl=0.4, tv_low=0.1), dppo(0.1, 0.2, 0.4))]:
+        loss = policy_loss(name, tokens, 7, **flags)
+        gradient, = torch.autograd.grad(loss, tokens.logprobs)
+        wanted = sum(wanted, [])
+        assert gradient[tokens.mask].tolist() == pytest.approx(wanted, abs=1e-12), (name, flags)
+        assert loss.item() == pytest.approx(sum(map(math.prod, zip(wanted, sum(new, [])))))
+    assert 0 < sum(x == 0 for x in sum(dppo(9, 9, 0.05), [])) < count
+
+
+def test_advantages_over_the_rollout_equal_a_plain_reference():
+    rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], [0.5, -1, 0, 2]]
+    centred = [r - mean(group) for group in rewards for r in group]
+    spread = math.sqrt(sum(a * a for a in centred) / 15)
+    for name in ("reinforce_pp", "scale_rl"):
+        values = group_advantages(name, torch.tensor(rewards, dtype=torch.float64), {})
+        assert values.flatten().tolist() == pytest.approx([a / (spread + 1e-6) for a in centred])
+        assert not group_advantages(name, torch.ones(3, 4), {}).any()
+
+
+def test_prompt_mean_of_part_of_a_group():
+    """The mean over the prompts of the step, each over those of its tokens that are there."""
+    tokens = rows_of(random_tokens(), [0, 4, 8, 3, 6])  # prompts 0, 0, 0, 3, 2
+    tokens.mask = tokens.mask & (torch.arange(5) != 3)[:, None]  # prompt 3 has no token left
+    loss = policy_loss(row("reinforce", aggregate="prompt_mean"), tokens, 7, kl_coef=0.0)
+    each = -(tokens.advantages * tokens.logprobs)
+    first, last = each[:3][tokens.mask[:3]].mean(), each[4][tokens.mask[4]].mean()
+    assert loss.item() == pytest.approx(((first + last) / 2).item(), abs=1e-12)
+    with pytest.raises(ValueError, match="prompt_mean: Tokens.group"):
+        policy_loss("scale_rl", replace(tokens, group=None), 7)
+
+
+def test_a_step_without_a_success_teaches_rft_nothing():
+    tokens = random_tokens()
+    tokens.advantages = torch.zeros_like(tokens.advantages)
+    loss = policy_loss("rft", tokens, 7)
+    assert loss == 0 and not torch.autograd.grad(loss, tokens.logprobs)[0].any()
 
 
 def test_a_new_method_is_a_function_and_a_row():
@@ -985,13 +1038,17 @@ def test_rows_are_put_together_from_cells():
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
         METHODS["fade"].advantage, METHODS["p3o"].objective, token_mean)
-    assert set(cells("aggregate")) == {"seq_mean", "token_mean", "seq_sum", "constant"}
+    assert set(cells("aggregate")) == {
+        "seq_mean", "token_mean", "prompt_mean", "seq_sum", "constant"}
     with pytest.raises(FrozenInstanceError):  # a row that changes would change for everyone
         METHODS["grpo"].source = "mine"
 
 
 DEFAULTS = {  # every row's flags: a default that changes is a decision, and is made here, too
     "reinforce": dict(),
+    "rft": dict(),
+    "reinforce_pp": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
+    "scale_rl": dict(ratio_max=5.0, drop_low=None, drop_high=None),
     "rloo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
     "grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
     "dr_grpo": dict(eps_low=0.2, eps_high=0.2, dual_clip=None),
@@ -1001,7 +1058,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "luspo": dict(eps_low=0.002, eps_high=0.0025),
     "sapo": dict(tau_pos=1.0, tau_neg=1.05),
     "gmpo": dict(eps_low=0.4, eps_high=0.4),
-    "dppo": dict(tv_low=0.2, tv_high=0.2, ratio_max=20.0),
+    "dppo": dict(tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0),
     "vespo": dict(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0),
     "opsm": dict(opsm_delta=0.5, eps_low=0.2, eps_high=0.2, dual_clip=None),
     "dapo_acpo": dict(eps_low=0.2, eps_high=0.3, dual_clip=3.0),

@@ -181,6 +181,7 @@ def test_without_vllm_the_set_up_says_so(clone, tmp_path):
     (["grid", "--jobs", "8"], "-m study.train_grid --jobs 8"),
     (["grid"], "-m study results --measure"),
     (["results"], "-m study results"),
+    (["sweep", "fade"], "bench/sweep.py --out runs/sweep fade"),
 ])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     """Without flock, nproc and nvidia-smi."""

@@ -233,6 +233,23 @@ def test_fewer_problems_and_a_method_of_two_passes(rollout, tmp_path):
     assert len(method["advantages"]) == 4 and "walk-1-0" not in out.read_text()
 
 
+def test_methods_take_flags(rollout, tmp_path):
+    """The run's own has the run's flags but for those given; its coefficients stay."""
+    texts = ["grpo", "grpo --eps_low 0.99 --eps_high 99", "p3o --no-ess_kl"]
+    main(["tokens", str(rollout), "--methods", " , ".join(texts), "--out", str(tmp_path / "a")])
+    methods = header((tmp_path / "a").read_text())["methods"]
+    assert [method["name"] for method in methods] == texts
+    assert "eps_low=0.2, eps_high=0.2" in methods[0]["text"]
+    assert "eps_low=0.99, eps_high=99" in methods[1]["text"]
+    assert "ess_kl=False" in methods[2]["text"]
+    assert methods[0]["summary"][-1] != methods[1]["summary"][-1]
+    kept = open_rollout(rollout)
+    kept.own = kept.own[0].bind(dual_clip=3.0), dict(kl_coef=0.5)
+    kept.follow("grpo --eps_low 0.05")
+    assert kept.method.flags == dict(eps_low=0.05, eps_high=0.2, dual_clip=3.0)
+    assert kept.coefficients == dict(kl_coef=0.5)
+
+
 def test_what_a_completion_is(rollout, page):
     said = header(page.read_text())["problems"]
     lengths = open_rollout(rollout).batch.completion_len.view(2, 4).tolist()

@@ -71,7 +71,8 @@ def kl_estimates(logprobs, ref):
 
 def aggregate(loss, mask, how, max_tokens):
     f = dict(sequence=losses.seq_mean, token=losses.token_mean, constant=losses.constant)[how]
-    return f(loss, mask, losses.step_size(mask, max_tokens))
+    step = tokens(loss, loss, mask)
+    return f(loss, step, losses.step_size(step, max_tokens))
 
 
 def sequence_ratio(logprobs, old, mask):

@@ -1,0 +1,95 @@
+"""./run_all.sh sweep: its commands, and what it says of runs that are there."""
+
+import json
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import train
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import sweep
+
+METHOD = "fade --alpha_max 2"
+# held-out scores at the rates; then at the best of them, of the seeds 1, 2, 3
+SEARCH = {METHOD: {"1e-5": 0.2, "2e-5": 0.4, "4e-5": 0.3}, "grpo": {"1e-5": 0.1, "2e-5": 0.2,
+                                                                   "4e-5": 0.3}}
+FRESH = {METHOD: [0.5, 0.3, 0.4], "grpo": [0.2, 0.2, 0.2]}
+FLAGS = [METHOD, "--rates", "1e-5,2e-5,4e-5", "--seeds", "3", "--group_size", "8", "--out"]
+
+
+def commands(capsys, *flags):
+    sweep.main([*map(str, flags), "--dry_run"])
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
+    lines = commands(capsys, *FLAGS, tmp_path)
+    parsed = []
+    for line in lines:
+        assert line[:2] == ["python", "train.py"] and line[-1] == "--resume"
+        flags = [text.replace("BEST", "1") for text in line[2:-1]]
+        parsed.append(train.parse_args(flags)[0])
+    assert [(args.loss, args.lr, args.seed) for args in parsed] == [
+        (loss, lr, 0) for lr in (1e-5, 2e-5, 4e-5) for loss in ("fade", "grpo")] + [
+        (loss, 1.0, seed) for seed in (1, 2, 3) for loss in ("fade", "grpo")]
+    assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 25, 25)}
+    assert len({args.out for args in parsed}) == 12
+    assert [args.alpha_max for args in parsed if args.loss == "fade"] == [2] * 6
+    rates = [train.parse_args(line[2:-1])[0].lr for line in commands(capsys, "fade")[:8:2]]
+    assert rates == [1.7e-5, 5e-5, 1.5e-4, 4.5e-4]  # about the recipe's
+
+
+def made_up(folder, score, **flags):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dict(flags=flags)))
+    record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
+    (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / "curves.png").touch()
+
+
+def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypatch):
+    args = sweep.parse_args([*FLAGS, str(tmp_path)])
+    for method, scores in SEARCH.items():
+        for rate, score in scores.items():
+            made_up(sweep.command(args, method, rate, 0)[1], score, loss=method, seed=0)
+        best = max(scores, key=scores.get)
+        for seed, score in enumerate(FRESH[method], 1):
+            made_up(sweep.command(args, method, best, seed)[1], score, loss=method, seed=seed)
+    sweep.main([*FLAGS, str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "grpo: 4e-5 is at the end of the --rates" in said and "fade: 2e-5" not in said
+    # differences 0.3, 0.1, 0.2: standard error 0.1 / sqrt(3), Student's 4.303 of them
+    assert "difference +0.200, 95% interval -0.048 to +0.448 over 3 seeds" in said
+    assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 25 rollouts" in said
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+    (sweep.command(args, "grpo", "1e-5", 0)[1] / "curves.png").unlink()
+    ran = []
+
+    def fails(argv, **options):
+        ran.append(argv[argv.index("--lr") + 1])
+        return SimpleNamespace(returncode=1, stderr="x\ntrain.py: the disk is full\n")
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(SystemExit, match="runs have failed; the same command"):
+        sweep.main([*FLAGS, str(tmp_path)])
+    assert ran == ["1e-5"]  # the others are there
+    assert "grpo, lr 1e-5, seed 0: train.py: the disk is full" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["grpo"], "sweep: grpo is the --baseline, too"),
+    (["fade", "--lr", "1"], "--lr is no flag for all runs alike; the sweep has --rates"),
+    (["fade", "--seeds", "1"], "--seeds"),
+    (["fade", "--rates", "1,x"], "--lr: invalid float value: 'x'"),
+    (["fade --alpha 2"], "--alpha is a flag of power"), (["fad"], "did you mean fade?"),
+])
+def test_bad_flags_are_one_sentence_before_any_run(flags, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*flags, "--out", str(tmp_path)])
+    assert stop.value.code == 2 and words in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
