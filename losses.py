@@ -79,15 +79,14 @@ class Tokens:
 
 
 # the denominators: of the whole optimizer step, over all ranks
-StepSize = namedtuple("StepSize", "completions tokens max_tokens of_prompts")
+StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts", defaults=(None,))
 
 
-def step_size(tokens, max_tokens):
-    """Counts the tokens of the mask, the completions that have one, and the tokens of each prompt,
-    a tensor by its number in group; None without group."""
-    mask, group = tokens.mask, tokens.group
-    of_prompts = None if group is None else group[mask].bincount(minlength=int(group.max()) + 1)
-    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens, of_prompts)
+def step_size(mask, max_tokens, group=None):
+    """Counts the tokens in mask [B, T], the completions that have at least one of them, and, with
+    group [B, T], the tokens of each prompt, a tensor by its number in group."""
+    prompts = None if group is None else group[mask].bincount(minlength=int(group.max()) + 1)
+    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens, prompts)
 
 
 def whole_step(f):
@@ -516,37 +515,37 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
-# (loss [B, T], its tokens, StepSize of the whole optimizer step) -> scalar
+# (loss [B, T], mask [B, T], StepSize of the whole optimizer step) -> scalar; one that has a fourth
+# argument, group, gets Tokens.group
 
 
-def seq_mean(loss, tokens, size):
+def seq_mean(loss, mask, size):
     """mean over completions of the mean over their tokens"""
-    return tokens.sequence_mean(loss).sum() / size.completions
+    return ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / size.completions
 
 
-def token_mean(loss, tokens, size):
+def token_mean(loss, mask, size):
     """sum / completion tokens of the optimizer step"""
-    return (loss * tokens.mask).sum() / size.tokens
+    return (loss * mask).sum() / size.tokens
 
 
-def prompt_mean(loss, tokens, size):
+def prompt_mean(loss, mask, size, group):
     """mean over prompts of the mean over the tokens of all their completions in the optimizer step
 
     A step that holds some of a prompt's completions takes the mean over these."""
-    if size.of_prompts is None:
+    if group is None:
         raise ValueError("prompt_mean: Tokens.group has to say which completions share a prompt")
-    of_prompt = size.of_prompts.clamp(min=1)[tokens.group]
-    return (loss * tokens.mask / of_prompt).sum() / (size.of_prompts > 0).sum()
+    return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / (size.prompts > 0).sum()
 
 
-def seq_sum(loss, tokens, size):
+def seq_sum(loss, mask, size):
     """mean over completions of the sum over their tokens"""
-    return (loss * tokens.mask).sum() / size.completions
+    return (loss * mask).sum() / size.completions
 
 
-def constant(loss, tokens, size):
+def constant(loss, mask, size):
     """sum / (completions x max_tokens)"""
-    return (loss * tokens.mask).sum() / (size.completions * size.max_tokens)
+    return (loss * mask).sum() / (size.completions * size.max_tokens)
 
 
 # ---------------------------------------------------------------------------- the rows
@@ -609,6 +608,15 @@ class Method:
     def call(self, f, *args):
         """f(*args) with those of the row's hyperparameters that f takes."""
         return f(*args, **{name: self.flags[name] for name in keyword_only(f)})
+
+    def to_aggregate(self, loss, tokens, size):
+        """The arguments of the aggregate: three, or four with Tokens.group."""
+        takes_group = "group" in inspect.signature(self.aggregate).parameters
+        return loss, tokens.mask, size, *[tokens.group] * takes_group
+
+    def total(self, loss, tokens, size):
+        """The aggregate of loss [B, T]."""
+        return self.call(self.aggregate, *self.to_aggregate(loss, tokens, size))
 
 
 # docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
@@ -698,12 +706,12 @@ def loss_terms(method, tokens, size, correction=None, correction_low=None, corre
     if correction:
         factor, of_correction = correct(tokens, correction, correction_low, correction_high)
         weight, numbers = weight * factor, {**numbers, **of_correction}
-    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens, size))
+    terms = dict(pg_loss=method.total(token_loss * weight, tokens, size))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * in_pass, tokens, size)
+        kl = method.total(k3 * in_pass, tokens, size)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return terms, numbers
@@ -719,7 +727,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, correction=None, corre
     KL(pi | pi_ref). hp: hyperparameters in place of the row's. Raises ValueError for a
     hyperparameter out of range."""
     method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    size = size or step_size(tokens, max_tokens)
+    size = size or step_size(tokens.mask, max_tokens, tokens.group)
     terms, _ = loss_terms(method, tokens, size, correction, correction_low, correction_high,
                           kl_coef)
     return sum(terms.values())
@@ -731,8 +739,9 @@ def step_metrics(method, tokens, max_tokens, *, correction=None, correction_low=
     """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
     ratios, clipping, and the numbers of the objective. Arguments and errors: policy_loss."""
     method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    terms, numbers = loss_terms(method, tokens, step_size(tokens, max_tokens), correction,
-                                correction_low, correction_high, kl_coef)
+    size = step_size(tokens.mask, max_tokens, tokens.group)
+    terms, numbers = loss_terms(method, tokens, size, correction, correction_low, correction_high,
+                                kl_coef)
     metrics = {**numbers, **terms, **measure(method, tokens), "loss": sum(terms.values())}
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 

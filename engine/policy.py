@@ -151,7 +151,7 @@ def compute_logprobs(policy, batch):
 def entropy_term(method, tokens, entropy, size, entropy_coef):
     """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
     weighted = entropy if tokens.weight is None else entropy * tokens.weight
-    return -entropy_coef * method.call(method.aggregate, weighted, tokens, size)
+    return -entropy_coef * method.total(weighted, tokens, size)
 
 
 def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
@@ -162,7 +162,8 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     two stages: d loss / d outputs of all tokens, from a forward pass without a graph; then each
     micro-batch propagates its rows of that to the weights. Rows without a gradient do not go
     through the model; metrics take their ratio as 1."""
-    size = step_size(batch.tokens(batch.old_logprobs, batch.entropy), max_tokens)
+    whole = batch.tokens(batch.old_logprobs, batch.entropy)
+    size = step_size(whole.mask, max_tokens, whole.group)
 
     def loss_of(part, logprobs, entropy):
         tokens = part.tokens(logprobs, entropy.detach())

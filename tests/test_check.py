@@ -146,7 +146,7 @@ def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
 
 def test_a_gradient_that_depends_on_the_split(base, capsys, monkeypatch):
     monkeypatch.setattr(
-        policy, "step_size", lambda mask, max_tokens: None
+        policy, "step_size", lambda mask, max_tokens, group: None
     )  # every micro-batch by its own denominators
     assert failing(capsys) == ["the gradient does not depend on the micro-batches"]
     monkeypatch.undo()

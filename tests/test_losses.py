@@ -421,7 +421,7 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.whole_step])
 def test_losses_of_slices_add_up(name):
     tokens = random_tokens()
-    size = losses.step_size(tokens, 7)
+    size = losses.step_size(tokens.mask, 7, tokens.group)
     whole = policy_loss(name, tokens, 7)
     parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size)
              for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
@@ -810,7 +810,7 @@ def test_corrected_losses_of_slices_add_up(name):
     flags = dict(correction=name, correction_low=0.9, correction_high=1.1)
     whole, metrics = loss_and_metrics("grpo", tokens, 7, **flags)
     assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
-    size = losses.step_size(tokens, 7)
+    size = losses.step_size(tokens.mask, 7, tokens.group)
     parts = [policy_loss("grpo", rows_of(tokens, rows), 7, size=size, **flags)
              for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
@@ -896,9 +896,9 @@ def test_aggregations_by_hand():
         torch.tensor([[1.0, 3.0], [5.0, 99.0]]),
         torch.tensor([[True, True], [True, False]]),
     )
-    tokens = Tokens(loss, loss, loss, mask, loss)
-    size = losses.step_size(tokens, 10)
-    assert [f(loss, tokens, size) for f in (seq_mean, token_mean, constant)] == [3.5, 3.0, 9 / 20]
+    size = losses.step_size(mask, 10)
+    assert size == losses.StepSize(2, 3, 10)
+    assert [f(loss, mask, size) for f in (seq_mean, token_mean, constant)] == [3.5, 3.0, 9 / 20]
 
 
 def mean(values):

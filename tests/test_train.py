@@ -391,16 +391,16 @@ def mean_over_padding(tokens):
     return -tokens.advantages * tokens.ratio / tokens.ratio.mean(1, keepdim=True).detach()
 
 
-def of_the_micro_batch(loss, tokens, size):
-    return tokens.mean(loss)
+def of_the_micro_batch(loss, mask, size):
+    return (loss * mask).sum() / mask.sum()
 
 
-def of_its_prompts(loss, tokens, size):
+def of_its_prompts(loss, mask, size, group):
     """Each half of the toy step has some of a prompt's completions."""
-    return losses.prompt_mean(loss, tokens, losses.step_size(tokens, size.max_tokens))
+    return losses.prompt_mean(loss, mask, losses.step_size(mask, size.max_tokens, group), group)
 
 
-def with_padding(loss, tokens, size):
+def with_padding(loss, mask, size):
     return loss.sum() / size.tokens
 
 
@@ -448,7 +448,7 @@ def learns_without_an_advantage(tokens):
         (Method(centred, PLAIN, token_mean, above_the_mean),
          "above_the_mean of losses.py depends on how the optimizer step is cut"),
         (Method(centred, PLAIN, of_the_micro_batch), "of_the_micro_batch of losses.py depends on"),
-        (Method(centred, PLAIN, of_its_prompts), "of_the_prompts_here of losses.py depends on"),
+        (Method(centred, PLAIN, of_its_prompts), "of_its_prompts of losses.py depends on"),
         (Method(centred, PLAIN, with_padding), "with_padding of losses.py depends on padding"),
         (Method(centred, mean_over_padding, token_mean), "mean_over_padding of losses.py depends"),
         (Method(centred, nan_gradient, token_mean), "nan_gradient of losses.py has a gradient"),

@@ -71,8 +71,7 @@ def kl_estimates(logprobs, ref):
 
 def aggregate(loss, mask, how, max_tokens):
     f = dict(sequence=losses.seq_mean, token=losses.token_mean, constant=losses.constant)[how]
-    step = tokens(loss, loss, mask)
-    return f(loss, step, losses.step_size(step, max_tokens))
+    return f(loss, mask, losses.step_size(mask, max_tokens))
 
 
 def sequence_ratio(logprobs, old, mask):
