@@ -535,7 +535,7 @@ def prompt_mean(loss, mask, size, group):
     A step that holds some of a prompt's completions takes the mean over these."""
     if group is None:
         raise ValueError("prompt_mean: Tokens.group has to say which completions share a prompt")
-    return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / (size.prompts > 0).sum()
+    return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / size.prompts.count_nonzero()
 
 
 def seq_sum(loss, mask, size):
@@ -606,17 +606,11 @@ class Method:
         return replace(self, preset={**self.preset, **hyperparameters})
 
     def call(self, f, *args):
-        """f(*args) with those of the row's hyperparameters that f takes."""
-        return f(*args, **{name: self.flags[name] for name in keyword_only(f)})
-
-    def to_aggregate(self, loss, tokens, size):
-        """The arguments of the aggregate: three, or four with Tokens.group."""
-        takes_group = "group" in inspect.signature(self.aggregate).parameters
-        return loss, tokens.mask, size, *[tokens.group] * takes_group
-
-    def total(self, loss, tokens, size):
-        """The aggregate of loss [B, T]."""
-        return self.call(self.aggregate, *self.to_aggregate(loss, tokens, size))
+        """f(*args) with those of the row's hyperparameters that f takes, and without the last
+        arguments that it does not take."""
+        hyperparameters = {name: self.flags[name] for name in keyword_only(f)}
+        taken = len(inspect.signature(f).parameters) - len(hyperparameters)
+        return f(*args[:taken], **hyperparameters)
 
 
 # docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
@@ -706,12 +700,13 @@ def loss_terms(method, tokens, size, correction=None, correction_low=None, corre
     if correction:
         factor, of_correction = correct(tokens, correction, correction_low, correction_high)
         weight, numbers = weight * factor, {**numbers, **of_correction}
-    terms = dict(pg_loss=method.total(token_loss * weight, tokens, size))
+    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size,
+                                     tokens.group))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.total(k3 * in_pass, tokens, size)
+        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size, tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return terms, numbers

@@ -151,7 +151,7 @@ def compute_logprobs(policy, batch):
 def entropy_term(method, tokens, entropy, size, entropy_coef):
     """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
     weighted = entropy if tokens.weight is None else entropy * tokens.weight
-    return -entropy_coef * method.total(weighted, tokens, size)
+    return -entropy_coef * method.call(method.aggregate, weighted, tokens.mask, size, tokens.group)
 
 
 def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
@@ -196,6 +196,6 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     metrics = step_metrics(method, step, max_tokens, **options)
     if entropy_coef:
         metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
-        metrics["loss"] = metrics["loss"] + metrics["entropy_loss"]
+        metrics["loss"] += metrics["entropy_loss"]
     tokens = (batch.prompt_len + batch.completion_len)[learnt]
     return {**metrics, "learnt_tokens": tokens.sum()}

@@ -177,7 +177,7 @@ class Trial:
         mask, aggregates = tokens.mask, f is self.method.aggregate
         leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
         size = losses.step_size(self.tokens.mask, 1024, self.tokens.group)
-        inputs = (self.method.to_aggregate(leaf, tokens, size) if aggregates else
+        inputs = ((leaf, mask, size, tokens.group) if aggregates else
                   (replace(tokens, logprobs=leaf),))
         value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
         gradient, weight = torch.zeros_like(leaf), 1.0 if aggregates else tokens.entropy * mask
