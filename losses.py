@@ -605,12 +605,10 @@ class Method:
                             f"(it has {', '.join(self.flags)})")
         return replace(self, preset={**self.preset, **hyperparameters})
 
-    def call(self, f, *args):
-        """f(*args) with those of the row's hyperparameters that f takes, and without the last
-        arguments that it does not take."""
-        hyperparameters = {name: self.flags[name] for name in keyword_only(f)}
-        taken = len(inspect.signature(f).parameters) - len(hyperparameters)
-        return f(*args[:taken], **hyperparameters)
+    def call(self, f, *args, **offered):
+        """f(*args) with those of the row's hyperparameters, and of what is offered, that f takes."""
+        takes, known = inspect.signature(f).parameters, self.flags | offered
+        return f(*args, **{name: known[name] for name in takes if name in known})
 
 
 # docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
@@ -701,12 +699,13 @@ def loss_terms(method, tokens, size, correction=None, correction_low=None, corre
         factor, of_correction = correct(tokens, correction, correction_low, correction_high)
         weight, numbers = weight * factor, {**numbers, **of_correction}
     terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size,
-                                     tokens.group))
+                                     group=tokens.group))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size, tokens.group)
+        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size,
+                         group=tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return terms, numbers

@@ -151,7 +151,8 @@ def compute_logprobs(policy, batch):
 def entropy_term(method, tokens, entropy, size, entropy_coef):
     """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
     weighted = entropy if tokens.weight is None else entropy * tokens.weight
-    return -entropy_coef * method.call(method.aggregate, weighted, tokens.mask, size, tokens.group)
+    return -entropy_coef * method.call(method.aggregate, weighted, tokens.mask, size,
+                                       group=tokens.group)
 
 
 def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):

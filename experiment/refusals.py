@@ -149,13 +149,13 @@ class Trial:
     def fault(self, f, text):
         refuse(f"{self.name}: the function {f.__name__} of losses.py {text}")
 
-    def call(self, f, *inputs, shape):
+    def call(self, f, *inputs, shape, group=None):
         """-> the tensor that a function returns, and the numbers that it logs"""
         tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
                    if torch.is_tensor(x)]
         versions = [x._version for x in tensors]  # a write into a tensor counts it up
         try:
-            result = self.method.call(f, *inputs)
+            result = self.method.call(f, *inputs, group=group)
         except ValueError as e:  # a hyperparameter out of range
             refuse(str(e))
         except Exception as e:  # a user's function may raise anything
@@ -177,9 +177,9 @@ class Trial:
         mask, aggregates = tokens.mask, f is self.method.aggregate
         leaf = tokens.logprobs.detach().where(mask, 7.0 * aggregates).requires_grad_()
         size = losses.step_size(self.tokens.mask, 1024, self.tokens.group)
-        inputs = ((leaf, mask, size, tokens.group) if aggregates else
-                  (replace(tokens, logprobs=leaf),))
-        value, numbers = self.call(f, *inputs, shape=mask.shape[:0] if aggregates else mask.shape)
+        inputs = (leaf, mask, size) if aggregates else (replace(tokens, logprobs=leaf),)
+        value, numbers = self.call(f, *inputs, group=tokens.group,
+                                   shape=mask.shape[:0] if aggregates else mask.shape)
         gradient, weight = torch.zeros_like(leaf), 1.0 if aggregates else tokens.entropy * mask
         if value.requires_grad:
             gradient, = torch.autograd.grad((value * weight).sum(), leaf)

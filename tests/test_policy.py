@@ -49,7 +49,6 @@ def batch(model):
     batch = policy.make_batch(
         [ids(p) for p, _ in lengths], [Completion(ids(c), [0.0] * c, False) for _, c in lengths]
     )
-    batch.group = torch.arange(ROWS) % 4  # as of four prompts, whose rows lie apart
     logprobs, batch.entropy = policy.compute_logprobs(model, batch)
     noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
     batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
@@ -61,6 +60,8 @@ def batch(model):
 
 
 def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients):
+    batch = replace(batch, group=torch.arange(ROWS) % 4)  # four prompts, whose rows lie apart
+
     def parts(batch, *_):
         return [
             list(range(i, min(i + size, len(batch.ids)))) for i in range(0, len(batch.ids), size)
