@@ -70,7 +70,7 @@ class Planned(NamedTuple):
 
 
 def read_plan(path=HERE / "plan.toml"):
-    """{part: its Planned runs}, seed by seed, so that an interrupted part has whole seeds.
+    """{part: its Planned runs}
 
     Raises KeyError for a part without one of the fields, TypeError for one of another shape."""
     plan = {}
@@ -209,9 +209,10 @@ def collect(folder):
 
 
 def missing(plan):
-    """The planned runs that are not finished, in the order of the plan."""
-    return [run for runs in plan.values() for finished in [read_finished(runs[0].part)]
-            for run in runs if run.id not in finished]
+    """The planned runs that are not finished, seed by seed."""
+    runs = [run for of in plan.values() for finished in [read_finished(of[0].part)]
+            for run in of if run.id not in finished]
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def say(plan):
