@@ -1,9 +1,5 @@
-"""More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, FADE's
-prediction of the entropy's change, and all numbers of RESULTS.md of one kept rollout.
-
-Each analysis takes an open rollout (analysis/rollout.py) with any Hugging Face model and returns
-plain numbers; the function ..._table beside it writes them as a Markdown table.
-"""
+"""More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, and all
+numbers that study/mechanism.py has of one kept rollout."""
 
 import math
 from collections import namedtuple
@@ -11,12 +7,10 @@ from dataclasses import replace
 
 import torch
 
-import losses
 from analysis.rollout import open_rollout, walk
 from engine.loading import layers_of
-from experiment.log import numbers
 from experiment.tables import markdown_table
-from losses import Method, cells, gradient_mass, ppo_clip
+from losses import ppo_clip
 from study.quantities import HIGH, LOW, steps
 
 
@@ -37,38 +31,28 @@ def selected_shares(mask, chosen):
 
 # on_policy: the gradient is taken where all ratios are 1. is_part: the three parts of this kind,
 # by probability, are all of the tokens
-Subset = namedtuple("Subset", "method choose on_policy is_part",
-                    defaults=(None, False, False))
-
-
+Subset = namedtuple("Subset", "method choose on_policy is_part", defaults=(None, False, False))
 ONE_STEP = "on-policy, one step"
 
 
-def subsets(kept):
+def subsets(method):
     """{name: Subset}: what the gradient is taken of, and by which loss; all of it comes first."""
-    method, entropy = kept.method, kept.tokens().entropy[kept.batch.mask]
-    top_fifth = math.ceil(0.2 * len(entropy))
-    high_entropy = entropy.sort(descending=True).values[top_fifth - 1].item()
-
     def tokens_with(test, is_part=False):
         return Subset(method, test, is_part=is_part)
 
-    def objective(f, **hyperparameters):
-        return Subset(replace(method, objective=f).bind(**hyperparameters))
+    def clipped_at(low, high):
+        bounds = dict(eps_low=low, eps_high=high, dual_clip=None)
+        return Subset(replace(method, objective=ppo_clip).bind(**bounds))
     return {
         "full": Subset(method),
         f"pi < {LOW}": tokens_with(lambda t: t.probs < LOW, is_part=True),
         f"{LOW} <= pi <= {HIGH}": tokens_with(lambda t: (t.probs >= LOW) & (t.probs <= HIGH),
                                               is_part=True),
         f"pi > {HIGH}": tokens_with(lambda t: t.probs > HIGH, is_part=True),
-        "top 20% entropy": tokens_with(lambda t: t.entropy >= high_entropy),
-        "top 20% entropy of each": tokens_with(top_entropy_of_each),
+        "top 20% entropy": tokens_with(top_entropy_of_each),
         "A > 0": tokens_with(lambda t: t.advantages > 0),
         "A < 0": tokens_with(lambda t: t.advantages < 0),
-        "clip-higher": objective(ppo_clip, eps_low=0.2, eps_high=0.3, dual_clip=None),
-        "no clip": objective(ppo_clip, eps_low=math.inf, eps_high=math.inf, dual_clip=None),
-        "cispo": objective(losses.cispo, ratio_max=5.0),
-        "cispo of ACPO": objective(losses.cispo, ratio_max=1.45, drop_low=0.2, drop_high=0.3),
+        "clip-higher": clipped_at(0.2, 0.3), "no clip": clipped_at(math.inf, math.inf),
         "on-policy": Subset(method, on_policy=True)}
 
 
@@ -97,16 +81,6 @@ def angle(a, b):
 def norm(x):
     """In float64: a float32 sum over so many squares is off by 1e-4."""
     return x.norm(dtype=torch.float64)
-
-
-def walk_to(kept, after, lr):
-    """Takes `after` steps of the run, by default half of them. -> their number"""
-    total = len(kept.method.passes) * kept.flags["steps_per_rollout"]
-    after = total // 2 if after is None else after
-    if not 0 <= after <= total:
-        raise ValueError(f"--steps {after}: its run took {total}")
-    next(taken for taken, *_ in walk(kept, lr=lr) if taken == after)
-    return after
 
 
 def gradient_of(kept, matrices, method=None, weight=None):
@@ -145,7 +119,7 @@ def gradients_of(kept, matrices):
     for p in matrices.values():
         p.requires_grad_(True)
     tokens, old = kept.tokens(), kept.batch.old_logprobs
-    for name, subset in subsets(kept).items():
+    for name, subset in subsets(kept.method).items():
         kept.batch.old_logprobs = tokens.logprobs if subset.on_policy else old
         weight = subset.choose and subset.choose(tokens).to(tokens.entropy)
         gradients = gradient_of(kept, matrices, subset.method, weight)
@@ -178,9 +152,9 @@ class Reference:
                     angle=sum(v["angle"] for v in each.values()) / len(each), matrices=each)
 
 
-def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
-    """After `after` steps of the run (default half of them): each subset's gradient norm over the
-    full one's, and the mean principal angle to it, per weight matrix and overall.
+def compare_subsets(kept, layers=8, k=None):
+    """Half-way through the run's steps: each subset's gradient norm over the full one's, and the
+    mean principal angle to it, per weight matrix and overall.
 
     norm and angle are of a sum with the denominators of all tokens, which does not grow where few
     are selected. norm_selected and angle_selected are of gradient_of_selected; tokens and
@@ -190,7 +164,8 @@ def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
     relative to it: the largest over the matrices."""
     matrices, result = sampled_matrices(kept.policy.model, layers), {}
     one_step = gradient_of(kept, matrices)
-    after = walk_to(kept, after, lr)
+    after = len(kept.method.passes) * kept.flags["steps_per_rollout"] // 2
+    next(taken for taken, *_ in walk(kept) if taken == after)
     for name, subset, gradients, selected, chosen in gradients_of(kept, matrices):
         if not result:
             full, remainder = Reference(gradients, k), dict(gradients)
@@ -208,121 +183,36 @@ def compare_subsets(kept, layers=8, k=None, after=None, lr=None):
 
 
 def subsets_table(result):
-    def number(x):
-        return "-" if x is None else f"{x:.3g}"
-    keys = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
-    rows = [(name, *(number(v.get(key)) for key in keys))
+    columns = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
+    rows = [(name, *("-" if v.get(key) is None else f"{v[key]:.3g}" for key in columns))
             for name, v in result["subsets"].items()]
     return markdown_table(("subset", "tokens", "completions", "norm, all", "angle, all",
                            "norm, selected", "angle, selected"), rows) + (
-        "\n\ntokens is the share of the tokens that are selected, completions that of the "
-        "completions that have one.\nnorm is the length of the gradient of some of the tokens, or "
-        "by another loss, over that of the full one. all:\nthe sum is divided as the full one is, "
-        "by all tokens; selected: it is averaged over the selected tokens of a\ncompletion, then "
-        "over the completions that have one, as ACPO's code does.\nangle is the mean principal "
-        "angle in degrees between its leading directions and the full one's: at 0\nthey are the "
-        "same, at 90 they have nothing in common.\n"
-        "on-policy has all ratios at 1 and the weights of the full gradient; on-policy, one step "
-        "is of the weights that\nsampled. cispo of ACPO bounds the ratio at 1.45 and drops the "
-        "tokens that a clip of 0.2 and 0.3 would.\n"
-        "Look for what is long and far off: it turns the update most.\nThe three parts "
-        f"by probability add up to the full gradient to {result['sum_error']:.1g} of its length: "
-        "this is the rounding error.\n")
+        "\n\ntokens: share of the tokens that are selected; completions: of those that have one.\n"
+        "norm: length of the gradient of some of the tokens, or by another loss, over that of the "
+        "full one. all: the sum\nis divided as the full one is, by all tokens; selected: it is "
+        "averaged over the selected tokens of a completion,\nthen over the completions that have "
+        "one, as ACPO's code does.\nangle: mean principal angle in degrees between its leading "
+        "directions and the full one's: 0 the same, 90\nnothing in common.\non-policy has all "
+        "ratios at 1 and the weights of the full gradient; on-policy, one step is of the weights "
+        "that\nsampled.\nLook for what is long and far off: it turns the update most.\nThe three "
+        f"parts by probability add up to the full gradient to {result['sum_error']:.1g} of its "
+        "length: this is the rounding error.\n")
 
 
-def anatomy_of(file, model=None):
-    """What RESULTS.md has of one kept rollout of a run in 16 steps, as plain numbers.
+def anatomy_of(file):
+    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers.
 
-    Each analysis opens the rollout anew: the one before has moved the policy.
-
-    steps    the run's own steps, all of steps()
-    near     the same in 2 steps
-    far      in 64 steps of the run's learning rate, looked at after 32 and 64
-    fast     in 64 steps of five times the learning rate
-    slow     in the run's number of steps, of a quarter of the learning rate, after 1
-    sgd      in the run's number of steps, plain gradient steps of learning rate 0.02, after 1
-    subsets  compare_subsets
-    solve_rates  the mean reward of each problem's completions
-    of near to sgd: slope, own_slope, reversal, dominance, and clipped without its single steps.
-    Numbers of steps are keys, which become texts in a JSON file; None stands for nan."""
-    def walked(at, **settings):
-        result = steps(open_rollout(file, model), at=at, **settings)
-        del result["clipped"]["steps"]
-        return {key: result[key]
-                for key in ("slope", "own_slope", "reversal", "dominance", "clipped")}
-    kept = open_rollout(file, model)
-    lr = kept.flags["lr"]
-    return numbers(dict(
-        rollout=kept.rollout, method=kept.flags["loss"], seed=kept.flags["seed"], lr=lr,
-        steps=steps(kept), near=walked((1, 2), count=2), far=walked((32, 64), count=64),
-        fast=walked((32, 64), count=64, lr=5 * lr), slow=walked((1,), lr=lr / 4),
-        sgd=walked((1,), lr=0.02, optimizer=torch.optim.SGD),
-        subsets=compare_subsets(open_rollout(file, model)),
-        solve_rates=kept.rewards.mean(1).tolist()))
-
-
-def entropy_changes(kept, lr=None):
-    """For every advantage: FADE's prediction of the rollout's entropy change, up to a factor,
-    against what the steps do.
-
-    predicted   (m_S - m_F) H - Cov(A, log pi) over the completion tokens (FADE)
-    covariance  -Cov(A, log pi) alone (arXiv 2505.22617)
-    reversed    the first term with the other sign, by which mass on successes costs entropy
-    measured    nats, over the same prefixes, after the steps of `constant | ppo_clip`"""
-    start, changes = [p.detach().clone() for p in kept.policy.parameters()], {}
-    kept.coefficients = {}
-    variants = {name: (advantage, {}) for name, advantage in cells("advantage").items()}
-    variants.update({f"asym, delta {d:g}": (losses.asym, dict(delta=d)) for d in (0.25, 0.5, 4)})
-    for name, (advantage, hyperparameters) in variants.items():
-        method = Method(advantage, ppo_clip, losses.constant).bind(**hyperparameters)
-        with torch.no_grad():
-            for p, value in zip(kept.policy.parameters(), start, strict=True):
-                p.copy_(value)
-        try:
-            kept.use(method)
-        except ValueError as e:
-            print(f"{name} is left out: {e}")
-            continue
-        changes[name] = entropy_change(kept, lr)
-    kinds = ("predicted", "covariance", "reversed")
-    return dict(advantages=changes, **{
-        f"correlation_{kind}": correlation([(v[kind], v["measured"]) for v in changes.values()])
-        for kind in kinds})
-
-
-def entropy_change(kept, lr):
-    """What entropy_changes gives of one advantage; takes the steps."""
-    before = kept.tokens()
-    a, logprobs = before.advantages[before.mask].double(), before.logprobs[before.mask].double()
-    if not a.any():
-        raise ValueError("its advantages are all 0")
-    pos, neg = gradient_mass(a)
-    entropy = before.entropy[before.mask].mean().item()
-    for _ in walk(kept, lr=lr):
-        pass
-    covariance = ((a - a.mean()) * (logprobs - logprobs.mean())).mean().item()
-    # AdamW's steps have one size whatever the scale of A: so must the prediction
-    scale = a.abs().mean().item()
-    return dict(mass_pos=pos, mass_neg=neg,
-                predicted=((pos - neg) * entropy - covariance) / scale,
-                covariance=-covariance / scale,
-                reversed=(-(pos - neg) * entropy - covariance) / scale,
-                measured=kept.tokens().entropy[before.mask].mean().item() - entropy)
-
-
-def correlation(points):
-    return torch.corrcoef(torch.tensor(points, dtype=torch.float64).T)[0, 1].item()
-
-
-def entropy_table(result):
-    columns = ("predicted", "covariance", "reversed", "measured")
-    rows = [(name, *(f"{v[column]:.4g}" for column in columns))
-            for name, v in result["advantages"].items()]
-    correlations = ", ".join(f"{result[f'correlation_{kind}']:.2f}" for kind in columns[:3])
-    return markdown_table(("advantage", "predicted", "-Cov", "reversed", "measured"), rows) + (
-        f"\ncorrelation with what is measured: {correlations}\n\n"
-        "measured is the change of the entropy, in nats per token, by the run's steps with this "
-        "advantage.\npredicted is (m_S - m_F) H - Cov(A, log pi), -Cov its second term alone, and "
-        "reversed has the first term\nwith the other sign: all over mean |A|, and up to a "
-        "factor.\nLook at the signs and at the correlations (in the order of the columns), not at "
-        "the sizes: a prediction\nthat holds has a correlation near 1.\n")
+    Every analysis opens the rollout anew: the one before has moved the policy. near is of the run's
+    own steps, far of 64, each on a fourth of the completions: [mean of G, low and high] by number
+    of steps (Remark 1)."""
+    def sides(walked):
+        return {taken: [x[side]["mean"] for side in ("low", "high")]
+                for taken, x in walked["reversal"].items()}
+    own, kept = steps(open_rollout(file)), open_rollout(file)
+    keys = ("norm", "angle", "norm_selected", "angle_selected")
+    parts = {name: {key: part[key] for key in keys if key in part}
+             for name, part in compare_subsets(open_rollout(file))["subsets"].items()}
+    return dict(near=sides(own), far=sides(steps(kept, 64, at=(16, 32, 64))), spread=own["spread"][1],
+                own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
+                clipped=own["clipped"], subsets=parts, solve_rates=kept.rewards.mean(1).tolist())
