@@ -2,7 +2,6 @@
 numbers that study/mechanism.py has of one kept rollout."""
 
 import math
-from collections import namedtuple
 from dataclasses import replace
 
 import torch
@@ -29,31 +28,24 @@ def selected_shares(mask, chosen):
     return (chosen.sum() / mask.sum()).item(), (chosen.any(1).sum() / mask.any(1).sum()).item()
 
 
-# on_policy: the gradient is taken where all ratios are 1. is_part: the three parts of this kind,
-# by probability, are all of the tokens
-Subset = namedtuple("Subset", "method choose on_policy is_part", defaults=(None, False, False))
+PARTS = (f"pi < {LOW}", f"{LOW} <= pi <= {HIGH}", f"pi > {HIGH}")  # together, all tokens
 ONE_STEP = "on-policy, one step"
 
 
 def subsets(method):
-    """{name: Subset}: what the gradient is taken of, and by which loss; all of it comes first."""
-    def tokens_with(test, is_part=False):
-        return Subset(method, test, is_part=is_part)
-
+    """{name: (the loss that the gradient is taken of, Tokens -> which of them or None for all)}"""
     def clipped_at(low, high):
         bounds = dict(eps_low=low, eps_high=high, dual_clip=None)
-        return Subset(replace(method, objective=ppo_clip).bind(**bounds))
-    return {
-        "full": Subset(method),
-        f"pi < {LOW}": tokens_with(lambda t: t.probs < LOW, is_part=True),
-        f"{LOW} <= pi <= {HIGH}": tokens_with(lambda t: (t.probs >= LOW) & (t.probs <= HIGH),
-                                              is_part=True),
-        f"pi > {HIGH}": tokens_with(lambda t: t.probs > HIGH, is_part=True),
-        "top 20% entropy": tokens_with(top_entropy_of_each),
-        "A > 0": tokens_with(lambda t: t.advantages > 0),
-        "A < 0": tokens_with(lambda t: t.advantages < 0),
-        "clip-higher": clipped_at(0.2, 0.3), "no clip": clipped_at(math.inf, math.inf),
-        "on-policy": Subset(method, on_policy=True)}
+        return replace(method, objective=ppo_clip).bind(**bounds), None
+    low, middle, high = PARTS
+    return {"full": (method, None),
+            low: (method, lambda t: t.probs < LOW),
+            middle: (method, lambda t: (t.probs >= LOW) & (t.probs <= HIGH)),
+            high: (method, lambda t: t.probs > HIGH),
+            "top 20% entropy": (method, top_entropy_of_each),
+            "A > 0": (method, lambda t: t.advantages > 0),
+            "A < 0": (method, lambda t: t.advantages < 0),
+            "clip-higher": clipped_at(0.2, 0.3), "no clip": clipped_at(math.inf, math.inf)}
 
 
 def sampled_matrices(model, layers):
@@ -100,36 +92,14 @@ def gradient_of_selected(kept, matrices, method, chosen):
 
     ACPO's released code selects by multiplying the response mask, to the same effect. It divides by
     0 for a completion without a chosen token, which its own selection always has; here such a
-    completion is left out. To count it as 0 instead scales the gradient by the share of completions
-    that have one. An objective that looks at the whole step, as acpo's, sees the chosen tokens
-    alone. constant divides by the limit of tokens, whatever is chosen."""
+    completion is left out. An objective that looks at the whole step, as acpo's, sees the chosen
+    tokens alone. constant divides by the limit of tokens, whatever is chosen."""
     whole = kept.batch.mask
     kept.batch.mask = whole & chosen
     try:
         return gradient_of(kept, matrices, method)
     finally:
         kept.batch.mask = whole
-
-
-def gradients_of(kept, matrices):
-    """Yields (name, Subset, {name: gradient of a matrix}, the same by the selected tokens, what is
-    selected) of each subset; the last two are None where all tokens are taken."""
-    for p in kept.policy.parameters():
-        p.requires_grad_(False)
-    for p in matrices.values():
-        p.requires_grad_(True)
-    tokens, old = kept.tokens(), kept.batch.old_logprobs
-    for name, subset in subsets(kept.method).items():
-        kept.batch.old_logprobs = tokens.logprobs if subset.on_policy else old
-        weight = subset.choose and subset.choose(tokens).to(tokens.entropy)
-        gradients = gradient_of(kept, matrices, subset.method, weight)
-        selected = chosen = None
-        if subset.choose:
-            chosen = weight.bool() & tokens.mask
-            if chosen.any():
-                selected = gradient_of_selected(kept, matrices, subset.method, chosen)
-        yield name, subset, gradients, selected, chosen
-    kept.batch.old_logprobs = old
 
 
 class Reference:
@@ -160,23 +130,27 @@ def compare_subsets(kept, layers=8, k=None):
     are selected. norm_selected and angle_selected are of gradient_of_selected; tokens and
     completions are the shares selected. "on-policy" has ratios of 1 at the weights of the full
     gradient, ONE_STEP is the whole rollout's gradient at the weights before the first step.
-    sum_error is how far the three parts by probability are from adding up to the full gradient,
-    relative to it: the largest over the matrices."""
-    matrices, result = sampled_matrices(kept.policy.model, layers), {}
+    sum_error is how far PARTS are from adding up to the full gradient, as a share of it."""
+    matrices = sampled_matrices(kept.policy.model, layers)
     one_step = gradient_of(kept, matrices)
     after = len(kept.method.passes) * kept.flags["steps_per_rollout"] // 2
     next(taken for taken, *_ in walk(kept) if taken == after)
-    for name, subset, gradients, selected, chosen in gradients_of(kept, matrices):
-        if not result:
-            full, remainder = Reference(gradients, k), dict(gradients)
-        if subset.is_part:
-            remainder = {n: g - gradients[n] for n, g in remainder.items()}
+    tokens, remainder, result = kept.tokens(), gradient_of(kept, matrices), {}
+    full = Reference(remainder, k)
+    for name, (method, choose) in subsets(kept.method).items():
+        chosen = choose(tokens) & tokens.mask if choose else tokens.mask
+        gradients = gradient_of(kept, matrices, method, chosen.to(tokens.entropy))
         result[name] = full.compare(gradients)
-        if chosen is not None:
-            tokens, completions = selected_shares(kept.batch.mask, chosen)
-            by = full.compare(selected) if selected else dict(norm=None, angle=None)
-            result[name].update(tokens=tokens, completions=completions, norm_selected=by["norm"],
+        if name in PARTS:
+            remainder = {n: g - gradients[n] for n, g in remainder.items()}
+        if choose:
+            share, completions = selected_shares(tokens.mask, chosen)
+            by = (full.compare(gradient_of_selected(kept, matrices, method, chosen))
+                  if chosen.any() else dict(norm=None, angle=None))
+            result[name].update(tokens=share, completions=completions, norm_selected=by["norm"],
                                 angle_selected=by["angle"])
+    kept.batch.old_logprobs = tokens.logprobs
+    result["on-policy"] = full.compare(gradient_of(kept, matrices))
     result[ONE_STEP] = full.compare(one_step)
     error = max((norm(g) / full.sizes[n]).item() for n, g in remainder.items())
     return dict(after=after, subsets=result, sum_error=error)
@@ -186,18 +160,16 @@ def subsets_table(result):
     columns = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
     rows = [(name, *("-" if v.get(key) is None else f"{v[key]:.3g}" for key in columns))
             for name, v in result["subsets"].items()]
-    return markdown_table(("subset", "tokens", "completions", "norm, all", "angle, all",
-                           "norm, selected", "angle, selected"), rows) + (
-        "\n\ntokens: share of the tokens that are selected; completions: of those that have one.\n"
-        "norm: length of the gradient of some of the tokens, or by another loss, over that of the "
-        "full one. all: the sum\nis divided as the full one is, by all tokens; selected: it is "
-        "averaged over the selected tokens of a completion,\nthen over the completions that have "
-        "one, as ACPO's code does.\nangle: mean principal angle in degrees between its leading "
-        "directions and the full one's: 0 the same, 90\nnothing in common.\non-policy has all "
-        "ratios at 1 and the weights of the full gradient; on-policy, one step is of the weights "
-        "that\nsampled.\nLook for what is long and far off: it turns the update most.\nThe three "
-        f"parts by probability add up to the full gradient to {result['sum_error']:.1g} of its "
-        "length: this is the rounding error.\n")
+    return markdown_table(("subset", *columns), rows) + (
+        "\n\ntokens, completions: share of those that are selected, or have a selected token.\n"
+        "norm: length of the gradient of some of the tokens, or by another loss, over the full "
+        "one's; it is divided as\nthe full one is, by all tokens. norm_selected: averaged over the "
+        "selected tokens of a completion, then over the\ncompletions that have one, as in ACPO's "
+        "code. angle: mean principal angle in degrees between its leading\ndirections and the full "
+        "one's: 0 the same, 90 nothing in common. on-policy has all ratios at 1 and the weights\n"
+        "of the full gradient; on-policy, one step is of the weights that sampled.\n"
+        "Look for what is long and far off: it turns the update most. The three parts by\n"
+        f"probability add up to the full gradient to {result['sum_error']:.1g} of its length.\n")
 
 
 def anatomy_of(file):
@@ -209,10 +181,10 @@ def anatomy_of(file):
     def sides(walked):
         return {taken: [x[side]["mean"] for side in ("low", "high")]
                 for taken, x in walked["reversal"].items()}
-    own, kept = steps(open_rollout(file)), open_rollout(file)
-    keys = ("norm", "angle", "norm_selected", "angle_selected")
-    parts = {name: {key: part[key] for key in keys if key in part}
-             for name, part in compare_subsets(open_rollout(file))["subsets"].items()}
-    return dict(near=sides(own), far=sides(steps(kept, 64, at=(16, 32, 64))), spread=own["spread"][1],
+    own = steps(open_rollout(file))
+    far, kept = steps(open_rollout(file), 64, at=(16, 32, 64)), open_rollout(file)
+    parts = {name: {key: x for key, x in part.items() if key != "matrices"}
+             for name, part in compare_subsets(kept)["subsets"].items()}
+    return dict(near=sides(own), far=sides(far), spread=own["spread"][1],
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=parts, solve_rates=kept.rewards.mean(1).tolist())
