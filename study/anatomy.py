@@ -70,9 +70,9 @@ def angle(a, b):
     return torch.linalg.svdvals(a @ b.T).clamp(max=1).acos().mean().item() * 180 / math.pi
 
 
-def norm(x):
-    """In float64: a float32 sum over so many squares is off by 1e-4."""
-    return x.norm(dtype=torch.float64)
+def norm(gradients):
+    """Of all of {name: gradient}, in float64: a float32 sum over so many squares is off by 1e-4."""
+    return math.hypot(*(g.norm(dtype=torch.float64).item() for g in gradients.values()))
 
 
 def gradient_of(kept, matrices, method=None, weight=None):
@@ -107,24 +107,19 @@ class Reference:
 
     def __init__(self, gradients, k):
         self.spaces = {n: right_subspace(g, k) for n, g in gradients.items()}
-        self.sizes = {n: norm(g) for n, g in gradients.items()}
-        self.size, self.k = math.sqrt(sum(s.item() ** 2 for s in self.sizes.values())), k
+        self.norm, self.k = norm(gradients), k
 
     def compare(self, gradients):
-        """-> the norm over the reference's, the mean principal angle to it in degrees (eq. 7), and
-        both of each matrix; an angle is nan where a matrix has no gradient."""
-        each = {}
-        for n, g in gradients.items():
-            to_it = angle(right_subspace(g, self.k), self.spaces[n]) if g.any() else math.nan
-            each[n] = dict(norm=(norm(g) / self.sizes[n]).item(), angle=to_it)
-        size = math.sqrt(sum(norm(g).item() ** 2 for g in gradients.values()))
-        return dict(norm=size / self.size,
-                    angle=sum(v["angle"] for v in each.values()) / len(each), matrices=each)
+        """-> the norm over the reference's, and the mean principal angle to it in degrees (eq. 7);
+        nan where a matrix has no gradient."""
+        angles = [angle(right_subspace(g, self.k), self.spaces[n]) if g.any() else math.nan
+                  for n, g in gradients.items()]
+        return dict(norm=norm(gradients) / self.norm, angle=sum(angles) / len(angles))
 
 
 def compare_subsets(kept, layers=8, k=None):
     """Half-way through the run's steps: each subset's gradient norm over the full one's, and the
-    mean principal angle to it, per weight matrix and overall.
+    mean principal angle to it.
 
     norm and angle are of a sum with the denominators of all tokens, which does not grow where few
     are selected. norm_selected and angle_selected are of gradient_of_selected; tokens and
@@ -152,8 +147,7 @@ def compare_subsets(kept, layers=8, k=None):
     kept.batch.old_logprobs = tokens.logprobs
     result["on-policy"] = full.compare(gradient_of(kept, matrices))
     result[ONE_STEP] = full.compare(one_step)
-    error = max((norm(g) / full.sizes[n]).item() for n, g in remainder.items())
-    return dict(after=after, subsets=result, sum_error=error)
+    return dict(after=after, subsets=result, sum_error=norm(remainder) / full.norm)
 
 
 def subsets_table(result):
@@ -183,8 +177,7 @@ def anatomy_of(file):
                 for taken, x in walked["reversal"].items()}
     own = steps(open_rollout(file))
     far, kept = steps(open_rollout(file), 64, at=(16, 32, 64)), open_rollout(file)
-    parts = {name: {key: x for key, x in part.items() if key != "matrices"}
-             for name, part in compare_subsets(kept)["subsets"].items()}
     return dict(near=sides(own), far=sides(far), spread=own["spread"][1],
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
-                clipped=own["clipped"], subsets=parts, solve_rates=kept.rewards.mean(1).tolist())
+                clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],
+                solve_rates=kept.rewards.mean(1).tolist())

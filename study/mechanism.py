@@ -1,0 +1,182 @@
+"""What the papers claim of single updates, a claim an entry: measured on the first rollout of each
+of eight seeds, or computed from the paper's own assumptions (study/results/updates.json).
+
+The quantities are defined in study/quantities.py, study/anatomy.py and study/theory.py."""
+
+import copy
+import math
+from collections import namedtuple
+from statistics import fmean
+
+from analysis.figures import plt, save
+from study.anatomy import ONE_STEP, PARTS
+from study.rule import FACTOR, Interval
+
+LOW, _, HIGH = PARTS
+TOP = "top 20% entropy"
+# ACPO's app. D: norm of a part of the gradient over that of the whole; angle in degrees
+IN_PAPER = {LOW: (4.09, 27.8), TOP: (3.40, 44.2), HIGH: (0.50, 42.8), "A < 0": (0.92, 28.0),
+            "A > 0": (1.22, 40.5), "no clip": (201.77, 50.7), ONE_STEP: (0.98, 47.4)}
+Row = namedtuple("Row", "place claim paper measured verdict")
+
+
+def judge(says, interval, than=0, size=None):
+    """A verdict by the 95% interval alone, which is no part of the family of study/rule.py.
+
+    says: more or less `than`, equal to `size`, or "" for what is not judged; size: the paper's."""
+    low, high = interval.ends(0.05)
+    near = size is not None and size / FACTOR <= interval.mean <= size * FACTOR
+    if says == "equal":
+        apart = high < size / FACTOR or low > size * FACTOR
+        return "reproduced" if near else "opposite" if apart else "not certain"
+    if not says or low <= than <= high:
+        return says and "not certain"
+    if (low > than) != (says == "more"):
+        return "opposite"
+    return "holds" if size is None else "reproduced" if near else "direction alone"
+
+
+def as_text(interval, unit=""):
+    scale, digits = {"%": (100, 0), " degrees": (1, 1)}.get(unit, (1, 2))
+    mean, low, high = (f"{scale * x:.{digits}f}" for x in (interval.mean, *interval.ends(0.05)))
+    return f"{mean}{unit} ({low} to {high})"
+
+
+# ---------------------------------------------------------------------------- measured claims
+# a measure: a rollout's part of updates.json -> a number, and {words: the same} for what stands
+# beside it and is not judged
+
+
+def difference(a, b, key):
+    return lambda r: r["subsets"][a][key] - r["subsets"][b][key]
+
+
+def by_both(quantity, key, *names):
+    """A norm or an angle averaged over the selected tokens, as in ACPO's code, and over all."""
+    return quantity(*names, f"{key}_selected"), {"over all tokens": quantity(*names, key)}
+
+
+def part(name, key):
+    return lambda r: r["subsets"][name][key]
+
+
+def log_ratio(sides):
+    return math.log10(abs(sides[0] / sides[1]))
+
+
+def reversal(walk, taken):
+    """|G_L| - |G_H|, ACPO's eq. 54 less eq. 55, after so many steps."""
+    return lambda r: r[walk][taken][0] - r[walk][taken][1], {
+        "eq. 54": lambda r: r[walk][taken][0], "eq. 55": lambda r: r[walk][taken][1],
+        "log10 of their ratio": lambda r: log_ratio(r[walk][taken])}
+
+
+def clipped_less_passed(key):
+    return lambda r: r["clipped"]["clipped"][key] - r["clipped"]["passed"][key], {}
+
+
+def clipped_by_entropy(r):
+    *others, top = [group["clipped"] for group in r["clipped"]["by_entropy"]]
+    return top - fmean(others)
+
+
+def problems(alpha):
+    """(sum m)^2 / sum m^2 over a rollout's problems, m = p (1 - p)^alpha: the mass that power's
+    advantage gives a problem of solve rate p on each side."""
+    def number(r):
+        masses = [p * (1 - p) ** alpha for p in r["solve_rates"]]
+        return sum(masses) ** 2 / sum(m * m for m in masses)
+    return number
+
+
+Claim = namedtuple("Claim", "place words paper measure says than size unit", defaults=(0, None, ""))
+CLAIMS = [
+    Claim("fig. 2a", "std of rho after 16 steps, pi <= 0.2 over pi > 0.8", "far more", (
+        lambda r: r["ratio_std"]["low"] / r["ratio_std"]["high"],
+        {"slope of Lemma 1, one step's own tokens (we know the 2 of a network from a caption)":
+         lambda r: r["own_slope"]}), "more", 1),
+    *(Claim("Remark 1, fig. 2b", f"|G_L| - |G_H| after {taken} steps", sign, reversal(walk, taken),
+            says)
+      for walk, taken, sign, says in (("near", "1", "above 0", "more"),
+                                      ("near", "16", "below 0", "less"),
+                                      ("far", "64", "below 0", "less"))),
+    Claim("Remark 1, fig. 2b", "log10 |G_L| / |G_H| after 16 steps less after 1", "below 0", (
+        lambda r: log_ratio(r["near"]["16"]) - log_ratio(r["near"]["1"]), {}), "less"),
+    Claim("app. C", "pi of clipped less passed tokens", "below 0",
+          clipped_less_passed("probability"), "less"),
+    Claim("fig. 2c, app. C", "entropy of clipped less passed tokens with pi < 0.2, nats", "below 0",
+          clipped_less_passed("entropy_if_low"), "less"),
+    Claim("app. C", "share clipped of the top fifth by entropy, less that of the other fifths",
+          "below 0", (clipped_by_entropy, {}), "less", 0, None, "%"),
+    *(Claim("app. D", f"norm, {name}", f"{norm:.0%}",
+            by_both(part, "norm", name) if name in (*PARTS, TOP, "A < 0", "A > 0")
+            else (part(name, "norm"), {}),
+            "equal" if name == ONE_STEP else "more" if norm > 1 else "less", 1, norm, "%")
+      for name, (norm, _) in IN_PAPER.items()),
+    Claim("app. D", f"norm, {LOW} less {TOP}", "409% - 340%", by_both(difference, "norm", LOW, TOP),
+          "more", 0, None, "%"),
+    *(Claim("app. D", f"angle, {a} less {b}", f"{IN_PAPER[a][1]} - {IN_PAPER[b][1]}",
+            by_both(difference, "angle", a, b), "more", 0, None, " degrees")
+      for a, b in ((HIGH, LOW), (TOP, LOW), ("A > 0", "A < 0"))),
+    Claim("app. D.3", "angle, clip-higher less no clip", "1.3 - 50.7",
+          (difference("clip-higher", "no clip", "angle"), {}), "less", 0, None, " degrees"),
+    Claim("FADE, abstract", "effective number of problems with alpha 3 less alpha 1; the quantity, "
+          "(sum m)^2 / sum m^2, is ours", "below 0", (
+              lambda r: problems(3)(r) - problems(1)(r), {"alpha 1": problems(1)}), "")]
+
+
+# ---------------------------------------------------------------------------- the algebra
+
+
+def formulas(theory):
+    """Rows of what follows from the papers' assumptions, or does not."""
+    lemma, kappas = theory["lemma_1"][-1], theory["remark_1"][0]["kappas"]
+    off = {eq: max(abs(line["monte_carlo"] - line[f"eq{eq}"]) / line["error"]
+                   for line in theory["proposition_1"]) for eq in (53, 56)}
+    fails = [eq for eq in ("53", "56") if any(  # to hold from some kappa on
+        not scan["reversed"][eq] or scan["reversed"][eq][-1][1] < kappas[-1]
+        for scan in theory["remark_1"])]
+    least = 10 ** min(min(scan["log10"]["53"]) for scan in theory["remark_1"])
+    ranges = " and ".join(f"{a:.2f} to {b:.2f}" for scan in theory["remark_1"]
+                          for a, b in scan["reversed"]["56"])
+    found = (
+        ("Lemma 1", "std of rho goes as (1 - pi)^2 where a token has logits of its own", "slope 2",
+         f"slope {lemma['diffuse']['slope']:.2f} with a vocabulary of {lemma['vocabulary']}, "
+         f"{lemma['slope']:.2f} where logits are normal",
+         [] if abs(lemma["diffuse"]["slope"] - 2) < 0.05 else ["15"]),
+        ("Prop. 1", "the expected gradient by probability", "eq. 53", f"within {off[53]:.1f} "
+         "standard errors of a Monte Carlo of its assumptions", ["53"] if off[53] > 4 else []),
+        ("app. B", "its asymptotic form", "eq. 56, as eq. 64", f"up to {off[56]:.0f} standard "
+         "errors from the same Monte Carlo", ["53"] if off[56] > 4 else []),
+        ("Remark 1", "from some kappa on |G_L| < |G_H|", "yes", f"kappa from 0.01 to 100: by eq. "
+         f"53 |G_L| is {least:.0f} times |G_H| or more; by eq. 56 below it for {ranges} alone "
+         "(clip 0.2, and 0.2 with 0.3)", fails))
+    return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
+            for *entry, eqs in found]
+
+
+def in_one_direction(rollouts):
+    """With every mean of G, [low, high], in the direction that it has over all rollouts: absolute
+    values of single ones are biased upwards by noise."""
+    turned = copy.deepcopy(rollouts)
+    for walk in ("near", "far"):
+        for taken in rollouts[0][walk]:
+            for i in (0, 1):
+                if sum(r[walk][taken][i] for r in rollouts) < 0:
+                    for r in turned:
+                        r[walk][taken][i] *= -1
+    return turned
+
+
+def rows(updates):
+    """-> the Rows, with means over the rollouts and their 95% intervals."""
+    rollouts, found = in_one_direction(updates["seeds"]), formulas(updates["theory"])
+    for c in CLAIMS:
+        def interval(quantity):
+            return Interval.of(map(quantity, rollouts))
+        quantity, beside = c.measure
+        measured = [as_text(interval(quantity), c.unit), *(
+            f"{words} {as_text(interval(of), c.unit)}" for words, of in beside.items())]
+        found.append(Row(c.place, c.words, c.paper, "; ".join(measured),
+                         judge(c.says, interval(quantity), c.than, c.size)))
+    return found
