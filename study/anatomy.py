@@ -1,16 +1,23 @@
 """More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, and all
 numbers that study/mechanism.py has of one kept rollout."""
 
+import json
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from analysis.rollout import open_rollout, walk
 from engine.loading import layers_of
+from experiment.log import numbers
 from experiment.tables import markdown_table
 from losses import ppo_clip
 from study.quantities import HIGH, LOW, steps
+from study.runs import RESULTS
+
+UPDATES = RESULTS / "updates.json"
 
 
 def top_entropy_of_each(tokens, share=0.2):
@@ -181,3 +188,21 @@ def anatomy_of(file):
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],
                 solve_rates=kept.rewards.mean(1).tolist())
+
+
+def measure(file=UPDATES, seeds=range(8)):
+    """Writes anatomy_of the first rollout of GRPO's run by each seed, and the theory's numbers."""
+    import train
+    from study import theory
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds:
+            out = Path(folder, str(seed))
+            train.main(["--out", str(out), "--seed", str(seed), *(
+                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 --lr 1e-4 "
+                "--problems_per_rollout 32 --sampler transformers").split()])
+            found.append(anatomy_of(out / "rollouts" / "rollout_000001.pt"))
+    text = json.dumps(numbers(dict(theory=theory.everything(), seeds=found)))
+    shorter = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
+    file.write_text(json.dumps(shorter) + "\n")
+    return file

@@ -129,30 +129,27 @@ CLAIMS = [
 
 
 def formulas(theory):
-    """Rows of what follows from the papers' assumptions, or does not."""
-    lemma, kappas = theory["lemma_1"][-1], theory["remark_1"][0]["kappas"]
+    """Rows of what follows from the papers' own assumptions, or does not."""
+    vocabulary, slope = (theory["lemma_1"][-1][key] for key in ("vocabulary", "slope"))
     off = {eq: max(abs(line["monte_carlo"] - line[f"eq{eq}"]) / line["error"]
                    for line in theory["proposition_1"]) for eq in (53, 56)}
+    scans = theory["remark_1"]
     fails = [eq for eq in ("53", "56") if any(  # to hold from some kappa on
-        not scan["reversed"][eq] or scan["reversed"][eq][-1][1] < kappas[-1]
-        for scan in theory["remark_1"])]
-    least = 10 ** min(min(scan["log10"]["53"]) for scan in theory["remark_1"])
-    ranges = " and ".join(f"{a:.2f} to {b:.2f}" for scan in theory["remark_1"]
-                          for a, b in scan["reversed"]["56"])
-    found = (
+        not scan["reversed"][eq] or scan["reversed"][eq][-1][1] < scan["kappas"][-1]
+        for scan in scans)]
+    least = 10 ** min(min(scan["log10"]["53"]) for scan in scans)
+    ranges = " and ".join(f"{a:.2f} to {b:.2f}" for x in scans for a, b in x["reversed"]["56"])
+    return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
+            for *entry, eqs in (
         ("Lemma 1", "std of rho goes as (1 - pi)^2 where a token has logits of its own", "slope 2",
-         f"slope {lemma['diffuse']['slope']:.2f} with a vocabulary of {lemma['vocabulary']}, "
-         f"{lemma['slope']:.2f} where logits are normal",
-         [] if abs(lemma["diffuse"]["slope"] - 2) < 0.05 else ["15"]),
+         f"slope {slope:.2f}, vocabulary of {vocabulary}", [] if abs(slope - 2) < 0.05 else ["15"]),
         ("Prop. 1", "the expected gradient by probability", "eq. 53", f"within {off[53]:.1f} "
          "standard errors of a Monte Carlo of its assumptions", ["53"] if off[53] > 4 else []),
         ("app. B", "its asymptotic form", "eq. 56, as eq. 64", f"up to {off[56]:.0f} standard "
          "errors from the same Monte Carlo", ["53"] if off[56] > 4 else []),
-        ("Remark 1", "from some kappa on |G_L| < |G_H|", "yes", f"kappa from 0.01 to 100: by eq. "
-         f"53 |G_L| is {least:.0f} times |G_H| or more; by eq. 56 below it for {ranges} alone "
-         "(clip 0.2, and 0.2 with 0.3)", fails))
-    return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
-            for *entry, eqs in found]
+        ("Remark 1", "from some kappa on |G_L| < |G_H|", "yes", "kappa from 0.01 to 100: by eq. 53 "
+         f"|G_L| is {least:.0f} times |G_H| or more; by eq. 56 it is less for {ranges} alone "
+         "(clip 0.2; 0.2 and 0.3)", fails))]
 
 
 def in_one_direction(rollouts):
@@ -180,3 +177,68 @@ def rows(updates):
         found.append(Row(c.place, c.words, c.paper, "; ".join(measured),
                          judge(c.says, interval(quantity), c.than, c.size)))
     return found
+
+
+def few_tokens(updates):
+    """A sentence on what ACPO's lowest bin rests on."""
+    every, low = zip(*(step for r in updates["seeds"] for step in r["met"]), strict=True)
+    return (f"An optimizer step has {fmean(every):.0f} tokens with an advantage "
+            f"({min(every)} to {max(every)}), and {fmean(low):.0f} of them ({min(low)} to "
+            f"{max(low)}) are in the lowest of ACPO's bins, pi < 0.2.")
+
+
+# ---------------------------------------------------------------------------- figures
+
+
+def draw(updates, file):
+    """Lemma 1's spread; the reversal by step and by kappa; norms and angles of subsets."""
+    rollouts = in_one_direction(updates["seeds"])
+    figure, ((spread, by_step), (by_kappa, parts)) = plt.subplots(2, 2, figsize=(9.5, 7.2))
+    for i, r in enumerate(rollouts):
+        spread.plot(*zip(*r["spread"], strict=True), "C0.", ms=3, label="rollouts"[i * 8:] or None)
+    for slope in (1, 2):
+        spread.axline((0, -2.2), slope=slope, color=f"C{slope}", lw=1, label=f"slope {slope}")
+    spread.set(xlabel="log(1 - pi)", ylabel="log std(rho) after one step")
+    for walk, style in (("near", "o-"), ("far", "s--")):
+        for i, label in enumerate(("pi <= 0.2 (eq. 54)", "pi >= 0.8 (eq. 55)")):
+            steps = {int(taken): Interval.of(r[walk][taken][i] for r in rollouts)
+                     for taken in rollouts[0][walk]}
+            by_step.errorbar(
+                list(steps), [x.mean for x in steps.values()], fmt=style, ms=3, lw=1, color=f"C{i}",
+                yerr=[x.mean - x.ends(0.05)[0] for x in steps.values()], capsize=2,
+                label=f"{label}, run of {max(steps)} steps")
+    by_step.set_xscale("symlog", base=2, linthresh=1)
+    by_step.set(xlabel="optimizer steps on the rollout", ylabel="|mean of G|, uniform in pi")
+    for i, scan in enumerate(updates["theory"]["remark_1"]):
+        for eq, style in (("53", "-"), ("56", "--")):
+            by_kappa.plot(scan["kappas"], scan["log10"][eq], f"C{i}{style}", lw=1.2,
+                          label=f"eq. {eq}, clip {scan['low']:g} and {scan['high']:g}")
+    by_kappa.axhline(0, color="0.4", lw=0.7)
+    by_kappa.set(xscale="log", yscale="symlog", xlabel="kappa", ylabel="log10 of eq. 54 / eq. 55")
+    for i, (name, in_paper) in enumerate(IN_PAPER.items()):
+        norm, angle = (fmean(part(name, key + "_selected" * (f"{key}_selected" in
+                       rollouts[0]["subsets"][name]))(r) for r in rollouts)
+                       for key in ("norm", "angle"))
+        parts.plot(angle, norm, f"C{i}o", ms=5, label=name)
+        parts.plot(in_paper[1], in_paper[0], f"C{i}o", ms=5, mfc="none")
+    parts.set(yscale="log", xlabel="angle to the full gradient (degrees)", ylabel="norm over its")
+    for axis in (spread, by_step, by_kappa, parts):
+        axis.legend()
+    save(figure, file, f"{len(rollouts)} rollouts, 95% intervals; below right the means over the "
+                       "selected tokens, and hollow those of ACPO's app. D")
+
+
+def draw_subsets(result, file):
+    """Norms and angles of one rollout, by all tokens (bars) and by the selected (diamonds)."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    names = list(result["subsets"])[1:]  # the first is the full gradient
+    for axis, key, label in zip(axes, ("norm", "angle"), (
+            "norm over the full gradient's", "mean principal angle to it (degrees)"), strict=True):
+        for i, name in enumerate(names):
+            axis.barh(-i, result["subsets"][name][key], color="C0")
+            if (selected := result["subsets"][name].get(f"{key}_selected")) is not None:
+                axis.plot(selected, -i, "D", color="C1", ms=4)
+        axis.set(xlabel=label)
+    axes[0].set_yticks([-i for i in range(len(names))], names)
+    save(figure, file, f"rollout {result['rollout']}, {result['method']}, after {result['after']} "
+                       "steps; bars: divided by all tokens, diamonds: by the selected")

@@ -119,26 +119,18 @@ def scan(low=0.2, high=0.2, kappas=KAPPAS):
 VOCABULARIES = (2, 8, 64, 1024, 16384, 10**5)
 
 
-def tabular_tokens(n, vocabulary, g, diffuse=False):
+def tabular_tokens(n, vocabulary, g):
     """Draws n tokens, each from logits of its own. -> 1 - pi of each [n], and the sum of the
     squares of the other pi_j [n]
 
-    The logits are normal, their scale uniform from 0 to 1.5 sqrt(2 log vocabulary): from about
-    there on one token has most of the probability, so that pi goes from 0 to 1 whatever the
-    vocabulary. diffuse is the lemma's own case: pi is uniform, and what it leaves is spread over
-    the other tokens by a softmax of N(0, 1), whatever pi is."""
-    if diffuse:
-        rest = 1 - torch.rand(n, 1, generator=g)
-        others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
-    else:
-        scale = 1.5 * math.sqrt(2 * math.log(vocabulary)) * torch.rand(n, 1, generator=g)
-        probs = (scale * torch.randn(n, vocabulary, generator=g)).softmax(-1)
-        token = torch.multinomial(probs, 1, generator=g)
-        others = probs.scatter(-1, token, 0.0)  # 1 - pi has lost its digits where pi is near 1
+    pi is uniform, and what it leaves is spread over the other tokens by a softmax of N(0, 1),
+    whatever pi is: the lemma's own case."""
+    rest = 1 - torch.rand(n, 1, generator=g)
+    others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
     return others.sum(-1, dtype=torch.float64), (others ** 2).sum(-1, dtype=torch.float64)
 
 
-def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
+def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0):
     """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
 
     Each token has logits of its own and takes one policy-gradient step on its own advantage
@@ -149,7 +141,7 @@ def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
     -> slope, and `left_out`: the mean over the tokens of the second term over the first"""
     g = torch.Generator().manual_seed(seed)
     size = max(1, 10**6 // vocabulary)  # a hundred thousand logits a token: some tokens at a time
-    parts = [tabular_tokens(min(size, n - begin), vocabulary, g, diffuse)
+    parts = [tabular_tokens(min(size, n - begin), vocabulary, g)
              for begin in range(0, n, size)]
     rest, others = (torch.cat(column) for column in zip(*parts, strict=True))
     advantages = torch.randn(n, 100, generator=g, dtype=torch.float64)
@@ -172,9 +164,7 @@ def narrow_groups(rest, width=0.25, least=16):
 
 
 def everything():
-    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 by vocabulary; the
-    diffuse case has fewer tokens where a vocabulary is large."""
-    lemma = [dict(vocabulary=v, **tabular_model(4000, v),
-                  diffuse=tabular_model(min(4000, 10**8 // v), v, diffuse=True))
-             for v in VOCABULARIES]
+    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 by vocabulary, with
+    fewer tokens where that is large."""
+    lemma = [dict(vocabulary=v, **tabular_model(min(4000, 10**8 // v), v)) for v in VOCABULARIES]
     return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)], lemma_1=lemma)
