@@ -28,13 +28,6 @@ def top_entropy_of_each(tokens, share=0.2):
     return (rank < count[:, None]) & tokens.mask
 
 
-def selected_shares(mask, chosen):
-    """-> the share of the tokens in mask [B, T] that are chosen, and the share of the completions
-    that have a chosen one."""
-    chosen = chosen & mask
-    return (chosen.sum() / mask.sum()).item(), (chosen.any(1).sum() / mask.any(1).sum()).item()
-
-
 PARTS = (f"pi < {LOW}", f"{LOW} <= pi <= {HIGH}", f"pi > {HIGH}")  # together, all tokens
 ONE_STEP = "on-policy, one step"
 
@@ -129,48 +122,48 @@ def compare_subsets(kept, layers=8, k=None):
     mean principal angle to it.
 
     norm and angle are of a sum with the denominators of all tokens, which does not grow where few
-    are selected. norm_selected and angle_selected are of gradient_of_selected; tokens and
-    completions are the shares selected. "on-policy" has ratios of 1 at the weights of the full
-    gradient, ONE_STEP is the whole rollout's gradient at the weights before the first step.
-    sum_error is how far PARTS are from adding up to the full gradient, as a share of it."""
-    matrices = sampled_matrices(kept.policy.model, layers)
+    are selected; norm_selected and angle_selected are of gradient_of_selected; tokens is the share
+    selected. "on-policy" has ratios of 1 at the weights of the full gradient, ONE_STEP is the whole
+    rollout's gradient at the weights before the first step. sum_error is how far PARTS are from
+    adding up to the full gradient, as a share of it."""
+    matrices, result = sampled_matrices(kept.policy.model, layers), {}
     one_step = gradient_of(kept, matrices)
     after = len(kept.method.passes) * kept.flags["steps_per_rollout"] // 2
     next(taken for taken, *_ in walk(kept) if taken == after)
-    tokens, remainder, result = kept.tokens(), gradient_of(kept, matrices), {}
+    tokens, remainder = kept.tokens(), gradient_of(kept, matrices)
     full = Reference(remainder, k)
+
+    def add(name, gradients, selected=None, share=1.0):
+        by_all, by = full.compare(gradients), full.compare(selected or gradients)
+        result[name] = dict(tokens=share, **by_all, norm_selected=by["norm"],
+                            angle_selected=by["angle"])
     for name, (method, choose) in subsets(kept.method).items():
         chosen = choose(tokens) & tokens.mask if choose else tokens.mask
         gradients = gradient_of(kept, matrices, method, chosen.to(tokens.entropy))
-        result[name] = full.compare(gradients)
         if name in PARTS:
             remainder = {n: g - gradients[n] for n, g in remainder.items()}
-        if choose:
-            share, completions = selected_shares(tokens.mask, chosen)
-            by = (full.compare(gradient_of_selected(kept, matrices, method, chosen))
-                  if chosen.any() else dict(norm=None, angle=None))
-            result[name].update(tokens=share, completions=completions, norm_selected=by["norm"],
-                                angle_selected=by["angle"])
+        add(name, gradients, gradient_of_selected(kept, matrices, method, chosen)
+            if chosen.any() else None, (chosen.sum() / tokens.mask.sum()).item())
     kept.batch.old_logprobs = tokens.logprobs
-    result["on-policy"] = full.compare(gradient_of(kept, matrices))
-    result[ONE_STEP] = full.compare(one_step)
+    add("on-policy", gradient_of(kept, matrices))
+    add(ONE_STEP, one_step)
     return dict(after=after, subsets=result, sum_error=norm(remainder) / full.norm)
 
 
 def subsets_table(result):
-    columns = ("tokens", "completions", "norm", "angle", "norm_selected", "angle_selected")
-    rows = [(name, *("-" if v.get(key) is None else f"{v[key]:.3g}" for key in columns))
-            for name, v in result["subsets"].items()]
+    columns = ("tokens", "norm", "angle", "norm_selected", "angle_selected")
+    rows = [(name, *(f"{subset[key]:.3g}" for key in columns))
+            for name, subset in result["subsets"].items()]
     return markdown_table(("subset", *columns), rows) + (
-        "\n\ntokens, completions: share of those that are selected, or have a selected token.\n"
-        "norm: length of the gradient of some of the tokens, or by another loss, over the full "
-        "one's; it is divided as\nthe full one is, by all tokens. norm_selected: averaged over the "
-        "selected tokens of a completion, then over the\ncompletions that have one, as in ACPO's "
-        "code. angle: mean principal angle in degrees between its leading\ndirections and the full "
-        "one's: 0 the same, 90 nothing in common. on-policy has all ratios at 1 and the weights\n"
-        "of the full gradient; on-policy, one step is of the weights that sampled.\n"
-        "Look for what is long and far off: it turns the update most. The three parts by\n"
-        f"probability add up to the full gradient to {result['sum_error']:.1g} of its length.\n")
+        "\n\ntokens: share of the tokens that are selected. norm: length of their gradient, or by "
+        "another loss, over the full\none's; it is divided as the full one is, by all tokens. "
+        "norm_selected: averaged over the selected tokens of a\ncompletion, then over the "
+        "completions that have one, as in ACPO's code. angle: mean principal angle in degrees\n"
+        "between its leading directions and the full one's: 0 the same, 90 nothing in common. "
+        "on-policy has all ratios at 1\nand the weights of the full gradient; on-policy, one step "
+        "is of the weights that sampled.\nLook for what is long and far off: it turns the update "
+        "most. The three parts by probability add up to\nthe full gradient to "
+        f"{result['sum_error']:.1g} of its length.\n")
 
 
 def anatomy_of(file):
@@ -179,12 +172,9 @@ def anatomy_of(file):
     Every analysis opens the rollout anew: the one before has moved the policy. near is of the run's
     own steps, far of 64, each on a fourth of the completions: [mean of G, low and high] by number
     of steps (Remark 1)."""
-    def sides(walked):
-        return {taken: [x[side]["mean"] for side in ("low", "high")]
-                for taken, x in walked["reversal"].items()}
     own = steps(open_rollout(file))
     far, kept = steps(open_rollout(file), 64, at=(16, 32, 64)), open_rollout(file)
-    return dict(near=sides(own), far=sides(far), spread=own["spread"][1],
+    return dict(near=own["reversal"], far=far["reversal"], spread=own["spread"][1],
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],
                 solve_rates=kept.rewards.mean(1).tolist())

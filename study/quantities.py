@@ -19,43 +19,27 @@ BANDS = dict(low=(0.0, LOW), high=(HIGH, 1.0))
 # ---------------------------------------------------------------------------- the reversal
 
 
-def uniform_mean(values, probs, rows, band, parts=10):
+def uniform_mean(values, probs, band, parts=10):
     """The mean of values [n] over probs [n] that are uniform in the band (start, end): ACPO's
-    eq. 54 and 55 before the absolute value.
+    eq. 54 and 55 before the absolute value. None without tokens.
 
     Tokens are not uniform: most of those above 0.8 are nearly at 1. So it is the plain mean over
     `parts` equal sub-bins of the mean of the tokens in each. A sub-bin without a token is left
-    out, and the mean is over the others. rows [n] says which completion a token belongs to.
-    -> mean (None without tokens); its standard error, as completions vary; tokens of each
-    sub-bin. A sub-bin with one token adds nothing to the error, which then is too small."""
+    out, and the mean is over the others."""
     start, end = band
     inside = (probs >= start) & (probs <= end)
-    values, rows = values[inside].double(), rows[inside]
+    values = values[inside].double()
     part = ((probs[inside] - start) / (end - start) * parts).long().clamp(max=parts - 1)
     count = torch.bincount(part, minlength=parts)
-    if not len(values):
-        return dict(mean=None, error=None, tokens=count.tolist())
     means = values.new_zeros(parts).index_add(0, part, values) / count.clamp(min=1)
-    occupied = count > 0
-    # what each completion moves the mean by: a completion's tokens share their advantage
-    moves = (values - means[part]) / (count[part] * occupied.sum())
-    by_row = values.new_zeros(int(rows.max()) + 1).index_add(0, rows, moves)
-    return dict(mean=means[occupied].mean().item(), error=by_row.norm().item(),
-                tokens=count.tolist())
+    return means[count > 0].mean().item() if len(values) else None
 
 
 def reversal(tokens, method, parts=10):
-    """Remark 1's two sides: `size` of low and of high is |G_L| and |G_H| of ACPO's eq. 54 and 55,
-    by uniform_mean of G over pi <= 0.2 and over pi >= 0.8; low_over_high is below 1 after a
-    reversal, and None where a side has no token or no gradient."""
-    mask = tokens.mask
-    rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask]
-    values, probs = signed_gradient(tokens, method)[mask], tokens.probs[mask]
-    sides = {name: uniform_mean(values, probs, rows, band, parts) for name, band in BANDS.items()}
-    for side in sides.values():
-        side["size"] = None if side["mean"] is None else abs(side["mean"])
-    low, high = sides["low"]["size"], sides["high"]["size"]
-    return dict(sides, low_over_high=None if low is None or not high else low / high)
+    """Remark 1's two sides: the mean of G over pi <= 0.2 and over pi >= 0.8, uniform in pi; |G_L|
+    and |G_H| of ACPO's eq. 54 and 55 are their sizes."""
+    values, probs = signed_gradient(tokens, method)[tokens.mask], tokens.probs[tokens.mask]
+    return [uniform_mean(values, probs, band, parts) for band in BANDS.values()]
 
 
 # ---------------------------------------------------------------------------- clipped tokens
