@@ -37,14 +37,14 @@ def monte_carlo(s, low, high, n=10**6, seed=0):
 
 
 def proposition_1(low=0.2, high=0.2):
-    """The Monte Carlo beside eq. 53 and eq. 56, for ratios that spread more and more."""
-    lines = []
+    """By how many standard errors of a Monte Carlo eq. 53 and eq. 56 are off at most, where ratios
+    spread more and more."""
+    off = {53: 0.0, 56: 0.0}
     for s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6):
         mean, error = monte_carlo(s, low, high)
-        lines.append(dict(s=s, monte_carlo=mean, error=error,
-                          eq53=expected_gradient(s, low, high),
-                          eq56=expected_gradient(s, low, high, 56)))
-    return lines
+        for eq in off:
+            off[eq] = max(off[eq], abs(mean - expected_gradient(s, low, high, eq)) / error)
+    return off
 
 
 KAPPAS = tuple(10 ** (i / 4) for i in range(-8, 9))  # 0.01 to 100
@@ -116,8 +116,6 @@ def scan(low=0.2, high=0.2, kappas=KAPPAS):
 
 # ---------------------------------------------------------------------------- ACPO's Lemma 1
 
-VOCABULARIES = (2, 8, 64, 1024, 16384, 10**5)
-
 
 def tabular_tokens(n, vocabulary, g):
     """Draws n tokens, each from logits of its own. -> 1 - pi of each [n], and the sum of the
@@ -164,7 +162,7 @@ def narrow_groups(rest, width=0.25, least=16):
 
 
 def everything():
-    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 by vocabulary, with
-    fewer tokens where that is large."""
-    lemma = [dict(vocabulary=v, **tabular_model(min(4000, 10**8 // v), v)) for v in VOCABULARIES]
-    return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)], lemma_1=lemma)
+    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 with a vocabulary so
+    large that the term which eq. 15 leaves out is small."""
+    return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)],
+                lemma_1=tabular_model(1000, 10**5))
