@@ -87,8 +87,7 @@ def gradient_of(kept, matrices, method=None, weight=None):
 
 def gradient_of_selected(kept, matrices, method, chosen):
     """The gradient of the chosen tokens [N, T] with denominators that count these alone: by
-    seq_mean the mean over a completion's chosen tokens, then the mean over the completions that
-    have one.
+    seq_mean the mean over a completion's chosen tokens, then over the completions that have one.
 
     ACPO's released code selects by multiplying the response mask, to the same effect. It divides by
     0 for a completion without a chosen token, which its own selection always has; here such a
@@ -172,8 +171,8 @@ def anatomy_of(file):
     Every analysis opens the rollout anew: the one before has moved the policy. near is of the run's
     own steps, far of 64, each on a fourth of the completions: [mean of G, low and high] by number
     of steps (Remark 1)."""
-    own = steps(open_rollout(file))
-    far, kept = steps(open_rollout(file), 64, at=(16, 32, 64)), open_rollout(file)
+    own, kept = steps(open_rollout(file)), open_rollout(file)
+    far = steps(open_rollout(file), 64, at=(16, 32, 64))
     return dict(near=own["reversal"], far=far["reversal"], spread=own["spread"][1],
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],

@@ -3,13 +3,13 @@ of eight seeds, or computed from the paper's own assumptions (study/results/upda
 
 The quantities are defined in study/quantities.py, study/anatomy.py and study/theory.py."""
 
-import copy
 import math
 from collections import namedtuple
 from statistics import fmean
 
 from analysis.figures import plt, save
 from study.anatomy import ONE_STEP, PARTS
+from study.quantities import effective_problems
 from study.rule import FACTOR, Interval
 
 LOW, _, HIGH = PARTS
@@ -44,84 +44,78 @@ def as_text(interval, unit=""):
 
 
 # ---------------------------------------------------------------------------- measured claims
-# a measure: a rollout's part of updates.json -> a number, and {words: the same} for what stands
-# beside it and is not judged
 
 
-def part(name, key):
-    return lambda r: r["subsets"][name][key]
+def numbers_of(rollout):
+    """{name: number}, by which CLAIMS have them."""
+    clipped, passed, by_entropy = rollout["clipped"].values()
+    *others, top = (group["clipped"] for group in by_entropy)
+    low, high = rollout["ratio_std"].values()
+    found = {"std(rho) at low pi over high pi": low / high,
+             "slope of log std(rho) in a step's own tokens": rollout["own_slope"],
+             "share clipped, top fifth by entropy": top, "other fifths": fmean(others)}
+    for name, tokens in (("clipped", clipped), ("passed", passed)):
+        found.update({f"pi, {name}": tokens["probability"],
+                      f"entropy at pi < 0.2, {name}": tokens["entropy_if_low"]})
+    for walk in (rollout["near"], rollout["far"]):
+        for taken, (low, high) in walk.items():
+            when = f"after {taken} of {list(walk)[-1]} steps"
+            found.update({f"|G_L| {when}": low, f"|G_H| {when}": high,
+                          f"log10 |G_L| / |G_H| {when}": math.log10(abs(low / high))})
+    for name, subset in rollout["subsets"].items():
+        for key in ("norm", "angle"):
+            found.update({f"{key}, {name}": subset[f"{key}_selected"],
+                          f"{key} by all tokens, {name}": subset[key]})
+    for alpha in (1, 3):
+        found[f"effective problems (our measure), alpha {alpha}"] = effective_problems(
+            rollout["solve_rates"], alpha)
+    return found
 
 
-def difference(a, b, key):
-    return lambda r: r["subsets"][a][key] - r["subsets"][b][key]
+def columns(rollouts):
+    """{name: [its number in each rollout]}. G is taken in the direction that it has over all of
+    them: absolute values of single rollouts are biased upwards by noise."""
+    each = [numbers_of(rollout) for rollout in rollouts]
+    found = {name: [numbers[name] for numbers in each] for name in each[0]}
+    return {name: [-x for x in column] if name[:2] == "|G" and sum(column) < 0 else column
+            for name, column in found.items()}
 
 
-def by_both(quantity, *names, key):
-    """A norm or an angle averaged over the selected tokens, as in ACPO's code, and over all."""
-    return quantity(*names, f"{key}_selected"), {"over all tokens": quantity(*names, key)}
+def interval(found, name):
+    """Of a number by its name, or of the difference of two, 'a - b'."""
+    a, *b = (found[part] for part in name.split(" - "))
+    return Interval.of(x - y for x, y in zip(a, b[0], strict=True)) if b else Interval.of(a)
 
 
-def log_ratio(walk, taken):
-    """log10 of |G_L| / |G_H|, ACPO's eq. 54 over eq. 55, after so many steps."""
-    return lambda r: math.log10(abs(r[walk][taken][0] / r[walk][taken][1]))
-
-
-def reversal(walk, taken):
-    return lambda r: r[walk][taken][0] - r[walk][taken][1], {
-        "eq. 54": lambda r: r[walk][taken][0], "eq. 55": lambda r: r[walk][taken][1]}
-
-
-def less_passed(key):
-    return lambda r: r["clipped"]["clipped"][key] - r["clipped"]["passed"][key], {}
-
-
-def clipped_by_entropy(r):
-    *others, top = [group["clipped"] for group in r["clipped"]["by_entropy"]]
-    return top - fmean(others)
-
-
-def problems(alpha):
-    """(sum m)^2 / sum m^2 over a rollout's problems, m = p (1 - p)^alpha: the mass that power's
-    advantage gives a problem of solve rate p on each side."""
-    def number(r):
-        masses = [p * (1 - p) ** alpha for p in r["solve_rates"]]
-        return sum(masses) ** 2 / sum(m * m for m in masses)
-    return number
-
-
-Claim = namedtuple("Claim", "place words paper measure says than size unit", defaults=(0, None, ""))
+# measured: names of numbers_of, of which the first is judged
+Claim = namedtuple("Claim", "place paper measured says than size unit", defaults=(0, None, ""))
+FIRST, LAST, FAR = (f"after {taken} steps" for taken in ("1 of 16", "16 of 16", "64 of 64"))
 CLAIMS = [
-    Claim("fig. 2a", "std of rho after 16 steps, pi <= 0.2 over pi > 0.8", "far more", (
-        lambda r: r["ratio_std"]["low"] / r["ratio_std"]["high"],
-        {"slope of Lemma 1, one step's own tokens (we know the 2 of a network from a caption)":
-         lambda r: r["own_slope"]}), "more", 1),
-    *(Claim("Remark 1, fig. 2b", f"|G_L| - |G_H| after step {taken}", sign, reversal(walk, taken),
-            says)
-      for walk, taken, sign, says in (("near", "1", "above 0", "more"),
-                                      ("near", "16", "below 0", "less"),
-                                      ("far", "64", "below 0", "less"))),
-    Claim("Remark 1, fig. 2b", "log10 |G_L| / |G_H| after step 16 less after step 1", "below 0", (
-        lambda r: log_ratio("near", "16")(r) - log_ratio("near", "1")(r), {}), "less"),
-    Claim("app. C", "pi of clipped less passed tokens", "below 0", less_passed("probability"),
-          "less"),
-    Claim("fig. 2c, app. C", "entropy of clipped less passed tokens with pi < 0.2, nats", "below 0",
-          less_passed("entropy_if_low"), "less"),
-    Claim("app. C", "share clipped of the top fifth by entropy, less that of the other fifths",
-          "below 0", (clipped_by_entropy, {}), "less", 0, None, "%"),
-    *(Claim("app. D", f"norm, {name}", f"{norm:.0%}", by_both(part, name, key="norm"),
+    Claim("fig. 2a, fig. 4", "far more; the caption of fig. 4: slope 2", [
+        "std(rho) at low pi over high pi", "slope of log std(rho) in a step's own tokens"],
+        "more", 1),
+    *(Claim("Remark 1, fig. 2b", f"{side} probability dominates", [
+        f"|G_L| {when} - |G_H| {when}", f"|G_L| {when}", f"|G_H| {when}"], says)
+      for when, side, says in ((FIRST, "low", "more"), (LAST, "high", "less"),
+                               (FAR, "high", "less"))),
+    Claim("Remark 1, fig. 2b", "the dominance of low probability shrinks", [
+        f"log10 |G_L| / |G_H| {LAST} - log10 |G_L| / |G_H| {FIRST}"], "less"),
+    Claim("app. C", "clipped tokens have low probability", ["pi, clipped - pi, passed"], "less"),
+    Claim("fig. 2c, app. C", "and low entropy", [
+        "entropy at pi < 0.2, clipped - entropy at pi < 0.2, passed"], "less"),
+    Claim("app. C", "high entropy avoids the clip", [
+        "share clipped, top fifth by entropy - other fifths"], "less", unit="%"),
+    *(Claim("app. D", f"{norm:.0%}", [f"norm, {name}", f"norm by all tokens, {name}"],
             "equal" if name == ONE_STEP else "more" if norm > 1 else "less", 1, norm, "%")
       for name, (norm, _) in IN_PAPER.items()),
-    Claim("app. D", f"norm, {LOW} less {TOP}", "409% - 340%",
-          by_both(difference, LOW, TOP, key="norm"), "more", 0, None, "%"),
-    *(Claim("app. D", f"angle, {a} less {b}", f"{IN_PAPER[a][1]} - {IN_PAPER[b][1]} degrees",
-            by_both(difference, a, b, key="angle"), "more")
-      for a, b in ((HIGH, LOW), (TOP, LOW), ("A > 0", "A < 0"))),
-    Claim("app. D.3", "angle, clip-higher less no clip", "1.3 - 50.7 degrees",
-          (difference("clip-higher", "no clip", "angle"), {}), "less"),
-    Claim("FADE, abstract", "effective number of problems, alpha 3 less alpha 1", "below 0",
-          (lambda r: problems(3)(r) - problems(1)(r), {
-              "alpha 1": problems(1), "not judged: (sum m)^2 / sum m^2 is our quantity; alpha 3":
-              problems(3)}), "")]
+    Claim("app. D", "409% - 340%", [f"norm, {LOW} - norm, {TOP}", f"norm by all tokens, {LOW} - "
+                                    f"norm by all tokens, {TOP}"], "more", unit="%"),
+    *(Claim("app. D", f"{in_paper} degrees", [f"angle, {a} - angle, {b}", f"angle by all tokens, "
+            f"{a} - angle by all tokens, {b}"], "more")
+      for a, b, in_paper in ((HIGH, LOW, "42.8 - 27.8"), (TOP, LOW, "44.2 - 27.8"), (
+          "A > 0", "A < 0", "40.5 - 28.0"), ("no clip", "clip-higher", "50.7 - 1.3"))),
+    Claim("FADE, abstract", "hard focus costs sample size", ["effective problems (our measure), "
+          "alpha 3 - effective problems (our measure), alpha 1"], "")]
 
 
 # ---------------------------------------------------------------------------- the algebra
@@ -129,49 +123,34 @@ CLAIMS = [
 
 def formulas(theory):
     """Rows of what follows from the papers' own assumptions, or does not."""
-    slope, off = theory["lemma_1"]["slope"], theory["proposition_1"]
-    scans = theory["remark_1"]
-    fails = [eq for eq in ("53", "56") if any(  # to hold from some kappa on
-        not scan["reversed"][eq] or scan["reversed"][eq][-1][1] < scan["kappas"][-1]
-        for scan in scans)]
+    slope, off, scans = theory["lemma_1"]["slope"], theory["proposition_1"], theory["remark_1"]
+    turns = [eq for eq in ("53", "56") if any(  # it holds from no kappa on
+        [b for _, b in scan["reversed"][eq]][-1:] != scan["kappas"][-1:] for scan in scans)]
     ranges = [f"{a:.2f} to {b:.2f}" for x in scans for a, b in x["reversed"]["56"]]
-    return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
-            for *entry, eqs in (
-        ("Lemma 1", "std of rho goes as (1 - pi)^2 where a token has logits of its own", "slope 2",
-         f"slope {slope:.2f}, vocabulary of 100,000", [] if abs(slope - 2) < 0.05 else ["15"]),
+    found = [
+        ("Lemma 1", "std(rho) in its own tabular model", "(1 - pi)^2", f"slope {slope:.2f}, "
+         "vocabulary of 100,000", ["15"] if abs(slope - 2) > 0.05 else []),
         ("Prop. 1", "the expected gradient by probability", "eq. 53", f"within {off['53']:.1f} "
          "standard errors of a Monte Carlo of its assumptions", ["53"] if off["53"] > 4 else []),
         ("app. B", "its asymptotic form", "eq. 56, as eq. 64", f"up to {off['56']:.0f} standard "
          "errors from the same Monte Carlo", ["53"] if off["56"] > 4 else []),
-        ("Remark 1", "from some kappa on |G_L| < |G_H|", "yes", "clip 0.2, kappa from 0.01 to 100: "
-         f"by eq. 53 |G_L| / |G_H| is {10 ** min(scans[0]['log10']['53']):.0f} or more, by eq. 56 "
-         f"below 1 for {ranges[0]} alone; clip 0.2 and 0.3: for {ranges[1]} alone", fails))]
-
-
-def in_one_direction(rollouts):
-    """With every mean of G, [low, high], in the direction that it has over all rollouts: absolute
-    values of single ones are biased upwards by noise."""
-    turned = copy.deepcopy(rollouts)
-    for walk in ("near", "far"):
-        for taken in rollouts[0][walk]:
-            for i in (0, 1):
-                if sum(r[walk][taken][i] for r in rollouts) < 0:
-                    for r in turned:
-                        r[walk][taken][i] *= -1
-    return turned
+        ("Remark 1", "|G_L| / |G_H| by eq. 53 and by eq. 56", "below 1 from some kappa on",
+         f"eq. 53, clip 0.2: {10 ** min(scans[0]['log10']['53']):.0f} or more for kappa from 0.01 "
+         f"to 100; eq. 56: below 1 for {ranges[0]} alone (clip 0.2 and 0.3: {ranges[1]})", turns)]
+    return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
+            for *entry, eqs in found]
 
 
 def rows(updates):
-    """-> the Rows, with means over the rollouts and their 95% intervals."""
-    rollouts, found = in_one_direction(updates["seeds"]), formulas(updates["theory"])
-    for c in CLAIMS:
-        def interval(quantity):
-            return Interval.of(map(quantity, rollouts))
-        quantity, beside = c.measure
-        measured = [as_text(interval(quantity), c.unit), *(
-            f"{words} {as_text(interval(of), c.unit)}" for words, of in beside.items())]
-        found.append(Row(c.place, c.words, c.paper, "; ".join(measured),
-                         judge(c.says, interval(quantity), c.than, c.size)))
+    """-> the Rows: means over the rollouts and 95% intervals, of a claim's number and what stands
+    beside it."""
+    found, numbers = formulas(updates["theory"]), columns(updates["seeds"])
+    for claim in CLAIMS:
+        name, *beside = claim.measured
+        texts = [as_text(interval(numbers, x), claim.unit) for x in claim.measured]
+        verdict = judge(claim.says, interval(numbers, name), claim.than, claim.size)
+        found.append(Row(claim.place, name, claim.paper, "; ".join(
+            [texts[0], *map(" ".join, zip(beside, texts[1:], strict=True))]), verdict))
     return found
 
 
@@ -188,33 +167,31 @@ def few_tokens(updates):
 
 def draw(updates, file):
     """Lemma 1's spread; the reversal by step and by kappa; norms and angles of subsets."""
-    rollouts = in_one_direction(updates["seeds"])
+    rollouts, found = updates["seeds"], columns(updates["seeds"])
     figure, ((spread, by_step), (by_kappa, parts)) = plt.subplots(2, 2, figsize=(9.5, 7.2))
-    for r in rollouts:
-        spread.plot(*zip(*r["spread"], strict=True), "C0.", ms=3)
+    for rollout in rollouts:
+        spread.plot(*zip(*rollout["spread"], strict=True), "C0.", ms=3)
     for slope in (1, 2):
         spread.axline((0, -2.2), slope=slope, color=f"C{slope}", lw=1, label=f"slope {slope}")
     spread.set(xlabel="log(1 - pi)", ylabel="log std(rho) after one step")
     for walk, style in (("near", "o-"), ("far", "s--")):
+        *_, last = steps = list(rollouts[0][walk])
         for i, side in enumerate(("|G_L|", "|G_H|")):
-            steps = list(rollouts[0][walk])
-            found = [Interval.of(r[walk][taken][i] for r in rollouts) for taken in steps]
-            by_step.errorbar(list(map(int, steps)), [x.mean for x in found], fmt=style, ms=3, lw=1,
-                             yerr=[x.mean - x.ends(0.05)[0] for x in found], capsize=2,
-                             color=f"C{i}", label=f"{side}, run of {steps[-1]} steps")
+            of = [interval(found, f"{side} after {taken} of {last} steps") for taken in steps]
+            by_step.errorbar([int(x) for x in steps], [x.mean for x in of], fmt=style, ms=3, lw=1,
+                             yerr=[x.mean - x.ends(0.05)[0] for x in of], capsize=2,
+                             color=f"C{i}", label=f"{side}, run of {last} steps")
     by_step.set_xscale("symlog", base=2, linthresh=1)
     by_step.set(xlabel="optimizer steps on the rollout", ylabel="mean of G, uniform in pi")
     for i, scan in enumerate(updates["theory"]["remark_1"]):
         for eq, style in (("53", "-"), ("56", "--")):
             by_kappa.plot(scan["kappas"], scan["log10"][eq], f"C{i}{style}", lw=1.2,
                           label=f"eq. {eq}, clip {scan['low']:g} and {scan['high']:g}")
-    by_kappa.axhline(0, color="0.4", lw=0.7)
     by_kappa.set(xscale="log", yscale="symlog", xlabel="kappa", ylabel="log10 of |G_L| / |G_H|")
     for i, (name, (norm, angle)) in enumerate(IN_PAPER.items()):
-        ours = [fmean(part(name, f"{key}_selected")(r) for r in rollouts)
-                for key in ("angle", "norm")]
-        parts.plot(*ours, f"C{i}o", ms=5, label=name)
-        parts.plot(angle, norm, f"C{i}o", ms=5, mfc="none")
+        parts.plot(fmean(found[f"angle, {name}"]), fmean(found[f"norm, {name}"]), f"C{i}o",
+                   label=name)
+        parts.plot(angle, norm, f"C{i}o", mfc="none")
     parts.set(yscale="log", xlabel="angle to the full gradient (degrees)", ylabel="norm over its")
     for axis in (spread, by_step, by_kappa, parts):
         axis.legend()

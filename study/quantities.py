@@ -114,6 +114,13 @@ def own_slope(tokens):
     return slope(points) if len(points) > 1 else None
 
 
+def effective_problems(rates, alpha):
+    """(sum m)^2 / sum m^2, m = p (1 - p)^alpha: the mass that power's advantage gives a problem of
+    solve rate p on each side."""
+    masses = [p * (1 - p) ** alpha for p in rates]
+    return sum(masses) ** 2 / sum(m * m for m in masses)
+
+
 # ---------------------------------------------------------------------------- step by step
 
 
