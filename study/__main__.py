@@ -17,7 +17,7 @@ def write_subsets(rollout, out):
     from study.anatomy import compare_subsets, subsets_table
     from study.mechanism import draw_subsets
     kept, path = open_rollout(rollout), Path(rollout)
-    about = dict(rollout=kept.rollout, method=kept.flags["loss"], lr=kept.flags["lr"])
+    about = dict(rollout=kept.rollout, method=kept.flags["loss"])
     write({**about, **compare_subsets(kept)}, out or path.with_name(f"{path.stem}-subsets.png"),
           subsets_table, draw_subsets)
 
@@ -31,14 +31,17 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if (args.command == "subsets") != (args.rollout is not None):
         parser.error("subsets takes one rollout, the other commands none")
-    if args.command == "subsets":
-        write_subsets(args.rollout, args.out)
-    elif args.command == "measure":
-        from study.anatomy import measure
-        print(f"written: {measure()}")
-    else:
-        from study.page import write_results
-        print(f"written: {', '.join(map(str, write_results()))}")
+    try:
+        if args.command == "subsets":
+            write_subsets(args.rollout, args.out)
+        elif args.command == "measure":
+            from study.anatomy import measure
+            measure()
+        else:
+            from study.page import write_results
+            print(f"written: {', '.join(map(str, write_results()))}")
+    except ValueError as e:
+        parser.error(f"{args.rollout}: {e}" if args.rollout else str(e))
 
 
 if __name__ == "__main__":

@@ -179,13 +179,13 @@ def anatomy_of(file):
                 solve_rates=kept.rewards.mean(1).tolist())
 
 
-def measure(file=UPDATES, seeds=range(8)):
-    """Writes anatomy_of the first rollout of GRPO's run by each seed, and the theory's numbers."""
+def measure():
+    """Writes UPDATES: anatomy_of the first rollout of GRPO's runs, and the theory's numbers."""
     import train
     from study import theory
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed in seeds:
+        for seed in range(8):
             out = Path(folder, str(seed))
             train.main(["--out", str(out), "--seed", str(seed), *(
                 "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 --lr 1e-4 "
@@ -193,5 +193,4 @@ def measure(file=UPDATES, seeds=range(8)):
             found.append(anatomy_of(out / "rollouts" / "rollout_000001.pt"))
     text = json.dumps(numbers(dict(theory=theory.everything(), seeds=found)))
     shorter = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
-    file.write_text(json.dumps(shorter) + "\n")
-    return file
+    UPDATES.write_text(json.dumps(shorter) + "\n")
