@@ -95,7 +95,7 @@ def test_the_command_writes_its_table_and_figure(kept_run, tmp_path, capsys):
 
 @pytest.mark.parametrize("args, says", [
     (["subsets"], "takes one rollout"), (["measure", "x.pt"], "takes one rollout"),
-    (["nope"], "invalid choice"), ([], "required"), (["subsets", "x.pt"], "x.pt: it is no rollout")])
+    (["nope"], "invalid choice"), (["subsets", "x.pt"], "x.pt: it is no rollout")])
 def test_a_mistake_ends_with_a_sentence(args, says, capsys):
     with pytest.raises(SystemExit) as e:
         command.main(args)

@@ -18,15 +18,11 @@ def some_tokens(pi, ratio, advantage, entropy=None):
     """Tokens of [B][T] numbers; None is padding."""
     mask = torch.tensor([[x is not None for x in line] for line in pi])
 
-    def tensor(lines, filler):
-        return torch.tensor([[filler if x is None else x for x in line] for line in lines],
+    def tensor(lines):
+        return torch.tensor([[1.0 if x is None else x for x in line] for line in lines],
                             dtype=torch.float64)
-    pi, ratio, advantage = tensor(pi, 1.0), tensor(ratio, 1.0), tensor(advantage, 0.0)
-    entropy = torch.zeros_like(pi) if entropy is None else tensor(entropy, 0.0)
+    pi, ratio, advantage, entropy = map(tensor, (pi, ratio, advantage, entropy or pi))
     return Tokens(pi.log(), (pi / ratio).log(), advantage, mask, entropy)
-
-
-# ---------------------------------------------------------------------------- the reversal
 
 
 def test_g_has_a_sign_and_is_0_where_it_is_clipped():
@@ -59,17 +55,11 @@ def test_the_sides_of_remark_1():
     assert quantities.reversal(alone, GRPO) == [pytest.approx(0.9), None]
 
 
-# ---------------------------------------------------------------------------- over kappa
-
-
 def integral(kappa, band, low, high, eq, n=20_000):
     """The same mean by the midpoint rule, from expected_gradient's own formula."""
-    start, end = band
-    total = 0.0
-    for i in range(n):
-        pi = start + (end - start) * (i + 0.5) / n
-        total += (1 - pi) * theory.expected_gradient(kappa * (1 - pi) ** 2, low, high, eq)
-    return total / n / math.sqrt(2 * math.pi)
+    rest = [1 - band[0] - (band[1] - band[0]) * (i + 0.5) / n for i in range(n)]
+    return math.fsum(x * theory.expected_gradient(kappa * x * x, low, high, eq)
+                     for x in rest) / n / math.sqrt(2 * math.pi)
 
 
 @pytest.mark.parametrize("kappa", [0.3, 3.0, 40.0])
@@ -86,28 +76,19 @@ def test_means_over_a_band_are_the_integrals(kappa, eq, high):
 def test_what_no_float_holds_has_a_logarithm():
     """Eq. 53 with a symmetric clip is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it
     is largest at 0.8, by far."""
-    kappa = 0.01
-    sign, log = theory.band_mean(kappa, (0.8, 1.0))
-    s = kappa * 0.2**2
-    assert sign == -1 and log == pytest.approx(-0.02 / s**2, rel=1e-3)
-    assert theory.low_over_high(kappa) > 50_000
+    sign, log = theory.band_mean(0.01, (0.8, 1.0))
+    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
+    assert theory.low_over_high(0.01) > 50_000
 
 
 def test_the_reversal_over_kappa():
-    assert theory.reversed_between(eq=53, per_decade=20) == []
-    (start, end), = theory.reversed_between(eq=56, per_decade=50)
-    assert 0.48 < start < 0.51 and 0.62 < end < 0.67
-    assert min(theory.low_over_high(10 ** (i / 10)) for i in range(-20, 21)) == pytest.approx(
-        math.log10(372), abs=0.01)
-
-
-def test_the_scan_has_both_equations():
-    result = theory.scan(kappas=(0.55, 10.0))
-    assert result["log10"][56][0] < 0 < min(result["log10"][53])
-    assert result["reversed"][53] == [] and len(result["reversed"][56]) == 1
-
-
-# ---------------------------------------------------------------------------- Lemma 1
+    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none."""
+    result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
+    assert result["reversed"][53] == []
+    (start, end), = result["reversed"][56]
+    assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
+    assert min(result["log10"][53]) == pytest.approx(math.log10(372), abs=0.01)
+    assert theory.low_over_high(1e4) == pytest.approx(math.log10(369), abs=1e-4)
 
 
 def test_the_second_term_of_equation_14_is_the_step_itself():
@@ -121,16 +102,12 @@ def test_the_second_term_of_equation_14_is_the_step_itself():
     assert log_rho.item() / step == pytest.approx(((1 - pi[1]) ** 2 + others).item(), rel=1e-5)
 
 
-def test_with_two_tokens_the_slope_is_2():
-    """What eq. 15 leaves out is as large as what it keeps."""
-    model = theory.tabular_model(vocabulary=2)
-    assert model["left_out"] == pytest.approx(1) and model["slope"] == pytest.approx(2, abs=0.02)
-
-
-def test_with_a_large_vocabulary_the_slope_is_2():
-    """The squares of V shares of a softmax of N(0, 1) add up to about e / V."""
-    model = theory.tabular_model(1000, 30_000)
-    assert model["left_out"] == pytest.approx(math.e / 30_000, rel=0.1)
+@pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
+def test_the_slope_is_2_in_lemma_1s_own_model(n, vocabulary, left_out):
+    """Of two tokens, what eq. 15 leaves out is as large as what it keeps; the squares of V shares
+    of a softmax of N(0, 1) add up to about e / V."""
+    model = theory.tabular_model(n, vocabulary)
+    assert model["left_out"] == pytest.approx(left_out, rel=0.1)
     assert model["slope"] == pytest.approx(2, abs=0.05)
 
 
@@ -138,10 +115,6 @@ def test_slope_of_narrow_groups():
     rest = torch.cat([torch.full((16,), 0.5), torch.full((15,), 0.05), torch.full((20,), 1e-4)])
     groups = theory.narrow_groups(rest)
     assert len(groups) == 1 and groups[0].tolist() == [True] * 16 + [False] * 35
-
-
-def test_too_few_tokens_for_a_line_have_no_slope():
-    assert quantities.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
 
 
 def test_slope_of_a_spread_that_is_known():
@@ -154,6 +127,8 @@ def test_slope_of_a_spread_that_is_known():
                         torch.ones_like(pi, dtype=torch.bool), pi)
         # 20 wide bins: a little low
         assert quantities.slope(quantities.ratio_spread(tokens)) == pytest.approx(power, abs=0.15)
+    # too few tokens for a line
+    assert quantities.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
 
 
 @pytest.mark.parametrize("s, low, high", [(0.2, 0.2, 0.2), (0.4, 0.2, 0.3), (0.8, 0.2, 0.28)])
@@ -161,9 +136,6 @@ def test_equation_53_is_the_expectation_and_56_is_not(s, low, high):
     mean, error = theory.monte_carlo(s, low, high)
     assert abs(mean - theory.expected_gradient(s, low, high)) < 4 * error
     assert abs(mean - theory.expected_gradient(s, low, high, 56)) > 20 * error
-
-
-# ---------------------------------------------------------------------------- clipped tokens
 
 
 def test_clipped_tokens_by_hand():
@@ -190,9 +162,6 @@ def test_quantiles_cut_into_fifths():
     assert torch.bucketize(torch.arange(100.0), edges, right=True).bincount().tolist() == [20] * 5
 
 
-# ---------------------------------------------------------------------------- partial gradients
-
-
 class Line(torch.nn.Module):
     """A model with one matrix [1, 3]: the loss of a token with feature x is -A w x, so that the
     gradient is a sum over tokens that can be added up by hand."""
@@ -217,11 +186,11 @@ def three_completions():
     features[2, 0, 2] = 1.0
     lengths = torch.tensor([3, 2, 1])
     mask = torch.arange(3) < lengths[:, None]
-    probs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
-                         dtype=torch.float64)
+    logprobs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
+                            dtype=torch.float64).log() * mask
     batch = Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
-                  completion_len=lengths, mask=mask, sampler_logprobs=probs.log() * mask,
-                  old_logprobs=probs.log() * mask, entropy=torch.zeros(3, 3, dtype=torch.float64),
+                  completion_len=lengths, mask=mask, sampler_logprobs=logprobs,
+                  old_logprobs=logprobs, entropy=torch.zeros(3, 3, dtype=torch.float64),
                   advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))
     return Line(features), batch
 
@@ -238,42 +207,26 @@ def opened(method):
     return Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
 
 
-def gradients(kept, chosen):
-    matrices = {"weight": kept.policy.weight}
-    by_all = anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64))["weight"]
-    selected = anatomy.gradient_of_selected(kept, matrices, None, chosen)["weight"]
-    return [(-x[0]).tolist() for x in (by_all, selected)]
+def unlikely(kept):
+    return kept.tokens().probs < 0.2
 
 
-def test_seq_mean_over_the_selected_tokens():
-    """pi < 0.2 has the first and the last token of the first completion and the second of the
-    second; the third completion has none and is left out."""
-    kept = opened("grpo")
-    chosen = kept.tokens().probs < 0.2
-    by_all, selected = gradients(kept, chosen & kept.batch.mask)
-    assert by_all == pytest.approx([(1 + 100) / 3 / 3, 2 * 10 / 2 / 3, 0])
-    assert selected == pytest.approx([(1 + 100) / 2 / 2, 2 * 10 / 1 / 2, 0])
+@pytest.mark.parametrize("method, choose, by_all, by_selected", [
+    # the first and the last token of the first completion and the second of the second; the third
+    # completion has none and is left out
+    ("grpo", unlikely, [101 / 3 / 3, 20 / 2 / 3, 0], [101 / 2 / 2, 20 / 1 / 2, 0]),
+    ("cispo", unlikely, [101 / 6, 20 / 6, 0], [101 / 3, 20 / 3, 0]),
+    # whole completions: both differ by the share of the completions alone
+    ("grpo", lambda kept: kept.batch.advantages < 0, [0, 0, -4 / 3], [0, 0, -4]),
+    ("grpo", lambda kept: kept.batch.mask, [111 / 9, 22 / 6, -4 / 3], [111 / 9, 22 / 6, -4 / 3])])
+def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
+    kept = opened(method)
+    chosen, matrices = choose(kept) & kept.batch.mask, {"weight": kept.policy.weight}
+    found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
+             anatomy.gradient_of_selected(kept, matrices, None, chosen))
+    for gradient, expected in zip(found, (by_all, by_selected), strict=True):
+        assert (-gradient["weight"][0]).tolist() == pytest.approx(expected)
     assert kept.batch.mask.sum() == 6  # the batch is as it was
-
-
-def test_token_mean_over_the_selected_tokens():
-    kept = opened("cispo")
-    by_all, selected = gradients(kept, (kept.tokens().probs < 0.2) & kept.batch.mask)
-    assert by_all == pytest.approx([101 / 6, 20 / 6, 0])
-    assert selected == pytest.approx([101 / 3, 20 / 3, 0])
-
-
-def test_a_sign_of_the_advantage_selects_whole_completions():
-    """Then both differ by the share of the completions alone."""
-    kept = opened("grpo")
-    by_all, selected = gradients(kept, (kept.batch.advantages < 0) & kept.batch.mask)
-    assert by_all == pytest.approx([0, 0, -4 / 3]) and selected == pytest.approx([0, 0, -4])
-
-
-def test_all_tokens_are_the_full_gradient_by_both():
-    by_all, selected = gradients(opened("grpo"), opened("grpo").batch.mask)
-    assert by_all == pytest.approx(selected)
-    assert by_all == pytest.approx([111 / 9, 2 * 11 / 6, -4 / 3])
 
 
 def test_norm_and_angle_to_a_reference():
