@@ -16,32 +16,32 @@ def write_subsets(rollout, out):
     from analysis.rollout import open_rollout
     from study.anatomy import compare_subsets, subsets_table
     from study.mechanism import draw_subsets
-    kept, path = open_rollout(rollout), Path(rollout)
-    about = dict(rollout=kept.rollout, method=kept.flags["loss"])
-    write({**about, **compare_subsets(kept)}, out or path.with_name(f"{path.stem}-subsets.png"),
-          subsets_table, draw_subsets)
+    kept = open_rollout(rollout)
+    result = dict(rollout=kept.rollout, method=kept.flags["loss"], **compare_subsets(kept))
+    write(result, out or rollout.with_name(f"{rollout.stem}-subsets.png"), subsets_table,
+          draw_subsets)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("results", "measure", "subsets"))
-    parser.add_argument("rollout", nargs="?", help="a file of train.py --save_rollouts")
+    parser.add_argument("rollout", nargs="?", type=Path, help="a file of train.py --save_rollouts")
     parser.add_argument("--out", help="subsets: its figure; the numbers go into a .json beside it")
     args = parser.parse_args(argv)
     if (args.command == "subsets") != (args.rollout is not None):
         parser.error("subsets takes one rollout, the other commands none")
-    try:
-        if args.command == "subsets":
+    if args.command == "measure":
+        from study.anatomy import measure
+        measure()
+    elif args.command == "results":
+        from study.page import write_results
+        print(f"written: {', '.join(map(str, write_results()))}")
+    else:
+        try:
             write_subsets(args.rollout, args.out)
-        elif args.command == "measure":
-            from study.anatomy import measure
-            measure()
-        else:
-            from study.page import write_results
-            print(f"written: {', '.join(map(str, write_results()))}")
-    except ValueError as e:
-        parser.error(f"{args.rollout}: {e}" if args.rollout else str(e))
+        except ValueError as e:
+            parser.error(f"{args.rollout}: {e}")
 
 
 if __name__ == "__main__":

@@ -120,11 +120,10 @@ def compare_subsets(kept, layers=8, k=None):
     """Half-way through the run's steps: each subset's gradient norm over the full one's, and the
     mean principal angle to it.
 
-    norm and angle are of a sum with the denominators of all tokens, which does not grow where few
-    are selected; norm_selected and angle_selected are of gradient_of_selected; tokens is the share
-    selected. "on-policy" has ratios of 1 at the weights of the full gradient, ONE_STEP is the whole
-    rollout's gradient at the weights before the first step. sum_error is how far PARTS are from
-    adding up to the full gradient, as a share of it."""
+    norm and angle are of a sum with the denominators of all tokens, norm_selected and
+    angle_selected of gradient_of_selected; tokens is the share selected. "on-policy" has ratios of
+    1 at the weights of the full gradient, ONE_STEP is the whole rollout's gradient at the weights
+    before the first step. sum_error: how far PARTS are from adding up to the full one, a share."""
     matrices, result = sampled_matrices(kept.policy.model, layers), {}
     one_step = gradient_of(kept, matrices)
     after = len(kept.method.passes) * kept.flags["steps_per_rollout"] // 2
@@ -166,13 +165,10 @@ def subsets_table(result):
 
 
 def anatomy_of(file):
-    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers.
-
-    Every analysis opens the rollout anew: the one before has moved the policy. near is of the run's
-    own steps, far of 64, each on a fourth of the completions: [mean of G, low and high] by number
-    of steps (Remark 1)."""
-    own, kept = steps(open_rollout(file)), open_rollout(file)
-    far = steps(open_rollout(file), 64, at=(16, 32, 64))
+    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers; near
+    is of its own steps, far of 64, each on a fourth of the completions: reversal by their number.
+    Every analysis opens the rollout anew: the one before has moved the policy."""
+    own, far, kept = steps(open_rollout(file)), steps(open_rollout(file), 64), open_rollout(file)
     return dict(near=own["reversal"], far=far["reversal"], spread=own["spread"][1],
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],

@@ -21,9 +21,8 @@ Row = namedtuple("Row", "place claim paper measured verdict")
 
 
 def judge(says, interval, than=0, size=None):
-    """A verdict by the 95% interval alone, which is no part of the family of study/rule.py.
-
-    says: more or less `than`, equal to `size`, or "" for what is not judged; size: the paper's."""
+    """A verdict by a 95% interval, no part of the family of study/rule.py. says: more or less
+    `than`, equal to `size`, which is the paper's, or "" for what is not judged."""
     low, high = interval.ends(0.05)
     if says == "equal":
         inside = size / FACTOR < low and high < size * FACTOR
@@ -43,32 +42,25 @@ def as_text(interval, unit=""):
     return f"{mean}{unit} ({low} to {high})"
 
 
-# ---------------------------------------------------------------------------- measured claims
-
-
 def numbers_of(rollout):
     """{name: number}, by which CLAIMS have them."""
     clipped, passed, by_entropy = rollout["clipped"].values()
     *others, top = (group["clipped"] for group in by_entropy)
     low, high = rollout["ratio_std"].values()
-    found = {"std(rho) at low pi over high pi": low / high,
-             "slope of log std(rho) in a step's own tokens": rollout["own_slope"],
-             "share clipped, top fifth by entropy": top, "other fifths": fmean(others)}
+    found = {"spread": low / high, "slope": rollout["own_slope"], "top": top,
+             "others": fmean(others)}
     for name, tokens in (("clipped", clipped), ("passed", passed)):
         found.update({f"pi, {name}": tokens["probability"],
-                      f"entropy at pi < 0.2, {name}": tokens["entropy_if_low"]})
+                      f"entropy, {name}": tokens["entropy_if_low"]})
     for walk in (rollout["near"], rollout["far"]):
         for taken, (low, high) in walk.items():
-            when = f"after {taken} of {list(walk)[-1]} steps"
+            when = f"{taken} of {list(walk)[-1]}"
             found.update({f"|G_L| {when}": low, f"|G_H| {when}": high,
-                          f"log10 |G_L| / |G_H| {when}": math.log10(abs(low / high))})
+                          f"log {when}": math.log10(abs(low / high))})
     for name, subset in rollout["subsets"].items():
-        for key in ("norm", "angle"):
-            found.update({f"{key}, {name}": subset[f"{key}_selected"],
-                          f"{key} by all tokens, {name}": subset[key]})
+        found.update({f"{key}, {name}": subset[key] for key in subset})
     for alpha in (1, 3):
-        found[f"effective problems (our measure), alpha {alpha}"] = effective_problems(
-            rollout["solve_rates"], alpha)
+        found[f"alpha {alpha}"] = effective_problems(rollout["solve_rates"], alpha)
     return found
 
 
@@ -87,38 +79,45 @@ def interval(found, name):
     return Interval.of(x - y for x, y in zip(a, b[0], strict=True)) if b else Interval.of(a)
 
 
-# measured: names of numbers_of, of which the first is judged
-Claim = namedtuple("Claim", "place paper measured says than size unit", defaults=(0, None, ""))
-FIRST, LAST, FAR = (f"after {taken} steps" for taken in ("1 of 16", "16 of 16", "64 of 64"))
+# name: of numbers_of; beside: (words, name) of what is reported with it; size: the paper's
+Claim = namedtuple("Claim", "place words paper name says than size unit beside",
+                   defaults=(0, None, "", ()))
+
+
+def of_parts(key, words, paper, *names, **judged):
+    """A claim about a norm or an angle, or the first's less the second's, averaged over the
+    selected tokens, as in ACPO's code; beside it over all."""
+    selected, by_all = (" - ".join(f"{key}{end}, {name}" for name in names)
+                        for end in ("_selected", ""))
+    return Claim("app. D", f"{key}, {words}", paper, selected, **judged,
+                 beside=(("over all tokens", by_all),))
+
+
 CLAIMS = [
-    Claim("fig. 2a, fig. 4", "far more; the caption of fig. 4: slope 2", [
-        "std(rho) at low pi over high pi", "slope of log std(rho) in a step's own tokens"],
-        "more", 1),
-    *(Claim("Remark 1, fig. 2b", f"{side} probability dominates", [
-        f"|G_L| {when} - |G_H| {when}", f"|G_L| {when}", f"|G_H| {when}"], says)
-      for when, side, says in ((FIRST, "low", "more"), (LAST, "high", "less"),
-                               (FAR, "high", "less"))),
-    Claim("Remark 1, fig. 2b", "the dominance of low probability shrinks", [
-        f"log10 |G_L| / |G_H| {LAST} - log10 |G_L| / |G_H| {FIRST}"], "less"),
-    Claim("app. C", "clipped tokens have low probability", ["pi, clipped - pi, passed"], "less"),
-    Claim("fig. 2c, app. C", "and low entropy", [
-        "entropy at pi < 0.2, clipped - entropy at pi < 0.2, passed"], "less"),
-    Claim("app. C", "high entropy avoids the clip", [
-        "share clipped, top fifth by entropy - other fifths"], "less", unit="%"),
-    *(Claim("app. D", f"{norm:.0%}", [f"norm, {name}", f"norm by all tokens, {name}"],
-            "equal" if name == ONE_STEP else "more" if norm > 1 else "less", 1, norm, "%")
+    Claim("fig. 2a", "std(rho) at pi <= 0.2 over that at pi > 0.8", "far more", "spread", "more", 1,
+          beside=(("Lemma 1's slope, one step's tokens (not judged: 2 is a caption's)", "slope"),)),
+    *(Claim("Remark 1, fig. 2b", f"size of G_L less that of G_H after {when} steps",
+            f"{side} pi dominates", f"|G_L| {when} - |G_H| {when}", says,
+            beside=(("G_L", f"|G_L| {when}"), ("G_H", f"|G_H| {when}")))
+      for when, side, says in (("1 of 16", "low", "more"), ("16 of 16", "high", "less"),
+                               ("64 of 64", "high", "less"))),
+    Claim("Remark 1, fig. 2b", "log10 of their ratio, step 16 less step 1", "low pi dominates less",
+          "log 16 of 16 - log 1 of 16", "less"),
+    Claim("app. C", "mean pi, clipped less passed tokens", "below 0", "pi, clipped - pi, passed",
+          "less"),
+    Claim("fig. 2c, app. C", "entropy where pi < 0.2, clipped less passed tokens", "below 0",
+          "entropy, clipped - entropy, passed", "less"),
+    Claim("app. C", "share clipped, top fifth by entropy less other fifths", "below 0",
+          "top - others", "less", unit="%"),
+    *(of_parts("norm", name, f"{norm:.0%}", name, than=1, size=norm, unit="%", says=(
+        "equal" if name == ONE_STEP else "more" if norm > 1 else "less"))
       for name, (norm, _) in IN_PAPER.items()),
-    Claim("app. D", "409% - 340%", [f"norm, {LOW} - norm, {TOP}", f"norm by all tokens, {LOW} - "
-                                    f"norm by all tokens, {TOP}"], "more", unit="%"),
-    *(Claim("app. D", f"{in_paper} degrees", [f"angle, {a} - angle, {b}", f"angle by all tokens, "
-            f"{a} - angle by all tokens, {b}"], "more")
-      for a, b, in_paper in ((HIGH, LOW, "42.8 - 27.8"), (TOP, LOW, "44.2 - 27.8"), (
+    of_parts("norm", f"{LOW} less {TOP}", "409% - 340%", LOW, TOP, says="more", unit="%"),
+    *(of_parts("angle", f"{a} less {b}, degrees", paper, a, b, says="more")
+      for a, b, paper in ((HIGH, LOW, "42.8 - 27.8"), (TOP, LOW, "44.2 - 27.8"), (
           "A > 0", "A < 0", "40.5 - 28.0"), ("no clip", "clip-higher", "50.7 - 1.3"))),
-    Claim("FADE, abstract", "hard focus costs sample size", ["effective problems (our measure), "
-          "alpha 3 - effective problems (our measure), alpha 1"], "")]
-
-
-# ---------------------------------------------------------------------------- the algebra
+    Claim("FADE, abstract", "effective number of problems, focus alpha 3 less 1", "below 0",
+          "alpha 3 - alpha 1", "", beside=(("not judged, our measure; alpha 1", "alpha 1"),))]
 
 
 def formulas(theory):
@@ -134,7 +133,7 @@ def formulas(theory):
          "standard errors of a Monte Carlo of its assumptions", ["53"] if off["53"] > 4 else []),
         ("app. B", "its asymptotic form", "eq. 56, as eq. 64", f"up to {off['56']:.0f} standard "
          "errors from the same Monte Carlo", ["53"] if off["56"] > 4 else []),
-        ("Remark 1", "|G_L| / |G_H| by eq. 53 and by eq. 56", "below 1 from some kappa on",
+        ("Remark 1", "size of G_L over that of G_H", "below 1 from some kappa on",
          f"eq. 53, clip 0.2: {10 ** min(scans[0]['log10']['53']):.0f} or more for kappa from 0.01 "
          f"to 100; eq. 56: below 1 for {ranges[0]} alone (clip 0.2 and 0.3: {ranges[1]})", turns)]
     return [Row(*entry, f"contradicts eq. {' and '.join(eqs)}" if eqs else "follows")
@@ -142,15 +141,14 @@ def formulas(theory):
 
 
 def rows(updates):
-    """-> the Rows: means over the rollouts and 95% intervals, of a claim's number and what stands
-    beside it."""
+    """-> the Rows: means over the rollouts and their 95% intervals."""
     found, numbers = formulas(updates["theory"]), columns(updates["seeds"])
     for claim in CLAIMS:
-        name, *beside = claim.measured
-        texts = [as_text(interval(numbers, x), claim.unit) for x in claim.measured]
-        verdict = judge(claim.says, interval(numbers, name), claim.than, claim.size)
-        found.append(Row(claim.place, name, claim.paper, "; ".join(
-            [texts[0], *map(" ".join, zip(beside, texts[1:], strict=True))]), verdict))
+        judged, texts = interval(numbers, claim.name), [
+            f"{words} {as_text(interval(numbers, name), claim.unit)}".strip()
+            for words, name in (("", claim.name), *claim.beside)]
+        found.append(Row(claim.place, claim.words, claim.paper, "; ".join(texts),
+                         judge(claim.says, judged, claim.than, claim.size)))
     return found
 
 
@@ -177,7 +175,7 @@ def draw(updates, file):
     for walk, style in (("near", "o-"), ("far", "s--")):
         *_, last = steps = list(rollouts[0][walk])
         for i, side in enumerate(("|G_L|", "|G_H|")):
-            of = [interval(found, f"{side} after {taken} of {last} steps") for taken in steps]
+            of = [interval(found, f"{side} {taken} of {last}") for taken in steps]
             by_step.errorbar([int(x) for x in steps], [x.mean for x in of], fmt=style, ms=3, lw=1,
                              yerr=[x.mean - x.ends(0.05)[0] for x in of], capsize=2,
                              color=f"C{i}", label=f"{side}, run of {last} steps")
@@ -187,10 +185,11 @@ def draw(updates, file):
         for eq, style in (("53", "-"), ("56", "--")):
             by_kappa.plot(scan["kappas"], scan["log10"][eq], f"C{i}{style}", lw=1.2,
                           label=f"eq. {eq}, clip {scan['low']:g} and {scan['high']:g}")
-    by_kappa.set(xscale="log", yscale="symlog", xlabel="kappa", ylabel="log10 of |G_L| / |G_H|")
+    by_kappa.set(xscale="log", yscale="symlog", xlabel="kappa", ylabel="log10 of |G_L| / |G_H|",
+                 ylim=(-3, 1e5))
     for i, (name, (norm, angle)) in enumerate(IN_PAPER.items()):
-        parts.plot(fmean(found[f"angle, {name}"]), fmean(found[f"norm, {name}"]), f"C{i}o",
-                   label=name)
+        parts.plot(fmean(found[f"angle_selected, {name}"]), fmean(
+            found[f"norm_selected, {name}"]), f"C{i}o", label=name)
         parts.plot(angle, norm, f"C{i}o", mfc="none")
     parts.set(yscale="log", xlabel="angle to the full gradient (degrees)", ylabel="norm over its")
     for axis in (spread, by_step, by_kappa, parts):

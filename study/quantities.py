@@ -124,18 +124,18 @@ def effective_problems(rates, alpha):
 # ---------------------------------------------------------------------------- step by step
 
 
-def steps(kept, count=None, at=(1, 2, 4, 8, 16)):
+def steps(kept, count=None):
     """Ratios, gradients and clipping along the optimizer steps of a method of one pass.
 
-    The whole rollout is looked at before the first step, after the last, and after those in `at`:
-    its reversal (Remark 1) and, once a step is taken, its ratio_spread (Lemma 1); own_slope is of
+    The whole rollout is looked at before the first step and after 1, 2, 4, 8, ... and the last: its
+    reversal (Remark 1) and, once a step is taken, its ratio_spread (Lemma 1); own_slope is of
     the tokens of the step just taken alone. clipped is of all steps' tokens as these met them,
     ratio_std of the rollout after the last step; met has of each step how many of its tokens have
     an advantage, and how many of these are in the lowest of ACPO's five bins, pi < 0.2."""
     result = dict(spread={}, own_slope={}, reversal={}, met=[])
     statuses, last = [], None
     for taken, rows in walk(kept, count):
-        if taken in at or taken == 0 or rows is None:
+        if taken & (taken - 1) == 0 or rows is None:  # 0, 1, 2, 4, ...
             tokens = kept.tokens()
             result["reversal"][taken] = reversal(tokens, kept.method)
             if taken:
