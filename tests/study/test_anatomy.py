@@ -11,7 +11,7 @@ import train
 from analysis import rollout
 from experiment import log
 from study import __main__ as command
-from study import anatomy, quantities
+from study import anatomy
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +44,25 @@ def test_subsets_of_tokens_add_up_to_the_gradient(kept):
     assert one_step["norm"] > 0.1 and one_step["angle"] > 1
 
 
-def test_steps(kept):
-    result = quantities.steps(kept)
-    assert list(result["spread"]) == list(result["own_slope"]) == [1, 2, 4]
-    assert list(result["reversal"]) == [0, 1, 2, 4]
+def test_anatomy_of_a_rollout(kept, kept_run):
+    result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
+    json.dumps(log.numbers(result), allow_nan=False)
+    assert list(result["near"]) == [0, 1, 2, 4]
+    assert list(result["far"]) == [0, 1, 2, 4, 8, 16, 32, 64]
+    low, high = result["near"][0]  # before the first step all ratios are 1: G is (1 - pi) A
+    assert abs(low) > abs(high) and result["far"][0] == result["near"][0]
+    assert 0 < result["own_slope"] < 3 and len(result["spread"]) > 10
     assert result["ratio_std"]["low"] > result["ratio_std"]["high"] > 0
-    with_advantage = int((kept.batch.mask & (kept.batch.advantages != 0)).sum())
-    clipped = result["clipped"]  # every token is in one step
+    clipped, (every, low) = result["clipped"], zip(*result["met"], strict=True)
     counts = [clipped[kind]["tokens"] for kind in ("clipped", "passed")]
-    every, low = zip(*result["met"], strict=True)
-    assert sum(counts) == sum(every) == with_advantage and min(counts) > 0
+    # every token is in one step
+    assert sum(counts) == sum(every) == (kept.batch.mask & (kept.batch.advantages != 0)).sum()
     assert len(low) == 4 and all(0 < x < y / 2 for x, y in zip(low, every, strict=True))
-    assert counts[0] == pytest.approx(sum(
+    assert min(counts) > 0 and counts[0] == pytest.approx(sum(
         line["tokens"] * (line["clipped"] or 0) for line in clipped["by_entropy"]))
-    # before the first step all ratios are 1: G is (1 - pi) A
-    low, high = result["reversal"][0]
-    assert abs(low) > abs(high)
-
-
-def test_anatomy_of_a_rollout(kept_run):
-    result = log.numbers(anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt"))
-    json.dumps(result, allow_nan=False)
-    assert list(result["near"]) == [0, 1, 2, 4] and list(result["far"]) == [0, 16, 32, 64]
-    assert 0 < result["own_slope"] < 3 and len(result["solve_rates"]) == 8
     part = result["subsets"]["A < 0"]  # fade divides by the limit of tokens: a length alone differs
     assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
-    assert part["norm_selected"] > part["norm"]
+    assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8
 
 
 def test_principal_angles():

@@ -95,11 +95,9 @@ def test_the_second_term_of_equation_14_is_the_step_itself():
     """log rho of a step of eq. 11 on a token's own logits, over lr A, is |e - pi|^2."""
     logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
     pi, step = logits.softmax(0), 1e-6
-    moved = logits - step * pi
-    moved[1] += step
-    log_rho = moved.log_softmax(0)[1] - logits.log_softmax(0)[1]
-    others = pi[0] ** 2 + pi[2] ** 2
-    assert log_rho.item() / step == pytest.approx(((1 - pi[1]) ** 2 + others).item(), rel=1e-5)
+    direction = torch.tensor([0, 1, 0]) - pi
+    log_rho = (logits + step * direction).log_softmax(0)[1] - pi[1].log()
+    assert log_rho.item() / step == pytest.approx((direction ** 2).sum().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
