@@ -6,7 +6,7 @@
 # ./run_all.sh sweep METHOD  a learning rate for METHOD and for grpo alike, then their difference
 #                        over fresh seeds (bench/sweep.py; sweep --help)
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; more arguments are
-#                        those of study/train_grid.py: grid --jobs 8
+#                        those of study/runs.py: grid map --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
@@ -172,9 +172,9 @@ case "${1:-}" in
   results) exec .venv/bin/python -m study results ;;
   grid)
     shift
-    .venv/bin/python -m study.train_grid "$@"
-    .venv/bin/python -m study.sanity
-    .venv/bin/python -m study results --measure
+    .venv/bin/python -m study.runs "$@"
+    .venv/bin/python -m study measure
+    .venv/bin/python -m study results
     ;;
   full) . bench/full.sh ;;
 esac

@@ -5,71 +5,48 @@ Nothing here needs a run or a model. Every function returns plain numbers.
 
 import functools
 import math
+from itertools import groupby
+from statistics import NormalDist
 
 import numpy as np
 import torch
 
-from experiment.tables import markdown_table
-from study.quantities import slope
+from study.quantities import BANDS, slope
 
-# ---------------------------------------------------------------------------- ACPO
-
-
-def normal_density(x):
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
-
-def normal_cdf(x):
-    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+NORMAL = NormalDist()
 
 
 def expected_gradient(s, low, high, eq=53):
     """E[rho A 1(not clipped)] sqrt(2 pi) / sigma_A for ratios of std s, by ACPO's eq. 53 or 56.
 
     Eq. 56 has Phi(-e_l / s) where eq. 53 has Phi(e_l / s)."""
-    lower = normal_cdf(low / s if eq == 53 else -low / s)
-    densities = normal_density(high / s) + normal_density(low / s)
-    return normal_cdf(high / s) - lower - s * densities
+    lower = NORMAL.cdf(low / s if eq == 53 else -low / s)
+    densities = NORMAL.pdf(high / s) + NORMAL.pdf(low / s)
+    return NORMAL.cdf(high / s) - lower - s * densities
 
 
 def monte_carlo(s, low, high, n=10**6, seed=0):
     """The same expectation, drawn under the proposition's assumptions: A ~ N(0, 1) and
-    rho ~ N(1, s^2) are independent.
-
-    -> its mean, the standard error of that, and the mean of |rho A| 1(not clipped), which is what
-    the paper's reading of the proposition is about."""
+    rho ~ N(1, s^2) are independent. -> its mean, the standard error of that"""
     g = torch.Generator().manual_seed(seed)
     advantage = torch.randn(n, generator=g, dtype=torch.float64)
     rho = 1 + s * torch.randn(n, generator=g, dtype=torch.float64)
     unclipped = torch.where(advantage > 0, rho <= 1 + high, rho >= 1 - low)
-    gradient = rho * advantage * unclipped
-    values = gradient * math.sqrt(2 * math.pi)
-    return values.mean().item(), (values.std() / n**0.5).item(), gradient.abs().mean().item()
+    values = rho * advantage * unclipped * math.sqrt(2 * math.pi)
+    return values.mean().item(), (values.std() / n**0.5).item()
 
 
 def proposition_1(low=0.2, high=0.2):
-    """The Monte Carlo beside eq. 53 and eq. 56, for ratios that spread more and more."""
-    lines = []
+    """By how many standard errors of a Monte Carlo eq. 53 and eq. 56 are off at most, where ratios
+    spread more and more."""
+    off = {53: 0.0, 56: 0.0}
     for s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6):
-        mean, error, size = monte_carlo(s, low, high)
-        lines.append(dict(s=s, monte_carlo=mean, error=error,
-                          eq53=expected_gradient(s, low, high),
-                          eq56=expected_gradient(s, low, high, 56), size=size))
-    return lines
+        mean, error = monte_carlo(s, low, high)
+        for eq in off:
+            off[eq] = max(off[eq], abs(mean - expected_gradient(s, low, high, eq)) / error)
+    return off
 
 
-def proposition_1_table(lines):
-    return markdown_table(("s", "Monte Carlo", "standard error", "eq. 53", "eq. 56", "mean abs"),
-                          [[f"{x:.4g}" for x in line.values()] for line in lines]) + (
-        "\n\ns is the standard deviation of the ratio. Monte Carlo is the simulated expectation of "
-        "the gradient that\nis not clipped, with its standard error; eq. 53 and eq. 56 are what "
-        "ACPO has for it; mean abs is the\nmean size of that gradient.\n"
-        "Look at whether an equation stays within three standard errors of the Monte Carlo on "
-        "every line.\n")
-
-
-# the bands of Remark 1: tokens of low and of high probability
-BANDS = dict(low=(0.0, 0.2), high=(0.8, 1.0))
 KAPPAS = tuple(10 ** (i / 4) for i in range(-8, 9))  # 0.01 to 100
 
 
@@ -119,132 +96,50 @@ def low_over_high(kappa, low=0.2, high=0.2, eq=53):
     return (of_low - of_high) / math.log(10)
 
 
-def drawn_band_mean(kappa, band, low=0.2, high=0.2, n=400_000, seed=0):
-    """The same mean drawn under the assumptions: pi uniform in the band, A ~ N(0, 1) and
-    rho ~ N(1, s^2) independent, s = kappa (1 - pi)^2. -> mean, its standard error
-
-    Every rho is met by A and by -A, both of which are N(0, 1): what is clipped for neither cancels
-    and makes no noise."""
-    g = torch.Generator().manual_seed(seed)
-    start, end = band
-    pi = start + (end - start) * torch.rand(n, generator=g, dtype=torch.float64)
-    size = torch.randn(n, generator=g, dtype=torch.float64).abs()
-    rho = 1 + kappa * (1 - pi) ** 2 * torch.randn(n, generator=g, dtype=torch.float64)
-    unclipped = (rho <= 1 + high).double() - (rho >= 1 - low).double()
-    values = (1 - pi) * rho * size * unclipped / 2
-    return values.mean().item(), (values.std() / n**0.5).item()
-
-
 def reversed_between(low=0.2, high=0.2, eq=53, per_decade=200):
-    """[(from, to)]: where |G_L| < |G_H| among kappas from 0.01 to 100, in steps of a
-    per_decade-th of a decade.
-
-    What is narrower is not found: with e_h > e_l, G_L by eq. 53 goes through 0 at a kappa where
-    |G_H| is below 1e-60."""
+    """[[from, to]]: where |G_L| < |G_H| among kappas from 0.01 to 100, per_decade in a decade. What
+    is narrower is not found: with e_h > e_l, G_L by eq. 53 goes through 0 at a kappa where |G_H| is
+    below 1e-60."""
     grid = [10 ** (i / per_decade) for i in range(-2 * per_decade, 2 * per_decade + 1)]
-    found, before = [], None
-    for kappa in grid:
-        if low_over_high(kappa, low, high, eq) < 0:
-            if before is None:
-                found.append([kappa, kappa])
-            found[-1][1] = before = kappa
-        else:
-            before = None
-    return found
+    parts = groupby(grid, lambda kappa: low_over_high(kappa, low, high, eq) < 0)
+    ranges = [list(kappas) for reverses, kappas in parts if reverses]
+    return [[kappas[0], kappas[-1]] for kappas in ranges]
 
 
-def scan(low=0.2, high=0.2, kappas=KAPPAS, n=400_000):
-    """Remark 1 over kappa: eq. 54 and 55 by eq. 53, with eq. 56, and drawn.
-
-    Each line has log10 of low / high by both equations, the drawn means with their standard
-    errors, and how many standard errors each equation is away from them; reversed_53 and
-    reversed_56 are the kappas with |G_L| < |G_H|."""
-    lines = []
-    for kappa in kappas:
-        line = dict(kappa=kappa, log10_53=low_over_high(kappa, low, high),
-                    log10_56=low_over_high(kappa, low, high, 56))
-        for name, band in BANDS.items():
-            mean, error = drawn_band_mean(kappa, band, low, high, n)
-            line[name], line[f"{name}_error"] = mean, error
-            for eq in (53, 56):
-                sign, log = band_mean(kappa, band, low, high, eq)
-                value = sign * math.exp(log) if log > -700 else 0.0
-                line[f"{name}_{eq}"] = value
-                # too rare to be drawn even once: nothing is known of the error
-                line[f"{name}_off_{eq}"] = abs(mean - value) / error if error else None
-        lines.append(line)
-    return dict(low=low, high=high, lines=lines, reversed_53=reversed_between(low, high),
-                reversed_56=reversed_between(low, high, 56))
-
-
-def ranges_text(ranges):
-    return "; ".join(f"{a:.3g} to {b:.3g}" for a, b in ranges) or "no kappa"
-
-
-def scan_table(result):
-    """A line for each kappa of scan()."""
-    def drawn(line, name):
-        return f"{line[name]:.2e} ({line[f'{name}_error']:.0e})"
-
-    def off(line, eq):
-        away = [line[f"{name}_off_{eq}"] for name in BANDS]
-        return f"{max(x for x in away if x is not None):.2g}" if any(away) else "-"
-    rows = [(f"{line['kappa']:.3g}", f"{line['log10_53']:.3g}", f"{line['log10_56']:.3g}",
-             drawn(line, "low"), drawn(line, "high"), off(line, 53), off(line, 56))
-            for line in result["lines"]]
-    return markdown_table(("kappa", "log10, eq. 53", "log10, eq. 56", "drawn low", "drawn high",
-                           "off, eq. 53", "off, eq. 56"), rows) + (
-        f"\n\nEach line is a kappa of Lemma 1, for the clip range {result['low']:g} below and "
-        f"{result['high']:g} above. log10 is that of the\nmean gradient of tokens with pi < 0.2 "
-        "over that of tokens with pi > 0.8 (eq. 54 over eq. 55), by eq. 53 and\nwith eq. 56 in its "
-        "place: below 0 there is a reversal. drawn low and drawn high are the two means under\n"
-        "the assumptions, with standard errors; off is how many of these an equation is away from "
-        "them.\n"
-        f"Look at where log10 is below 0: by eq. 53 for {ranges_text(result['reversed_53'])}, by "
-        f"eq. 56 for {ranges_text(result['reversed_56'])}.\n")
+def scan(low=0.2, high=0.2, kappas=KAPPAS):
+    """Remark 1 over kappa: log10 of eq. 54 over eq. 55 by eq. 53 and with eq. 56, and the ranges
+    of kappa with |G_L| < |G_H| by each."""
+    log10 = {eq: [low_over_high(kappa, low, high, eq) for kappa in kappas] for eq in (53, 56)}
+    return dict(low=low, high=high, kappas=list(kappas), log10=log10,
+                reversed={eq: reversed_between(low, high, eq) for eq in (53, 56)})
 
 
 # ---------------------------------------------------------------------------- ACPO's Lemma 1
 
-VOCABULARIES = (2, 8, 64, 1024, 16384, 10**5)
 
-
-def tabular_tokens(n, vocabulary, g, diffuse=False):
+def tabular_tokens(n, vocabulary, g):
     """Draws n tokens, each from logits of its own. -> 1 - pi of each [n], and the sum of the
     squares of the other pi_j [n]
 
-    The logits are normal, their scale uniform from 0 to 1.5 sqrt(2 log vocabulary): from about
-    there on one token has most of the probability, so that pi goes from 0 to 1 whatever the
-    vocabulary. diffuse is the lemma's own case: pi is uniform, and what it leaves is spread over
-    the other tokens by a softmax of N(0, 1), whatever pi is."""
-    if diffuse:
-        rest = 1 - torch.rand(n, 1, generator=g)
-        others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
-    else:
-        scale = 1.5 * math.sqrt(2 * math.log(vocabulary)) * torch.rand(n, 1, generator=g)
-        probs = (scale * torch.randn(n, vocabulary, generator=g)).softmax(-1)
-        token = torch.multinomial(probs, 1, generator=g)
-        others = probs.scatter(-1, token, 0.0)  # 1 - pi has lost its digits where pi is near 1
+    pi is uniform, and what it leaves is spread over the other tokens by a softmax of N(0, 1),
+    whatever pi is: the lemma's own case."""
+    rest = 1 - torch.rand(n, 1, generator=g)
+    others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
     return others.sum(-1, dtype=torch.float64), (others ** 2).sum(-1, dtype=torch.float64)
 
 
-def tabular_slope(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
+def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0):
     """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
 
     Each token has logits of its own and takes one policy-gradient step on its own advantage
     (eq. 11), A ~ N(0, 1), drawn 100 times; groups of tokens are narrow_groups. By eq. 14 log rho
     is lr A times (1 - pi)^2 plus the sum of the other pi_j^2; eq. 15, and so the lemma, has the
     first term alone. The slope is 2 also where the second is a fixed share of the first, as with a
-    vocabulary of 2, where they are equal."""
-    return tabular_model(n, vocabulary, lr, seed, diffuse)["slope"]
-
-
-def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0, diffuse=False):
-    """-> slope as tabular_slope has it, and `left_out`: the mean over the tokens of the second
-    term of eq. 14 over the first."""
+    vocabulary of 2, where they are equal.
+    -> slope, and `left_out`: the mean over the tokens of the second term over the first"""
     g = torch.Generator().manual_seed(seed)
     size = max(1, 10**6 // vocabulary)  # a hundred thousand logits a token: some tokens at a time
-    parts = [tabular_tokens(min(size, n - begin), vocabulary, g, diffuse)
+    parts = [tabular_tokens(min(size, n - begin), vocabulary, g)
              for begin in range(0, n, size)]
     rest, others = (torch.cat(column) for column in zip(*parts, strict=True))
     advantages = torch.randn(n, 100, generator=g, dtype=torch.float64)
@@ -266,36 +161,8 @@ def narrow_groups(rest, width=0.25, least=16):
     return [group for group in groups if group.sum() >= least]
 
 
-def tabular_models(vocabularies=VOCABULARIES):
-    """[{vocabulary, slope, left_out, diffuse: {slope, left_out}}]; diffuse is of fewer tokens where
-    a vocabulary is large."""
-    return [dict(vocabulary=v, **tabular_model(4000, v),
-                 diffuse=tabular_model(min(4000, 10**8 // v), v, diffuse=True))
-            for v in vocabularies]
-
-
-def tabular_table(lines):
-    rows = [(str(line["vocabulary"]), *(f"{part[key]:.3g}" for part in (line, line["diffuse"])
-                                        for key in ("slope", "left_out"))) for line in lines]
-    return markdown_table(("vocabulary", "slope", "left out", "slope, diffuse",
-                           "left out, diffuse"), rows) + (
-        "\n\nslope is that of log std(rho) on log(1 - pi) after one step on a token's own logits, "
-        "2 by Lemma 1, for models\nof so large a vocabulary. left out is the mean size of the "
-        "term that eq. 15 drops, the sum of the other pi^2,\nover the one that it keeps. In the "
-        "columns diffuse, what pi leaves is spread over the other tokens in the\nsame way whatever "
-        "pi is; in the others the logits are normal, and an unlikely token is often one beside a\n"
-        "likely one.\n"
-        "Look at whether the slope goes to 2 as the vocabulary grows.\n")
-
-
 def everything():
-    """What `python -m study theory` writes: Proposition 1, Remark 1 for a symmetric clip and for
-    DAPO's, Lemma 1."""
+    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 with a vocabulary so
+    large that the term which eq. 15 leaves out is small."""
     return dict(proposition_1=proposition_1(), remark_1=[scan(), scan(high=0.3)],
-                lemma_1=tabular_models())
-
-
-def everything_table(result):
-    parts = [proposition_1_table(result["proposition_1"]),
-             *map(scan_table, result["remark_1"]), tabular_table(result["lemma_1"])]
-    return "\n".join(parts)
+                lemma_1=tabular_model(1000, 10**5))

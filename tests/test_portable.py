@@ -178,8 +178,8 @@ def test_without_vllm_the_set_up_says_so(clone, tmp_path):
     (["test", "quick", "-x"], "--no-loadscope-reorder --quick -x tests"),
     (["test", "-k", "resume"], "--no-loadscope-reorder -k resume tests"),
     ([], "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
-    (["grid", "--jobs", "8"], "-m study.train_grid --jobs 8"),
-    (["grid"], "-m study results --measure"),
+    (["grid", "--jobs", "8"], "-m study.runs --jobs 8"),
+    (["grid"], "-m study measure"),
     (["results"], "-m study results"),
     (["sweep", "fade"], "bench/sweep.py --out runs/sweep fade"),
 ])

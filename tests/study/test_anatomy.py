@@ -1,9 +1,8 @@
-"""Updates taken apart for RESULTS.md: subsets of the tokens, the change of entropy, and all of one
-kept rollout; the commands of python -m study."""
+"""Updates taken apart: subsets of the tokens, and all of one kept rollout; the commands of python
+-m study."""
 
 import json
 import math
-import statistics
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import train
 from analysis import rollout
 from experiment import log
 from study import __main__ as command
-from study import anatomy, figures, quantities
+from study import anatomy
 
 
 @pytest.fixture(scope="module")
@@ -31,59 +30,39 @@ def kept(kept_run):
     return rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt")
 
 
-def test_subsets_of_tokens_add_up_to_the_gradient(kept, tmp_path):
+def test_subsets_of_tokens_add_up_to_the_gradient(kept):
     """The entropy bonus is taken apart, too."""
     kept.policy.double()  # but for transformers' RMSNorm, which is in float32
-    with pytest.raises(ValueError, match="took 4"):
-        anatomy.compare_subsets(kept, layers=1, after=5)
     result = anatomy.compare_subsets(kept, layers=1, k=4)
     assert result["after"] == 2 and result["sum_error"] < 2e-7
     subsets = result["subsets"]
     assert subsets["full"]["norm"] == pytest.approx(1) and subsets["full"]["angle"] < 1e-3
-    assert len(subsets["full"]["matrices"]) == 7
+    assert sum(subsets[name]["tokens"] for name in anatomy.PARTS) == pytest.approx(1)
     # at 1e-3, something is clipped
     assert subsets["no clip"]["norm"] != subsets["full"]["norm"]
-    figures.subsets(dict(result, rollout=1, method="fade"), tmp_path / "subsets.png")
-    assert (tmp_path / "subsets.png").stat().st_size > 10_000
-
-
-def test_steps(kept, tmp_path):
-    result = quantities.steps(kept)
-    assert list(result["slope"]) == list(result["own_slope"]) == [1, 2, 4]
-    assert list(result["reversal"]) == [0, 1, 2, 4] and len(result["tables"]) == 4
-    assert result["ratios"]["low"]["std"] > result["ratios"]["high"]["std"] > 0
-    with_advantage = int((kept.batch.mask & (kept.batch.advantages != 0)).sum())
-    clipped = result["clipped"]
-    for kind in ("clipped", "passed"):  # every token is in one step
-        met = sum(step[kind]["tokens"] for step in clipped["steps"])
-        assert met == clipped["rollout"][kind]["tokens"]
-    for when in ("rollout", "after"):
-        counts = [clipped[when][kind]["tokens"] for kind in ("clipped", "passed")]
-        assert sum(counts) == with_advantage and min(counts) > 0
-        share = counts[0] / with_advantage
-        assert share == pytest.approx(sum(
-            line["tokens"] * (line["clipped"] or 0) for line in clipped[when]["by_entropy"]
-        ) / with_advantage)
-    # before the first step all ratios are 1: G is (1 - pi) A
-    start = result["reversal"][0]
-    assert start["low"]["size"] > start["high"]["size"] and sum(start["low"]["tokens"]) > 20
-    figures.steps(log.numbers(dict(result, rollout=1, method="fade", lr=1e-3)), tmp_path / "s.png")
-    assert (tmp_path / "s.png").stat().st_size > 10_000
-
-
-def test_anatomy_of_a_rollout(kept_run):
-    result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
-    json.dumps(result, allow_nan=False)
-    assert (result["method"], result["lr"], result["rollout"]) == ("fade", 1e-3, 1)
-    assert list(result["near"]["reversal"]) == [0, 1, 2]
-    assert list(result["far"]["reversal"]) == list(result["fast"]["reversal"]) == [0, 32, 64]
-    assert 0 < result["sgd"]["own_slope"][1] < 3 and list(result["slow"]["slope"]) == [1, 4]
-    # fade divides by completions and max_tokens: the selected ones' norm is larger by their share
-    part = result["subsets"]["subsets"]["A < 0"]
-    assert part["norm_selected"] * part["completions"] == pytest.approx(part["norm"], rel=1e-3)
-    assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
-    one_step = result["subsets"]["subsets"][anatomy.ONE_STEP]
+    one_step = subsets[anatomy.ONE_STEP]
     assert one_step["norm"] > 0.1 and one_step["angle"] > 1
+
+
+def test_anatomy_of_a_rollout(kept, kept_run):
+    result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
+    json.dumps(log.numbers(result), allow_nan=False)
+    assert list(result["near"]) == [0, 1, 2, 4]
+    assert list(result["far"]) == [0, 1, 2, 4, 8, 16, 32, 64]
+    low, high = result["near"][0]  # before the first step all ratios are 1: G is (1 - pi) A
+    assert abs(low) > abs(high) and result["far"][0] == result["near"][0]
+    assert 0 < result["own_slope"] < 3 and len(result["spread"]) > 10
+    assert result["ratio_std"]["low"] > result["ratio_std"]["high"] > 0
+    clipped, (every, low) = result["clipped"], zip(*result["met"], strict=True)
+    counts = [clipped[kind]["tokens"] for kind in ("clipped", "passed")]
+    # every token is in one step
+    assert sum(counts) == sum(every) == (kept.batch.mask & (kept.batch.advantages != 0)).sum()
+    assert len(low) == 4 and all(0 < x < y / 2 for x, y in zip(low, every, strict=True))
+    assert min(counts) > 0 and counts[0] == pytest.approx(sum(
+        line["tokens"] * (line["clipped"] or 0) for line in clipped["by_entropy"]))
+    part = result["subsets"]["A < 0"]  # fade divides by the limit of tokens: a length alone differs
+    assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
+    assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8
 
 
 def test_principal_angles():
@@ -97,33 +76,21 @@ def test_principal_angles():
     assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
 
 
-def check_entropy_changes(result):
-    changes = result["advantages"]
-    assert changes["raw"]["mass_neg"] == 0
-    # lengths differ a little
-    asym = changes["asym"]
-    assert asym["mass_pos"] == pytest.approx(2 * asym["mass_neg"], rel=0.02)
-    assert all(v["measured"] != 0 for v in changes.values())
-    for v in changes.values():  # over mean |A| = m_S + m_F
-        sign_axis = (v["mass_pos"] - v["mass_neg"]) / (v["mass_pos"] + v["mass_neg"])
-        first_term = sign_axis * (changes["raw"]["predicted"] - changes["raw"]["covariance"])
-        assert v["predicted"] - v["covariance"] == pytest.approx(first_term, rel=0.02, abs=1e-3)
-        assert v["covariance"] - v["reversed"] == pytest.approx(v["predicted"] - v["covariance"])
-    columns = ([v[key] for v in changes.values()] for key in ("predicted", "measured"))
-    correlation = statistics.correlation(*columns)
-    assert result["correlation_predicted"] == pytest.approx(correlation, abs=1e-6)
+def test_the_command_writes_its_table_and_figure(kept_run, tmp_path, capsys):
+    out = tmp_path / "subsets.png"
+    command.main(["subsets", str(kept_run / "rollouts" / "rollout_000001.pt"), "--out", str(out)])
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"written: {out}, {tmp_path / 'subsets.json'}"
+    assert out.stat().st_size > 10_000 and "| norm_selected |" in said[0].replace("  ", "")
+    subsets = json.loads((tmp_path / "subsets.json").read_text())["subsets"]
+    assert subsets["full"]["norm_selected"] == pytest.approx(1)
 
 
-def test_the_figure_of_a_rollout(kept_run, tmp_path, capsys):
-    out = tmp_path / "entropy.png"
-    command.main(["entropy", str(kept_run / "rollouts" / "rollout_000001.pt"), "--out", str(out)])
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"written: {out}, {tmp_path / 'entropy.json'}" and out.stat().st_size > 10_000
-    check_entropy_changes(json.loads((tmp_path / "entropy.json").read_text()))
-
-
-@pytest.mark.parametrize("args", [["subsets"], ["theory", "x.pt"], ["nope"], []])
-def test_a_command_that_is_mistyped_ends_with_its_usage(args, capsys):
+@pytest.mark.parametrize("args, says", [
+    (["subsets"], "takes one rollout"), (["measure", "x.pt"], "takes one rollout"),
+    (["nope"], "invalid choice"), (["subsets", "x.pt"], "x.pt: it is no rollout")])
+def test_a_mistake_ends_with_a_sentence(args, says, capsys):
     with pytest.raises(SystemExit) as e:
         command.main(args)
-    assert e.value.code == 2 and "usage: python -m study" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert e.value.code == 2 and "usage: python -m study" in said and says in said
