@@ -20,8 +20,7 @@ CLAIMS = HERE / "claims.toml"
 LEVEL = 0.05
 MARGIN = 0.04  # of the gain over the base: the size of the effect in ACPO's table 1
 FACTOR = 1.5   # a magnitude within this factor of the paper's is reproduced
-SCORES = dict(test="mean@16", best="best validation", early="first validation", peak="its rollout",
-              **{"pass": "pass@16"})
+SCORES = {"test": "mean@16", "pass": "pass@16"}
 
 
 # ---------------------------------------------------------------------------- intervals
@@ -84,9 +83,10 @@ def holm_levels(p_values, level=LEVEL):
 
 
 def score(run, kind):
-    """One number of a finished run: of SCORES, or the mean over it of a metric of train.py."""
+    """One number of a finished run: one of SCORES at its end, early, best or peak of its
+    evaluations, or the mean over it of a metric of train.py."""
     after = [(value, -rollout) for rollout, value in run["validation"] if rollout]
-    if kind in ("test", "pass"):
+    if kind in SCORES:
         return run["test"][SCORES[kind]]
     if kind == "early":
         return after[0][0]
@@ -114,21 +114,18 @@ class Runs:
     def tasks(self):
         return sorted({task for task, *_ in self.of})
 
-    def shared(self, task, contrast):
-        """-> the rates that all of a contrast's settings have on a task, and the seeds that all of
-        these runs have."""
-        settings = [self.of.get((task, name, steps), {}) for _, name, steps in terms(contrast)]
-        rates = sorted(set.intersection(*map(set, settings)))
-        seeds = [set(setting[lr]) for setting in settings for lr in rates]
-        return rates, sorted(set.intersection(*seeds)) if seeds else []
-
-
-def mean_over_rates(by_rate):
-    return statistics.fmean(by_rate.values())
-
-
-def spread_over_rates(by_rate):
-    return max(by_rate.values()) - min(by_rate.values())
+    def taken(self, task, contrast, own):
+        """-> [(sign, setting, rates)] of a contrast's terms, with the rates that all of its
+        settings have on a task, or each one's own three; and the seeds that have all of it. No
+        seeds where there are no such rates."""
+        found = [(sign, self.of.get((task, name, steps), {})) for sign, name, steps in
+                 terms(contrast)]
+        common = set.intersection(*(set(setting) for _, setting in found))
+        if not common or own and any(len(setting) != 3 for _, setting in found):
+            return [], []
+        used = [(sign, setting, sorted(setting if own else common)) for sign, setting in found]
+        return used, sorted(set.intersection(*(set(setting[lr]) for _, setting, rates in used
+                                               for lr in rates)))
 
 
 def own_rate(setting):
@@ -145,14 +142,15 @@ def own_rate(setting):
     return place, rates[1] * (rates[2] / rates[1]) ** place
 
 
-def at_own_rate(setting):
-    """by_rate -> the score at own_rate, by the parabola through the three scores."""
-    x, _ = own_rate(setting)
-
-    def score_there(by_rate):
-        left, middle, right = (by_rate[lr] for lr in sorted(by_rate))
+def number(setting, seed, rates, kind, over):
+    """One setting's part of a contrast, of one seed: over rates their mean, over spread the best
+    less the worst, over own the score at own_rate, by the parabola through the three."""
+    scores = [score(setting[lr][seed], kind) for lr in rates]
+    if over == "own":
+        x, _ = own_rate(setting)
+        left, middle, right = scores
         return left * x * (x - 1) / 2 + middle * (1 - x * x) + right * x * (x + 1) / 2
-    return score_there
+    return max(scores) - min(scores) if over == "spread" else statistics.fmean(scores)
 
 
 def values(runs, contrasts, kind="test", over="rates"):
@@ -163,27 +161,14 @@ def values(runs, contrasts, kind="test", over="rates"):
     found = []
     for contrast in contrasts:
         for task in runs.tasks():
-            rates, seeds = runs.shared(task, contrast)
-            if over == "own" and any(len(runs.of[task, name, steps]) != 3
-                                     for _, name, steps in terms(contrast)):
-                continue
-            if rates:
-                found.append({seed: sum(sign * number(runs.of[task, name, steps], seed, rates, kind,
-                                                      over)
-                                        for sign, name, steps in terms(contrast))
-                              for seed in seeds})
+            used, seeds = runs.taken(task, contrast, over == "own")
+            if used:
+                found.append({seed: sum(sign * number(setting, seed, rates, kind, over)
+                                        for sign, setting, rates in used) for seed in seeds})
     seeds = set.intersection(*map(set, found)) if found else set()
     if len(seeds) < 2:
         raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")
     return {seed: statistics.fmean(of[seed] for of in found) for seed in sorted(seeds)}
-
-
-def number(setting, seed, rates, kind, over):
-    """One setting's part of a contrast, of one seed."""
-    if over == "own":
-        return at_own_rate(setting)({lr: score(setting[lr][seed], kind) for lr in setting})
-    by_rate = {lr: score(setting[lr][seed], kind) for lr in rates}
-    return dict(rates=mean_over_rates, spread=spread_over_rates)[over](by_rate)
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -230,7 +215,7 @@ class Row(NamedTuple):
 def read_claims(path=CLAIMS):
     """The claims, with the fields that they leave to their defaults."""
     claims = tomllib.loads(Path(path).read_text())["claim"]
-    return [dict(dict(score="test", parts=["map"], over="rates"), **claim) for claim in claims]
+    return [dict(score="test", parts=["map"], over="rates", own=True) | claim for claim in claims]
 
 
 def rows(claims=None):
@@ -241,7 +226,7 @@ def rows(claims=None):
     for claim in claims or read_claims():
         runs = Runs(claim["parts"])
         beside = [("", claim["score"], claim["over"])]
-        if claim["score"] == "test" and claim["over"] == "rates" and "map" in claim["parts"]:
+        if claim["own"] and claim["score"] == "test" and claim["over"] == "rates":
             beside.append(("own", "test", "own"))
         if "table 1" in claim["paper"]:
             beside.append(("best", "best", "rates"))

@@ -4,7 +4,7 @@ it.
 
     python -m study.runs map                 what is missing of a part; without a name, of all
     python -m study.runs map --minutes 60    begins no run after so long
-    python -m study.runs map --plan          the number of runs that are missing, and their hours
+    python -m study.runs map --plan          the number of runs that are missing
 
 The same command again continues: a run that was interrupted starts anew. A run is a process forked
 from this one, so that nothing is imported twice.
@@ -216,17 +216,8 @@ def missing(plan):
 
 
 def say(plan):
-    """Prints the number of missing runs, and their hours by the mean time of finished ones."""
-    runs = missing(plan)
-    times = {}
-    for part in plan:
-        for run in read_finished(part).values():
-            times.setdefault((run["task"], run["steps"], run["puzzles"]), []).append(
-                run["mean"]["time/rollout"])
-    hours = sum(run.rollouts * statistics.median(times.get((run.task, run.steps, run.puzzles),
-                                                           [2.5])) + 15 for run in runs) / 3600
-    print(f"{time.strftime('%H:%M:%S')} {len(runs)} runs are missing: about {hours:.1f} core-hours",
-          flush=True)
+    """Prints the number of missing runs; one takes a core a minute or so."""
+    print(f"{time.strftime('%H:%M:%S')} {len(missing(plan))} runs are missing", flush=True)
 
 
 def warm_up(tasks):

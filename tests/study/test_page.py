@@ -1,0 +1,68 @@
+"""RESULTS.md is what study/page.py writes from the numbers in study/results."""
+
+import csv
+import json
+
+import pytest
+
+from study import page, rule, runs
+
+RESULTS_MD = (runs.HERE.parent / "RESULTS.md").read_text()
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """The page from made-up runs of the whole plan, three seeds of it."""
+    for part, of in runs.read_plan().items():
+        lines = []
+        for run in (run for run in of if run.seed < of[0].seed + 3):
+            score = 0.2 + 0.02 * (run.name == "acpo") + 0.001 * (run.seed % 5) + 20 * run.lr
+            score += 1e-4 * len(run.name) * (run.seed % 2)
+            lines.append(json.dumps(dict(
+                id=run.id, **run._asdict(), test={"mean@16": score, "pass@16": 2 * score},
+                validation=[[0, 0.1], [5, score], [10, score + 0.01]],
+                mean={"clip/frac": 0.01 * run.steps, "policy/ess": 0.9},
+                trace={"policy/ess": [0.9, 0.8], "adv/fade_alpha": [2.0, 1.0]})))
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "bases.json").write_text('{"countdown": {"mean@16": 0.1, "pass@16": 0.5}}')
+    here = tmp_path / "study"
+    here.mkdir()
+    (here / "RESULTS.in.md").write_text((runs.HERE / "RESULTS.in.md").read_text())
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "HERE", here)
+    page.write_results()
+    return tmp_path
+
+
+def test_the_page_has_every_claim_and_every_number(written):
+    text = (written / "RESULTS.md").read_text()
+    rows, missing = rule.rows()
+    assert not missing and "Not trained" not in text and "{" not in text
+    for claim in rule.read_claims():
+        assert claim["words"] in text
+    found = list(csv.DictReader((written / "claims.csv").read_text().splitlines()))
+    assert len(found) == len(rows) + 25
+    for row, line in zip(rows, found):
+        assert float(line["measured"]) == pytest.approx(row.interval.mean, rel=1e-3)
+        assert line["verdict"] == row.verdict(rule.gain(rule.Runs(["map"]), 0.1))
+    assert (written / "map.png").exists() and (written / "mechanism.png").exists()
+
+
+def test_a_claim_without_its_runs_is_named(written):
+    (written / "cold.jsonl").unlink()
+    page.write_results()
+    text = (written / "RESULTS.md").read_text()
+    named = text.split("Not trained yet; ")[1].split("\n")[0]
+    assert "T = 0.6" in named and "ACPO" not in named
+
+
+def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
+    """./run_all.sh results would write the same again."""
+    monkeypatch.setattr(page, "write", lambda path, text: (tmp_path / path.name).write_text(text))
+    for name in ("write_csv", "draw_map"):
+        monkeypatch.setattr(page, name, lambda *args: None)
+    monkeypatch.setattr(page.mechanism, "draw", lambda *args: None)
+    page.write_results()
+    assert (tmp_path / "RESULTS.md").read_text() == RESULTS_MD
+    assert len(RESULTS_MD.splitlines()) <= 160
