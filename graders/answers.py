@@ -5,6 +5,7 @@ import itertools
 import re
 from fractions import Fraction
 
+LONGEST = 5000  # characters of an answer
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
@@ -88,7 +89,10 @@ def clean(text):
 
     The wrapping is dollars, \\boxed, \\text, spacing, degree signs and final stops:
     '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
+    if len(str(text)) > LONGEST:
+        return str(text), None
     text = re.sub(r",\\!\s*", ",", str(text))
+    text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
     unit = (("dollar", 1),) if "\\$" in text else None
     text = text.replace("\\$", "")
     for old, new in SPELLINGS:
@@ -103,7 +107,7 @@ def clean(text):
     text = (", ".join(boxes) or text).strip()
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
         text = text[1:-1]
-    text = re.sub(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~", " ", text).strip().rstrip(".,;").strip()
+    text = text.strip().rstrip(".,;").strip()
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
     text = re.sub(DEGREE, "", text)
@@ -171,7 +175,9 @@ def number(text):
     """The exact value of a number as people write it, else None.
 
     They write 1e5, 4.5 \\times 10^{33}, 1,000, 3/4, \\frac{3}{4} and 1 1/2. Only ASCII's digits
-    are digits. Raises ValueError on more digits than Python reads (4,300)."""
+    are digits. Python reads 4,300 of them."""
+    if len(text) > 4300:
+        return None
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[-+]?[0-9]{1,3}(?: [0-9]{3})+",
                     text):
         text = re.sub("[, ]", "", text)

@@ -18,6 +18,7 @@ from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    LONGEST,
     NAME,
     NUMBER,
     RELATION,
@@ -33,7 +34,6 @@ from graders.answers import (
     words,
 )
 
-LONGEST = 5000  # characters of an answer
 PLAIN = re.compile(NUMBER)
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
