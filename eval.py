@@ -157,7 +157,8 @@ def read_groups(path, problems):
                 name, id = row["benchmark"], str(row["id"])
                 found[name, id] += [dict(
                     benchmark=name, id=id, completion=str(row["completion"]), score=None,
-                    tokens=int(float(row.get("tokens") or 0)), truncated=bool(row.get("truncated")))]
+                    tokens=int(float(row.get("tokens") or 0)),
+                    truncated=bool(row.get("truncated")))]
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")

@@ -8,18 +8,24 @@ from fractions import Fraction
 LONGEST = 5000  # characters of an answer
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
+EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-LETTER = r"(?:[A-Za-z]|\\(?!not\b)[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{\\prime\})*"
+LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|cos|tan|det)\b)"
+          r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
 TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
-# What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y).
+POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
+# What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y),
+# |AB|, AB:CD, \frac{AB}{CD}.
 NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
                   rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
-                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)")
+                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
+                  rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
+                  rf"|\\frac *\{{{POINTS}\}} *\{{{POINTS}\}}")
 # Commands and characters of which a value consists; an answer may have others where the gold has.
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
-    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime circ
+    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime
     cup emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
     Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
     nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
@@ -28,31 +34,42 @@ STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
 ORDINAL = r"^([0-9]+) *\^? *\{? *(?:\\(?:text|textrm|mathrm) *\{ *)?(?:st|nd|rd|th)\b[ }]*"
 # Of a number, these are the question and not the answer.
-OF_NUMBERS = r"\\(?:binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
-DERIVATIVE = re.compile(
-    r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b")
+OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
+# Derivatives, numbers side by side, the base of a number, a matrix to a power, [2, \\infty].
+LEFT_TO_DO = (
+    r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b",
+    "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
+    r"\\infty *\]|\[ *-? *\\infty")
 
-# Units by their symbols, with the prefixes, and the names of the commonest: a closed list where
-# they stand outside \text, because there other letters after a number are a product.
-UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
-         for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm".split()}
-UNITS |= {alias: names.split()[0] for names in (
-    "m meter metre", "cm centimeter", "mm millimeter", "km kilometer", "g gram", "kg kilogram",
-    "s sec second", "L liter litre", "J joule", "N newton", "W watt", "in inch inches",
-    "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "min minute", "h hr hour", "day",
-    "week", "month", "year yr", "dollar usd", "cent", "euro", "yuan", "rad radian", "deg degree",
-    "unit", "mph", "\u00c5 angstrom", "atm", "erg", "square", "cubic")
-          for alias in names.split()}
-# Words that make another number or no answer of what they stand behind.
-NUMERALS = set("""billion cubed dozen double eight factorial fifth five four fourth grand half
-    hundred hundredth infinity mil million negative nine percent percentage pct pi positive power
-    quarter root score seven six squared ten tenth third thousand thousandth three trillion triple
-    twice two zero""".split())
-DOUBTS = set("""about above all also and approximately around as at base be below between both
-    but by divided either else even exactly except false fewer for guess if incorrect is it least
-    less maybe minus mod more most neither no none nor not odd of on one or other others otherwise
-    over perhaps plus possibly probably right roughly some than through times to true undefined
-    unknown unless up was when where wrong""".split())
+# A closed list: units by their symbols and names, and what problems count. Any other word after a
+# number could make it another number.
+PREFIXES = {"": "", "kilo": "k", "centi": "c", "milli": "m", "micro": "\u03bc", "nano": "n",
+            "mega": "M", "giga": "G", "deci": "d", "pico": "p", "femto": "f", "tera": "T"}
+UNITS = {prefix + symbol: prefix + symbol for prefix in PREFIXES.values()
+         for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
+COUNTED = """
+    day week month decade century centuries cent euro yuan yen rupee penny pennies unit mph kmph
+    kph kmh rpm atm erg acre hectare tonne knot dyne gauss bit byte celsius fahrenheit magnitude
+    solar mass masses light lightyear points pairs way times step move turn game ball marble
+    coin ticket card apple orange candy candies cookie pie egg book page pencil stamp sticker
+    box boxes bag bottle glass cup car bus buses person people man men woman women child
+    children boy girl student teacher player team friend member worker resident family families
+    animal dog cat bird fish horse cow chicken tree flower seat table room house tile brick word
+    letter digit number integer value element subset set string sequence permutation arrangement
+    combination function polynomial solution roots factors divisor term triples quadruples
+    squares triangle rectangle polygon circle edge vertex vertices side face line plane region
+    cell path grade diagonal intersection ordered distinct different possible total""".split()
+UNITS |= {alias: names.split()[0] for names in [
+    *COUNTED, "s sec second", "in inch inches", "ft foot feet", "yd yard", "mi mile", "lb pound",
+    "oz ounce", "gal gallon", "min minute", "h hr hour", "year yr", "dollar usd", "rad radian",
+    "deg degree", "\u00c5 angstrom", "L l", "mL ml"] for alias in names.split()}
+UNITS |= {prefix + name + ending: symbol + base for prefix, symbol in PREFIXES.items()
+          for base, name in zip("m m g s L L J W V N K A C T Hz Pa mol cal pc".split(), """meter
+              metre gram second liter litre joule watt volt newton kelvin ampere coulomb tesla
+              hertz pascal mole calorie parsec""".split(), strict=True) for ending in ("", "s")}
+# Of a choice that has its text, these words leave it open or deny it.
+DOUBTS = set("""but either else except false if incorrect maybe neither no none nor not or otherwise
+    perhaps possibly probably unless wrong""".split())
 SPELLINGS = (
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
     ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
@@ -62,7 +79,8 @@ SPELLINGS = (
     ("\\varnothing", "\\emptyset"), ("\\lt ", "<"), ("\\gt ", ">"), ("\u2264", "\\leq "),
     ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
     ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
-    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "))
+    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "),
+    ("per cent", "percent"))
 SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b",
                              "0123456789-")
 
@@ -100,7 +118,8 @@ def clean(text):
     text = re.sub(r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q", text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
                   lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
-    text = re.sub(r"(?<=[A-Za-z}])'", r"^{\\prime}", text)
+    text = re.sub("'+", lambda m: "^{" + "\\prime" * len(m[0]) + "}", text)
+    text = re.sub(r"\\prime (?=\\prime)", r"\\prime", text)
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
@@ -110,7 +129,7 @@ def clean(text):
     text = text.strip().rstrip(".,;").strip()
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
-    text = re.sub(DEGREE, "", text)
+    text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
     text = re.sub(ORDINAL, r"\1", text)
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
@@ -124,11 +143,10 @@ def clean(text):
 
 
 def split_unit(text):
-    """'10 cm^2' -> '10', (('cm', 2),). Any text after a value is a unit, but for words such as
-    "million" and "or"; one outside \\text must follow a digit and be known."""
-    known = re.fullmatch(r"(.*[0-9]) *((?:square |cubic )?[A-Za-z\u03bc\u00c5/]+"
+    """'10 cm^2' -> '10', (('cm', 2),). One outside \\text must follow a number."""
+    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq) )?[A-Za-z\u03bc\u00c5/]+"
                          r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
-    parts = known or re.fullmatch(
+    parts = bare or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
         rf"(?:{TEXT}|\^ *(?:-?[0-9]|\{{ *-?[0-9] *\}})|[ /\u00c5]|\\cdot|\\mu(?= *\\))+)",
         text, re.S)
@@ -136,9 +154,9 @@ def split_unit(text):
         return text, None
     quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
     value = re.split(r"=|\\approx", quantity)[-1].strip()
-    if known and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
+    if bare and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
         return text, None
-    unit = unit_of(name.replace("\\cdot", " "), not known and is_closed(value))
+    unit = unit_of(name.replace("\\cdot", " "))
     return (quantity, unit) if unit else (text, None)
 
 
@@ -148,9 +166,10 @@ def is_closed(text):
         r"(?:\\(?:frac|sqrt|pi|cdot|times|ln|log)(?![a-z])|[-+*/^(){}\[\]0-9. !]|e\^)+", text))
 
 
-def unit_of(name, any_name):
-    """'kg m/s^2' -> (('kg', 1), ('m', 1), ('s', -2)); None for what is no unit. any_name: are
-    other words than the known units taken for one?"""
+def unit_of(name):
+    """'kg m/s^2' -> (('kg', 1), ('m', 1), ('s', -2)); None for what is no unit."""
+    name = re.sub(r"\b(?:square|sq|(cubic))\b\.? *(\w+)",
+                  lambda m: f"{m[2]}^{3 if m[1] else 2}", name)
     tokens = re.findall(r"([A-Za-z\u03bc\u00c5]+)\.?(?: *\^ *\{? *(-?[0-9]) *\}?)?|(/)|(\S)",
                         re.sub(r"\bper\b", "/", name))
     powers, sign = {}, 1
@@ -160,13 +179,11 @@ def unit_of(name, any_name):
         if slash:
             sign = -1
             continue
-        small = word.lower()
-        singular = small.removesuffix("s")
-        unit = UNITS.get(word) or UNITS.get(small) or UNITS.get(singular)
-        if not unit and (not any_name or len(word) < 3
-                         or {small, singular} & (NUMERALS | DOUBTS | COMMANDS)):
+        if word not in UNITS and len(word) > 2:  # 5 g is not 5 G
+            word = word.lower()
+        unit = UNITS.get(word) or UNITS.get(word.removesuffix("s"))
+        if not unit:
             return None
-        unit = unit or singular
         powers[unit] = powers.get(unit, 0) + sign * int(power or 1)
     return tuple(sorted(powers.items())) or None
 
@@ -212,7 +229,7 @@ def named(text):
     and what else is said to be equal. x \\in [1, 2] is x = [1, 2]."""
     names, values, claims = [], [], []
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
-        sides = [t.strip() for t in re.split(r"=|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
+        sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
         if len(sides) > 1 and NAME.fullmatch(sides[0]):
             names.append(sides.pop(0).replace(" ", ""))
         claims += itertools.pairwise(sides)
@@ -232,19 +249,23 @@ def words(text):
     """The bare words of a text that are neither functions nor a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
     found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
-    return found - (COMMANDS - NUMERALS) - {"and", "cap", "deg"}
+    return found - COMMANDS - {"and", "cap", "deg"}
 
 
 def tight(text):
-    """Without spaces, but for those between digits, and braces of one letter; words in small
-    letters."""
+    """Without spaces, but for those between digits, and braces of one letter; words, which are not
+    in capitals alone, in small letters."""
+    if re.fullmatch("No|no", text) or is_word(text) and all(
+            word[1:] == word[1:].lower() for word in text.split()) and len(text) > 2:
+        text = text.lower()
     text = re.sub(r"([\^_]) *\{ *(\w) *\}", r"\1\2", text)
-    text = re.sub(r"(?<!\d) +| +(?!\d)", "", text)
-    return text.lower() if re.fullmatch("[A-Ea-e]|[^\\W\\d_]{2,}", text) else text
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
 
 
 def choice(text):
-    """'(C) Plane' -> 'C': the letter of a choice that is given with its text. Other texts stay."""
+    """'(C) Plane', 'c' -> 'C': the letter of a choice, without its text. Other texts stay."""
+    if re.fullmatch("[a-e]", text):
+        return text.upper()
     parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
     if not parts or re.search(r"\b[A-J]\b", parts[3]) or {*parts[3].lower().split()} & DOUBTS:
         return text
@@ -258,8 +279,8 @@ def unfinished(text, gold):
     an operation that is left to do, another command or character?"""
     commands = set(re.findall(r"\\([A-Za-z]+)", text)) - COMMANDS
     return bool(
-        commands - set(re.findall(r"\\([A-Za-z]+)", gold))
+        any(re.search(form, text) and not re.search(form, gold) for form in LEFT_TO_DO)
+        or text.count("\\begin") > max(1, gold.count("\\begin"))
+        or commands - set(re.findall(r"\\([A-Za-z]+)", gold))
         or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}
-        or DERIVATIVE.search(text) and not DERIVATIVE.search(gold)
-        or re.search("[0-9] +[0-9]", text) and not re.search("[0-9] +[0-9]", gold)
         or number(gold.rstrip("% ")) is not None and re.search(OF_NUMBERS, text))

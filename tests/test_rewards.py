@@ -326,7 +326,8 @@ def test_a_file_is_graded(tmp_path):
             (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
             (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
             ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
-            ("[" * 200_000, (path,), "recursion"), ({}, (tmp_path / "none.jsonl",), "No such file")):
+            ("[" * 200_000, (path,), "recursion"),
+            ({}, (tmp_path / "none.jsonl",), "No such file")):
         path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n")
         done = graded(*files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
