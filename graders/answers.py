@@ -12,12 +12,12 @@ EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
 LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|cos|tan|det)\b)"
           r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
-TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|operatorname|rm)"
+TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
 # What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y),
 # |AB|, AB:CD, \frac{AB}{CD}.
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
+NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
                   rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
                   rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
                   rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
@@ -26,7 +26,7 @@ NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|{LETTER})"
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
     end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime
-    cup emptyset hbar ell angle triangle langle rangle Omega Delta Gamma Lambda Sigma Phi Psi Pi
+    cup emptyset hbar ell angle triangle setminus Omega Delta Gamma Lambda Sigma Phi Psi Pi
     Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
     nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
@@ -76,7 +76,7 @@ SPELLINGS = (
     ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""), ("{,}", ","),
     ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""),
     ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\!", ""),
-    ("\\varnothing", "\\emptyset"), ("\\lt ", "<"), ("\\gt ", ">"), ("\u2264", "\\leq "),
+    ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
     ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
     ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
     ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "),
@@ -112,10 +112,16 @@ def clean(text):
     text = re.sub(r",\\!\s*", ",", str(text))
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
     unit = (("dollar", 1),) if "\\$" in text else None
-    text = text.replace("\\$", "")
+    text = re.sub(r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\", text).replace("\\$", "")
     for old, new in SPELLINGS:
         text = text.replace(old, new)
     text = re.sub(r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q", text)
+    text = re.sub(r"\\([lg])t(?![A-Za-z])", lambda m: "<" if m[1] == "l" else ">", text)
+    text = re.sub(r"\\[bB]igg?[lrm]?(?![A-Za-z])", "", text)
+    text = re.sub(r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}", text)
+    text = re.sub(r"\{([^{}]*)\\(?:over|(choose))(?![a-z])([^{}]*)\}", lambda m: (
+        f"\\{'binom' if m[2] else 'frac'}{{{m[1]}}}{{{m[3]}}}"), text)
+    text = re.sub(r"\{([0-9]+)\}(?=\^)", r"\1", text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
                   lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
     text = re.sub("'+", lambda m: "^{" + "\\prime" * len(m[0]) + "}", text)
@@ -198,6 +204,7 @@ def number(text):
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[-+]?[0-9]{1,3}(?: [0-9]{3})+",
                     text):
         text = re.sub("[, ]", "", text)
+    text = re.sub(r"^(-?)10 *\^", r"\g<1>1\\cdot 10^", text)
     if power := re.fullmatch(rf"({NUMBER}) *(?:[eE]|(?:\\times|\\cdot|\*|x) *10 *(?:\^|\*\*) *)"
                              r"\{? *([-+]?[0-9]{1,3}) *\}?", text):
         return Fraction(power[1]) * Fraction(10) ** int(power[2])
@@ -263,9 +270,9 @@ def tight(text):
 
 
 def choice(text):
-    """'(C) Plane', 'c' -> 'C': the letter of a choice, without its text. Other texts stay."""
-    if re.fullmatch("[a-e]", text):
-        return text.upper()
+    """'(C) Plane', 'Option C' -> 'C': the letter of a choice alone. Other texts stay."""
+    if letter := re.fullmatch(r"(?:[Oo]ption|[Aa]nswer|[Cc]hoice)?:? *\(?([A-J])[.:)]?", text):
+        return letter[1]
     parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
     if not parts or re.search(r"\b[A-J]\b", parts[3]) or {*parts[3].lower().split()} & DOUBTS:
         return text

@@ -19,6 +19,7 @@ from sympy.core.function import AppliedUndef
 from graders import Hedge, UnparsedGold
 from graders.answers import (
     EQUALS,
+    LETTER,
     LONGEST,
     NAME,
     NUMBER,
@@ -60,11 +61,25 @@ def expand(text):
     return ", ".join(expanded)
 
 
+def column(text):
+    """'(1, 2)' -> the column of these entries. Other texts stay."""
+    entries = items(text[1:-1])
+    if not re.fullmatch(r"\(.*\)", text) or len(entries) < 2:
+        return text
+    return "\\begin{pmatrix}" + r" \\ ".join(entries) + "\\end{pmatrix}"
+
+
 def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
-    no list of inequalities in one name."""
+    no list of inequalities and sets in one name."""
     ranges, names = [], set()
-    for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", text):
+    bare = re.sub(rf"^\\\{{ *{LETTER} *(?:\\mid|:|\|) *(.*)\\\}}$", r"\1", text)
+    for part in items(re.sub(r"\\vee|\\lor(?![a-z])|\bor\b", ",", bare)):
+        member = re.fullmatch(r"(.+?) *(?:\\in(?![a-z])|(=)) *([^=]+)", part)
+        if member and NAME.fullmatch(member[1]):
+            names.add(member[1])
+            ranges.append(f"\\{{{member[3]}\\}}" if member[2] else member[3])
+            continue
         ends = {False: ("(", "-\\infty"), True: ("\\infty", ")")}  # is the name less than it?
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
             terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
@@ -77,8 +92,10 @@ def interval(text):
                 names.add(left)
                 ends[less] = (right, ")]"[closed]) if less else ("(["[closed], right)
         ranges.append("{}{},{}{}".format(*ends[False], *ends[True]))
-        if len(terms) < 3 or len(names) > 1:
+        if len(terms) < 3:
             return text, None
+    if len(names) != 1 or all(part.startswith("\\{") for part in ranges):
+        return text, None
     return "\\cup".join(ranges), *names
 
 
@@ -231,14 +248,17 @@ def same_answer(pred, gold):
     """Are two answers, as `clean` gives them, the same?"""
     if not pred or not gold:
         return False
+    pred = exact(pred)
     x, y = number(pred.rstrip("% ")), number(gold.rstrip("% "))
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
-    if re.fullmatch("[A-J]", gold):
-        pred = choice(pred)
+    if re.fullmatch("[A-J]", choice(gold)):
+        pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
+    if "matrix}" in pred + gold:
+        pred, gold = column(pred), column(gold)
     if tight(pred) == tight(gold):
         return True
-    (pred, name), (gold, gold_name) = interval(exact(pred)), interval(gold)
+    (pred, name), (gold, gold_name) = interval(pred), interval(gold)
     if same_equation(pred, gold):
         return True
     if not name and (verdict := without_names(pred, gold)) is not None:
@@ -250,7 +270,7 @@ def same_answer(pred, gold):
     if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
         return pred == base[1]
     if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm", pred + gold) or any(
-            a[0] in "([" and len(items(a)) == 1 and b.startswith("\\{")
+            a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
             for a, b in ((pred, gold), (gold, pred))):
         return False
     several = len(re.split(EQUALS, gold)) > 2
