@@ -133,6 +133,13 @@ def limit():
     return 5 if threading.current_thread() is threading.main_thread() else None
 
 
+def close(a, b, tolerance=1e-50):
+    """Are two real or complex numbers equal? Rational ones are compared exactly."""
+    difference = a - b
+    return bool(difference == 0 if difference.is_Rational
+                else abs(difference.n(60)) <= tolerance * abs(a.n(60)))
+
+
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
@@ -144,17 +151,19 @@ def agree(a, b):
     if any(x.has(*OF_INTEGERS) for x in (a, b)):
         for k in (*range(1, 13), 144):
             point = {name: (k if i == 0 else k * (i + 1) % 13) for i, name in enumerate(names)}
-            x, y = (value.subs(point).n(60) for value in (a, b))
-            if x.is_finite and y.is_finite and abs(x - y) > 1e-50 * abs(x):
+            x, y = a.subs(point), b.subs(point)
+            if x.n(60).is_finite and y.n(60).is_finite and not close(x, y):
                 return False
     near = []
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
                  else 1) for i, name in enumerate(names)}
-        x, y = (value.subs(point).n(60) for value in (a, b))
-        if not x.is_finite or not y.is_finite or not x.is_real and k < 2 or abs(x) > 1e30:
+        x, y = a.subs(point), b.subs(point)
+        size = abs(x.n(60))
+        if not size.is_finite or not y.n(60).is_finite or size > 1e30 or (
+                k < 2 and not x.n(60).is_real):
             return None
-        near.append(bool(abs(x - y) <= 1e-50 * abs(x)))
+        near.append(close(x, y))
     return None if near[0] and not all(near) else near[0]
 
 
@@ -173,7 +182,7 @@ def same(pred, gold):
         return numbers and a.has(I) and simplify(a - b) == 0
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return bool(abs((a - b).n(60)) <= (2e-6 if rounded else 1e-50) * abs(a.n(60)))
+        return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30))) if rounded else close(a, b)
     return True
 
 
