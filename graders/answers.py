@@ -43,33 +43,27 @@ LEFT_TO_DO = (
 
 # A closed list: units by their symbols and names, and what problems count. Any other word after a
 # number could make it another number.
-PREFIXES = {"": "", "kilo": "k", "centi": "c", "milli": "m", "micro": "\u03bc", "nano": "n",
-            "mega": "M", "giga": "G", "deci": "d", "pico": "p", "femto": "f", "tera": "T"}
-UNITS = {prefix + symbol: prefix + symbol for prefix in PREFIXES.values()
+UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
          for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
-COUNTED = """
-    day week month decade century centuries cent euro yuan yen rupee penny pennies unit mph kmph
-    kph kmh rpm atm erg acre hectare tonne knot dyne gauss bit byte celsius fahrenheit magnitude
-    solar mass masses light lightyear points pairs way times step move turn game ball marble
-    coin ticket card apple orange candy candies cookie pie egg book page pencil stamp sticker
-    box boxes bag bottle glass cup car bus buses person people man men woman women child
-    children boy girl student teacher player team friend member worker resident family families
-    animal dog cat bird fish horse cow chicken tree flower seat table room house tile brick word
-    letter digit number integer value element subset set string sequence permutation arrangement
-    combination function polynomial solution roots factors divisor term triples quadruples
-    squares triangle rectangle polygon circle edge vertex vertices side face line plane region
-    cell path grade diagonal intersection ordered distinct different possible total""".split()
+COUNTED = """day week month decade century cent euro yuan yen rupee penny pennies unit mph kmph rpm
+    atm erg acre hectare ton tonne celsius fahrenheit magnitude solar mass masses light points pairs
+    way times step move game ball marble coin ticket card apple orange cookie egg book page pencil
+    box boxes bag bottle glass cup car bus buses person people man men woman women child children
+    boy girl student teacher player team friend member worker resident family families animal dog
+    cat tree flower seat table room house tile brick word letter digit grade number integer value
+    element subset set string sequence permutation arrangement combination function solution roots
+    factors divisor term triples squares triangle rectangle edge vertices side face line plane
+    region cell path diagonal intersection ordered distinct different possible total""".split()
 UNITS |= {alias: names.split()[0] for names in [
-    *COUNTED, "s sec second", "in inch inches", "ft foot feet", "yd yard", "mi mile", "lb pound",
-    "oz ounce", "gal gallon", "min minute", "h hr hour", "year yr", "dollar usd", "rad radian",
-    "deg degree", "\u00c5 angstrom", "L l", "mL ml"] for alias in names.split()}
-UNITS |= {prefix + name + ending: symbol + base for prefix, symbol in PREFIXES.items()
-          for base, name in zip("m m g s L L J W V N K A C T Hz Pa mol cal pc".split(), """meter
-              metre gram second liter litre joule watt volt newton kelvin ampere coulomb tesla
-              hertz pascal mole calorie parsec""".split(), strict=True) for ending in ("", "s")}
+    *COUNTED, "m meter metre", "cm centimeter", "mm millimeter", "km kilometer", "nm nanometer",
+    "g gram", "kg kilogram", "s sec second", "L l liter litre", "mL ml milliliter", "J joule",
+    "N newton", "W watt", "kW kilowatt", "V volt", "K kelvin", "mol mole",
+    "in inch inches", "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "gal gallon",
+    "min minute", "h hr hour", "year yr", "dollar usd", "rad radian", "deg degree",
+    "\u00c5 angstrom"] for alias in names.split()}
 # Of a choice that has its text, these words leave it open or deny it.
-DOUBTS = set("""but either else except false if incorrect maybe neither no none nor not or otherwise
-    perhaps possibly probably unless wrong""".split())
+DOUBTS = set("""all but either else except false for if incorrect maybe neither no none nor not or
+    otherwise perhaps possibly probably some unless when where wrong""".split())
 SPELLINGS = (
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
     ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
@@ -79,8 +73,13 @@ SPELLINGS = (
     ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
     ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
     ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
-    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "),
-    ("per cent", "percent"))
+    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
+REWRITES = (
+    (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"),
+    (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""), (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"),
+    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\{([0-9]+)\}(?=\^)", r"\1"),
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), ("'", r"^{\\prime}"),
+    (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""))
 SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b",
                              "0123456789-")
 
@@ -115,17 +114,10 @@ def clean(text):
     text = re.sub(r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\", text).replace("\\$", "")
     for old, new in SPELLINGS:
         text = text.replace(old, new)
-    text = re.sub(r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q", text)
-    text = re.sub(r"\\([lg])t(?![A-Za-z])", lambda m: "<" if m[1] == "l" else ">", text)
-    text = re.sub(r"\\[bB]igg?[lrm]?(?![A-Za-z])", "", text)
-    text = re.sub(r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}", text)
-    text = re.sub(r"\{([^{}]*)\\(?:over|(choose))(?![a-z])([^{}]*)\}", lambda m: (
-        f"\\{'binom' if m[2] else 'frac'}{{{m[1]}}}{{{m[3]}}}"), text)
-    text = re.sub(r"\{([0-9]+)\}(?=\^)", r"\1", text)
+    for pattern, new in REWRITES:
+        text = re.sub(pattern, new, text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
                   lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
-    text = re.sub("'+", lambda m: "^{" + "\\prime" * len(m[0]) + "}", text)
-    text = re.sub(r"\\prime (?=\\prime)", r"\\prime", text)
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)

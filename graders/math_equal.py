@@ -13,7 +13,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, Float, I, Mod, Rational, Symbol, ceiling, factorial, floor, simplify
+from sympy import Expr, Float, I, Mod, Rational, Symbol, ceiling, factorial, floor, simplify, zoo
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
@@ -61,14 +61,6 @@ def expand(text):
     return ", ".join(expanded)
 
 
-def column(text):
-    """'(1, 2)' -> the column of these entries. Other texts stay."""
-    entries = items(text[1:-1])
-    if not re.fullmatch(r"\(.*\)", text) or len(entries) < 2:
-        return text
-    return "\\begin{pmatrix}" + r" \\ ".join(entries) + "\\end{pmatrix}"
-
-
 def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities and sets in one name."""
@@ -109,7 +101,7 @@ AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none"
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text, seconds):
     """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit,
-    other names are real, and decimals in a formula are exact. math-verify's own reader would take a
+    other names are real, and decimals are exact. math-verify's own reader would take a
     number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
@@ -120,7 +112,7 @@ def read(text, seconds):
             normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
-    if isinstance(value, Expr) and not value.is_Float:
+    if isinstance(value, Expr):
         value = value.xreplace({decimal: Rational(str(decimal)) for decimal in value.atoms(Float)})
         value = value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
                             for name in value.free_symbols})
@@ -135,9 +127,10 @@ def limit():
 
 def close(a, b, tolerance=1e-50):
     """Are two real or complex numbers equal? Rational ones are compared exactly."""
-    difference = a - b
-    return bool(difference == 0 if difference.is_Rational
-                else abs(difference.n(60)) <= tolerance * abs(a.n(60)))
+    difference = (a - b).doit()
+    if difference.is_Rational or difference.is_infinite:
+        return difference == 0
+    return bool(abs(difference.n(60)) <= tolerance * abs(a.n(60)))
 
 
 def agree(a, b):
@@ -178,12 +171,11 @@ def same(pred, gold):
     numbers = isinstance(a, Expr) and isinstance(b, Expr)
     if numbers and (verdict := timeout(seconds)(agree)(a, b)) is not None:
         return verdict
-    if not verify(golds, preds, timeout_seconds=seconds):
-        return numbers and a.has(I) and simplify(a - b) == 0
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30))) if rounded else close(a, b)
-    return True
+        return a == b != zoo or timeout(seconds)(close)(a, b, 2e-6 if rounded else 1e-50)
+    return verify(golds, preds, timeout_seconds=seconds) or (
+        numbers and a.has(I) and simplify(a - b) == 0)
 
 
 def same_equation(pred, gold):
@@ -263,8 +255,8 @@ def same_answer(pred, gold):
         return same_number(pred, x, gold, y)
     if re.fullmatch("[A-J]", choice(gold)):
         pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
-    if "matrix}" in pred + gold:
-        pred, gold = column(pred), column(gold)
+    if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
+        pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold):
         return True
     (pred, name), (gold, gold_name) = interval(pred), interval(gold)
@@ -363,11 +355,8 @@ def rounds(text, value, other):
     """Is `text` the decimal of six digits or more that `other`, a fraction without an end, is
     rounded to? `value` is the number that `text` is."""
     digits = re.fullmatch(r"[-+]?(\d*)\.(\d+)(.*)", text)
-    rest = other.denominator
-    for p in (2, 5):
-        while rest % p == 0:
-            rest //= p
-    if rest == 1 or not digits or len((digits[1] + digits[2]).lstrip("0")) < 6 or not value:
+    ends = 10 ** other.denominator.bit_length() % other.denominator == 0
+    if ends or not digits or len((digits[1] + digits[2]).lstrip("0")) < 6 or not value:
         return False
     unit = Fraction(1, 10 ** len(digits[2])) * abs(value / Fraction(f"{digits[1]}.{digits[2]}"))
     return abs(value - other) <= unit / 2

@@ -120,10 +120,10 @@ def hedges(gold, question):
     told = number(clean(gold)[0].rstrip("% "))
     templates = [*split(ANY), *(f"{relation} {{g}}" for relation in RELATIONS)]
     templates += [f"v {relation} {{g}}" for relation in RELATIONS if relation not in ("\\in", "∈")]
-    if "=" in gold or len(clean(gold)[0]) == 1:  # 0/w is 0, and the text of choice (C) may be w
+    if re.match("0|.$", clean(gold)[0]) or "=" in gold:  # 0/w is 0, and the text of choice (C) may be w
         templates = [t for t in templates if t not in (
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
-            "{g} \\text{ dozen}")]
+            "{g} \\text{ dozen}", "{g} \\text{ doubled}", "{g} \\text{ alternatively thirteen}")]
     fill = dict(g=bare, s=swapped(bare), q=question[:1500], w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
         templates.remove("{s}")

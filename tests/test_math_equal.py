@@ -143,7 +143,8 @@ def test_last_boxed_is_quick_on_many_open_braces():
     ("\\boxed{\\text{male}}", ["Male"], 1), ("\\boxed{52.1\\%}", [52.1], 1),
     ("\\boxed{\\$1{,}234}", [1234], 1), ("\\boxed{\\text{a}, \\text{b}}", ["a", "b"], 1),
     ("<answer>\u0665</answer>", [5], 0), ("<answer>5,,,2.1</answer>", [52.1], 0),
-    ("<answer>52,1</answer>", [521], 0), ("<answer>0</answer>", [9e-6], 0), ("<answer>1_0</answer>", [10], 0),
+    ("<answer>52,1</answer>", [521], 0),
+    ("<answer>0</answer>", [9e-6], 0), ("<answer>1_0</answer>", [10], 0),
     ("<answer>['male']</answer>", ["male"], 1), ("<answer>[12.5%]</answer>", [12.5], 1),
     ("<answer>[$1,200]</answer>", [1200], 1), ("<answer>" + "[" * 100000 + "</answer>", [1], 0),
     # a number may be off by 1e-5 of the gold's size, no more, and in both directions
