@@ -14,6 +14,7 @@ from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
 from sympy import Expr, Float, I, Mod, Rational, Symbol, ceiling, factorial, floor, simplify, zoo
+from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
@@ -137,26 +138,25 @@ def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names or any(x.has(AppliedUndef) for x in (a, b)):
+    if not names or any(x.has(AppliedUndef, ExprWithLimits) for x in (a, b)):
         return None
     if a == b:
         return True
     if any(x.has(*OF_INTEGERS) for x in (a, b)):
         for k in (*range(1, 13), 144):
             point = {name: (k if i == 0 else k * (i + 1) % 13) for i, name in enumerate(names)}
-            x, y = a.subs(point), b.subs(point)
-            if x.n(60).is_finite and y.n(60).is_finite and not close(x, y):
+            values = a.subs(point), b.subs(point)
+            if all(value.n(60).is_finite for value in values) and not close(*values):
                 return False
     near = []
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
                  else 1) for i, name in enumerate(names)}
-        x, y = a.subs(point), b.subs(point)
-        size = abs(x.n(60))
-        if not size.is_finite or not y.n(60).is_finite or size > 1e30 or (
-                k < 2 and not x.n(60).is_real):
+        values = a.subs(point), b.subs(point)
+        x, y = (value.n(60) for value in values)
+        if not x.is_finite or not y.is_finite or not x.is_real and k < 2 or abs(x) > 1e30:
             return None
-        near.append(close(x, y))
+        near.append(close(*values))
     return None if near[0] and not all(near) else near[0]
 
 

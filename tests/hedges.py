@@ -123,7 +123,8 @@ def hedges(gold, question):
     if re.match("0|.$", clean(gold)[0]) or "=" in gold:  # 0/w is 0, and the text of choice (C) may be w
         templates = [t for t in templates if t not in (
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
-            "{g} \\text{ dozen}", "{g} \\text{ doubled}", "{g} \\text{ alternatively thirteen}")]
+            "{g} \\text{ dozen}", "{g} \\text{ doubled}",
+            "{g} \\text{ alternatively thirteen}")]
     fill = dict(g=bare, s=swapped(bare), q=question[:1500], w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
         templates.remove("{s}")
