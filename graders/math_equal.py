@@ -8,12 +8,13 @@ import re
 import threading
 from fractions import Fraction
 
+import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, Float, I, Mod, Rational, Symbol, ceiling, factorial, floor, simplify, zoo
+from sympy import Expr, Float, I, Rational, Symbol, simplify
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
@@ -94,7 +95,7 @@ def interval(text):
 
 # ------------------------------------------------------------------ math-verify
 
-OF_INTEGERS = floor, ceiling, factorial, Mod
+OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
 # Units and boxes are ours.
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 
@@ -131,7 +132,8 @@ def close(a, b, tolerance=1e-50):
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
-    return bool(abs(difference.n(60)) <= tolerance * abs(a.n(60)))
+    size = max(abs(term.n(60)) for term in sympy.Add.make_args(difference))
+    return bool(abs(difference.n(60)) <= tolerance * size)
 
 
 def agree(a, b):
@@ -173,7 +175,7 @@ def same(pred, gold):
         return verdict
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return a == b != zoo or timeout(seconds)(close)(a, b, 2e-6 if rounded else 1e-50)
+        return a == b != sympy.zoo or timeout(seconds)(close)(a, b, 2e-6 if rounded else 1e-50)
     return verify(golds, preds, timeout_seconds=seconds) or (
         numbers and a.has(I) and simplify(a - b) == 0)
 
