@@ -126,6 +126,8 @@ def hedges(gold, question):
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
             "{g} \\text{ dozen}", "{g} \\text{ doubled}",
             "{g} \\text{ alternatively thirteen}")]
+    if re.match(r"\([A-E]\) ", bare):
+        templates = [t for t in templates if t not in ("{g} - {w}", "{g} + {w}")]
     fill = dict(g=bare, s=swapped(bare), q=question[:1500], w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
         templates.remove("{s}")
