@@ -15,8 +15,7 @@ LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|c
 TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
-# What may stand left of the equals sign: x, \theta, a_{1}, AB, \angle ABC, f(x), m_{\max}, (x, y),
-# |AB|, AB:CD, \frac{AB}{CD}.
+# What may stand left of the equals sign: x, a_{1}, AB, \angle ABC, f(x), (x, y), |AB|, AB:CD.
 NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
                   rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
                   rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
@@ -45,41 +44,36 @@ LEFT_TO_DO = (
 # number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
          for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
-COUNTED = """day week month decade century cent euro yuan yen rupee penny pennies unit mph kmph rpm
-    atm erg acre hectare ton tonne celsius fahrenheit magnitude solar mass masses light points pairs
-    way times step move game ball marble coin ticket card apple orange cookie egg book page pencil
-    box boxes bag bottle glass cup car bus buses person people man men woman women child children
-    boy girl student teacher player team friend member worker resident family families animal dog
-    cat tree flower seat table room house tile brick word letter digit grade number integer value
-    element subset set string sequence permutation arrangement combination function solution roots
-    factors divisor term triples squares triangle rectangle edge vertices side face line plane
-    region cell path diagonal intersection ordered distinct different possible total""".split()
-UNITS |= {alias: names.split()[0] for names in [
-    *COUNTED, "m meter metre", "cm centimeter", "mm millimeter", "km kilometer", "nm nanometer",
-    "g gram", "kg kilogram", "s sec second", "L l liter litre", "mL ml milliliter", "J joule",
-    "N newton", "W watt", "kW kilowatt", "V volt", "K kelvin", "mol mole",
-    "in inch inches", "ft foot feet", "yd yard", "mi mile", "lb pound", "oz ounce", "gal gallon",
-    "min minute", "h hr hour", "year yr", "dollar usd", "rad radian", "deg degree",
-    "\u00c5 angstrom"] for alias in names.split()}
+UNITS |= {word: word for word in """day week month decade century cent euro yuan yen rupee penny
+    pennies unit mph kmph rpm atm erg solar mass masses light points pairs way times step move
+    game ball marble ticket apple book box boxes bag person people man men woman women child
+    children student teacher player friend member tree flower word letter digit grade number
+    integer value element subset set string sequence permutation function solution roots factors
+    divisor term triples squares triangle rectangle edge vertices side face region cell path
+    diagonal intersection ordered distinct different possible total""".split()}
+UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, mm millimeter, km
+    kilometer, nm nanometer, g gram, kg kilogram, s sec second, L l liter litre, mL ml milliliter, J
+    joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
+    mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
+    deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
 # Of a choice that has its text, these words leave it open or deny it.
-DOUBTS = set("""all but either else except false for if incorrect maybe neither no none nor not or
-    otherwise perhaps possibly probably some unless when where wrong""".split())
+DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
+    unless when where wrong""".split())
 SPELLINGS = (
-    ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("np.arc", "\\arc"),
-    ("!=", "\\neq "), ("\\dbinom", "\\binom"), ("\\tbinom", "\\binom"), ("\\displaystyle", ""),
-    ("\\limits", ""), ("\\left", ""), ("\\right", ""), ("$", ""), ("{,}", ","),
-    ("\u2208", "\\in "), ("\u2212", "-"), ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""),
-    ("\\geqslant", "\\geq"), ("\\leqslant", "\\leq"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\!", ""),
-    ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
-    ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
-    ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "),
-    ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
+    ("np.arc", "\\arc"), ("!=", "\\neq "), ("$", ""), ("{,}", ","), ("\u2208", "\\in "),
+    ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\varnothing", "\\emptyset"),
+    ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "), ("\u2265", "\\geq "),
+    ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "), ("\u00b7", "\\cdot "),
+    ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "), ("\u00b5", "\u03bc"),
+    ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
 REWRITES = (
+    (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
+    (r"\\[dtc]frac", r"\\frac"), (r"\\[dt]binom", r"\\binom"), (r"\\([gl]eq)slant", r"\\\1"),
     (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"),
-    (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""), (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"),
     (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\{([0-9]+)\}(?=\^)", r"\1"),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), ("'", r"^{\\prime}"),
-    (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""))
+    (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"))
 SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b",
                              "0123456789-")
 
@@ -121,10 +115,9 @@ def clean(text):
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
-    text = (", ".join(boxes) or text).strip()
+    text = (", ".join(boxes) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
         text = text[1:-1]
-    text = text.strip().rstrip(".,;").strip()
     text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
     unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
     text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
@@ -134,7 +127,6 @@ def clean(text):
     text = re.sub(TEXT, r" \1 ", text)
     text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
                   r"_{\1\2}", text)
-    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", text)
     text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
     return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), named_unit or unit
@@ -254,8 +246,7 @@ def words(text):
 def tight(text):
     """Without spaces, but for those between digits, and braces of one letter; words, which are not
     in capitals alone, in small letters."""
-    if re.fullmatch("No|no", text) or is_word(text) and all(
-            word[1:] == word[1:].lower() for word in text.split()) and len(text) > 2:
+    if is_word(text) and (len(text) > 2 or text == "No") and not re.search(r"\B[A-Z]", text):
         text = text.lower()
     text = re.sub(r"([\^_]) *\{ *(\w) *\}", r"\1\2", text)
     return re.sub(r"(?<!\d) +| +(?!\d)", "", text)

@@ -60,15 +60,10 @@ def expand(text):
 
 def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
-    no list of inequalities and sets in one name."""
+    no list of inequalities in one name."""
     ranges, names = [], set()
     bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
-    for part in items(re.sub(r"\\vee|\\lor(?![a-z])|\bor\b", ",", bare)):
-        member = re.fullmatch(r"(.+?) *(?:\\in(?![a-z])|(=)) *([^=]+)", part)
-        if member and NAME.fullmatch(member[1]):
-            names.add(member[1])
-            ranges.append(f"\\{{{member[3]}\\}}" if member[2] else member[3])
-            continue
+    for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         ends = {False: ("(", "-\\infty"), True: ("\\infty", ")")}  # is the name less than it?
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
             terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
@@ -81,10 +76,8 @@ def interval(text):
                 names.add(left)
                 ends[less] = (right, ")]"[closed]) if less else ("(["[closed], right)
         ranges.append("{}{},{}{}".format(*ends[False], *ends[True]))
-        if len(terms) < 3:
+        if len(terms) < 3 or len(names) > 1:
             return text, None
-    if len(names) != 1 or all(part.startswith("\\{") for part in ranges):
-        return text, None
     return "\\cup".join(ranges), *names
 
 
@@ -141,12 +134,11 @@ def agree(a, b):
         return None
     if a == b:
         return True
-    if any(x.has(*OF_INTEGERS) for x in (a, b)):
-        for k in (*range(1, 13), 144):
-            point = {name: (k if i == 0 else k * (i + 1) % 13) for i, name in enumerate(names)}
-            values = a.subs(point), b.subs(point)
-            if all(value.n(60).is_finite for value in values) and not close(*values):
-                return False
+    for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
+        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(point), b.subs(point)
+        if all(value.n(60).is_finite for value in values) and not close(*values):
+            return False
     near = []
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
