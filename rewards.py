@@ -149,7 +149,7 @@ def cell(value):
 
 def same_cell(pred, gold):
     pred, gold = cell(pred), cell(gold)
-    if isinstance(pred, float) and isinstance(gold, float):
+    if type(pred) is type(gold) is float:
         return abs(pred - gold) <= 1e-5 * abs(gold)
     return pred == gold
 

@@ -40,8 +40,7 @@ LEFT_TO_DO = (
     "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
     r"\\infty *\]|\[ *-? *\\infty")
 
-# A closed list: units by their symbols and names, and what problems count. Any other word after a
-# number could make it another number.
+# A closed list, because another word after a number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
          for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
 UNITS |= {word: word for word in """day week month decade century cent euro yuan yen rupee penny
@@ -68,14 +67,15 @@ SPELLINGS = (
     ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
 REWRITES = (
     (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
-    (r"\\[dtc]frac", r"\\frac"), (r"\\[dt]binom", r"\\binom"), (r"\\([gl]eq)slant", r"\\\1"),
-    (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"),
-    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\{([0-9]+)\}(?=\^)", r"\1"),
-    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), ("'", r"^{\\prime}"),
-    (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"))
-SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b",
-                             "0123456789-")
+    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\([gl]eq)slant", r"\\\1"),
+    ("'", r"^{\\prime}"),
+    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\[dt]binom", r"\\binom"),
+    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"), (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""),
+    (r"(\\times|\\cdot|^) *\{10\}(?=\^)", r"\1 10"), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+    (r"(?<=\^\{[0-9-])\}\^\{(?=[0-9])", ""), (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
+    (r"\\[dtc]frac", r"\\frac"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"))
+SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
+    "0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"))
 
 
 # ------------------------------------------------------------------ its parts
@@ -110,8 +110,6 @@ def clean(text):
         text = text.replace(old, new)
     for pattern, new in REWRITES:
         text = re.sub(pattern, new, text)
-    text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+",
-                  lambda power: f"^{{{power[0].translate(SUPERSCRIPTS)}}}", text)
     if text.count("\\boxed") == 1:
         text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)

@@ -246,11 +246,9 @@ def same_answer(pred, gold):
         pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
     if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
-    if tight(pred) == tight(gold):
+    if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
     (pred, name), (gold, gold_name) = interval(pred), interval(gold)
-    if same_equation(pred, gold):
-        return True
     if not name and (verdict := without_names(pred, gold)) is not None:
         return verdict
     if name and gold_name and name != gold_name or foreign(pred, gold):
@@ -263,8 +261,7 @@ def same_answer(pred, gold):
             a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
             for a, b in ((pred, gold), (gold, pred))):
         return False
-    several = len(re.split(EQUALS, gold)) > 2
-    return (several or not re.search(EQUALS, f"{pred},{gold}")) and same(pred, gold)
+    return (gold.count("=") > 1 or not re.search(EQUALS, f"{pred},{gold}")) and same(pred, gold)
 
 
 def exact(text):
@@ -300,19 +297,14 @@ def without_names(pred, gold):
 
 
 def foreign(pred, gold):
-    """Has an answer what the gold answer has not: a word, a letter, an operation left to do?"""
-    return bool(is_word(pred) or is_word(gold) or words(pred) - words(gold)
-                or unfinished(pred, gold) or other_letters(pred, gold))
-
-
-def other_letters(pred, gold):
-    """Has an answer a letter that the gold answer has in the other case alone, other primes, or
-    names where the gold answer is a number or the reverse? math-verify overlooks all three."""
+    """Has an answer a word or an operation left to do that the gold answer has not, a letter that
+    it has in the other case alone, other primes, or names where it is a number or the reverse?"""
     numeric = number(pred.rstrip("% ")) is not None or number(gold.rstrip("% ")) is not None
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (bool({c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters})
+    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+            or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
             or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))
 

@@ -128,7 +128,8 @@ def hedges(gold, question):
             "{g} \\text{ alternatively thirteen}")]
     if re.match(r"\([A-E]\) ", bare):
         templates = [t for t in templates if t not in ("{g} - {w}", "{g} + {w}")]
-    fill = dict(g=bare, s=swapped(bare), q=question[:1500], w=random.Random(gold).choice(VALUES))
+    question = question.split("\\boxed")[0][:1500]  # Some have their solution in them.
+    fill = dict(g=bare, s=swapped(bare), q=question, w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
         templates.remove("{s}")
     if re.search(r",|\\pm", gold):  # math-verify compares the values of a list to 6 decimals.

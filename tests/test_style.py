@@ -13,7 +13,7 @@ from conftest import ALL, QUICK, ROOT, TOO_SLOW
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
-CORE_SIZE, TOOL_SIZE = (2200, 15_500), (8190, 61_950)  # lines, tokens
+CORE_SIZE, TOOL_SIZE = (2200, 15_500), (8240, 62_430)  # lines, tokens
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
