@@ -606,7 +606,7 @@ class Method:
         return replace(self, preset={**self.preset, **hyperparameters})
 
     def call(self, f, *args, **offered):
-        """f(*args) with those of the row's hyperparameters, and of what is offered, that f takes."""
+        """f(*args) with what it takes of the row's hyperparameters and of what is offered."""
         takes, known = inspect.signature(f).parameters, self.flags | offered
         return f(*args, **{name: known[name] for name in takes if name in known})
 

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Hedge, Unparsed, UnparsedGold, worker
+from graders import Hedge, Unparsed, UnparsedGold, answers, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -101,10 +101,9 @@ def countdown(completion, answer):
 
 def final_answer(completion):
     """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
-    from graders.answers import last_boxed
     text = completion.split("</think>")[-1]
     text = "" if "<think>" in text else text  # It was cut off while it was thinking.
-    answer = last_boxed(text)
+    answer = answers.last_boxed(text)
     if answer is None:
         _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
         answer = inside if opening else ""
@@ -113,18 +112,12 @@ def final_answer(completion):
     return answer.strip()
 
 
-def equal(pred, gold):
-    """Are two bare mathematical answers the same? Never raises. See graders/math_equal.py."""
-    from graders import math_equal
-    return math_equal.equal(pred, gold)
-
-
 @verifier
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
     from graders import math_equal
     answer = final_answer(completion)
-    if equal(answer, gold):
+    if math_equal.equal(answer, gold):
         return 1.0
     math_equal.refuse(answer, gold)
     return 0.0
@@ -145,16 +138,18 @@ def lenient_math(completion, gold):
 # ------------------------------------------------------------------ tables
 
 def cell(value):
-    """A table's entry as it is compared: a float (, $ and % are left out) or a lower-case text."""
-    text = str(value).strip().strip("\"'").lower()
-    plain = text.replace(",", "").strip("$% ")
-    is_number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", plain)
+    """A table's entry as it is compared: a float (, $ and % are left out) or a lower-case text.
+    LaTeX's \\text{}, \\$, \\% and {,} are left out of both."""
+    text = re.sub(answers.TEXT, r"\1", str(value)).replace("{,}", ",").replace("\\", "")
+    text = text.strip().strip("\"'").lower()
+    plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ")
+    is_number = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,2})?", plain)
     return float(plain) if is_number else text
 
 
 def same_cell(pred, gold):
     pred, gold = cell(pred), cell(gold)
-    if isinstance(pred, float) and isinstance(gold, float):
+    if type(pred) is type(gold) is float:
         return abs(pred - gold) <= 1e-5 * abs(gold)
     return pred == gold
 

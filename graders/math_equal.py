@@ -8,18 +8,21 @@ import re
 import threading
 from fractions import Fraction
 
+import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Eq, Expr, Float, I, Rational, Symbol, simplify
+from sympy import Expr, Float, I, Rational, Symbol, simplify
+from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    EQUALS,
+    LONGEST,
     NAME,
-    NUMBER,
     RELATION,
     choice,
     clean,
@@ -33,8 +36,6 @@ from graders.answers import (
     words,
 )
 
-LONGEST = 5000  # characters of an answer
-PLAIN = re.compile(NUMBER)
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
@@ -42,9 +43,9 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 # ------------------------------------------------------------------ several values
 
 def expand(text):
-    """'x = 3 \\pm 1' -> '3 + 1, 3 - 1'; a text without \\pm or a name in front stays as it is."""
-    if text.count("=") == 1:
-        text = re.sub(r"^[a-zA-Z] *= *(?=.*(?:\\pm|,))", "", text)
+    """'3 \\pm 1' -> '3 + 1, 3 - 1'; a text without \\pm stays as it is."""
+    if text.startswith("\\{") and text.endswith("\\}") and text.count("\\{") == 1:
+        return f"\\{{{expand(text[2:-2])}\\}}"
     expanded = []
     for item in items(text):
         pieces = item.split("\\pm")
@@ -61,7 +62,8 @@ def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
     ranges, names = [], set()
-    for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", text):
+    bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         ends = {False: ("(", "-\\infty"), True: ("\\infty", ")")}  # is the name less than it?
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
             terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
@@ -81,14 +83,16 @@ def interval(text):
 
 # ------------------------------------------------------------------ math-verify
 
+OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
 # Units and boxes are ours.
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text, seconds):
-    """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit, and
-    other names are real. math-verify's own reader would take a number from a text that is none."""
+    """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit,
+    other names are real, and decimals are exact. math-verify's own reader would take a
+    number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     latex = normalize_latex(text, AS_LATEX)
@@ -98,9 +102,11 @@ def read(text, seconds):
             normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
-    names = value.free_symbols if isinstance(value, Expr) else ()
-    return [value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
-                        for name in names}) if names else value, latex]
+    if isinstance(value, Expr):
+        value = value.xreplace({decimal: Rational(str(decimal)) for decimal in value.atoms(Float)})
+        value = value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
+                            for name in value.free_symbols})
+    return [value, latex]
 
 
 def limit():
@@ -109,23 +115,41 @@ def limit():
     return 5 if threading.current_thread() is threading.main_thread() else None
 
 
+def close(a, b, tolerance=1e-50):
+    """Are two real or complex numbers equal? Rational ones are compared exactly."""
+    difference = (a - b).doit()
+    if difference.is_Rational or difference.is_infinite:
+        return difference == 0
+    size = max(abs(term.n(60)) for term in sympy.Add.make_args(difference))
+    return bool(abs(difference.n(60)) <= tolerance * size)
+
+
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
-    tell: with decimals, or where a root or a logarithm has several values."""
+    tell: a root or a logarithm may have several values."""
+    functions = {f: Symbol(str(f), real=True) for f in (a + b).atoms(AppliedUndef)}
+    a, b = a.xreplace(functions), b.xreplace(functions)
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names or any(x.has(AppliedUndef) for x in (a, b)):
+    if not names or any(x.has(sympy.Derivative, ExprWithLimits) for x in (a, b)):
         return None
     if a == b:
         return True
-    near, decimals = [], any(x.has(Float) for x in (a, b))
+    for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
+        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(point), b.subs(point)
+        if all(value.n(60).is_finite for value in values) and not close(*values):
+            return False
+    near = []
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
                  else 1) for i, name in enumerate(names)}
-        x, y = (value.subs(point).n(60) for value in (a, b))
-        if not x.is_finite or not y.is_finite or not x.is_real and k < 2 or abs(x) > 1e30:
+        values = a.subs(point), b.subs(point)
+        x, y = (value.n(60) for value in values)
+        if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
+                k < 2 and not x.is_real and not a.has(I)):
             return None
-        near.append(bool(abs(x - y) <= (1e-12 if decimals else 1e-50) * abs(x)))
-    return None if near[0] and not all(near) or decimals and not near[0] else near[0]
+        near.append(close(*values))
+    return None if near[0] and not all(near) else near[0]
 
 
 def same(pred, gold):
@@ -139,15 +163,28 @@ def same(pred, gold):
     numbers = isinstance(a, Expr) and isinstance(b, Expr)
     if numbers and (verdict := timeout(seconds)(agree)(a, b)) is not None:
         return verdict
-    if not verify(golds, preds, timeout_seconds=seconds):
-        return numbers and a.has(I) and simplify(a - b) == 0
-    if isinstance(a, Eq) and isinstance(b, Eq) and a != b:
-        # math-verify calls any two equal that it cannot solve.
-        ratio = simplify((a.lhs - a.rhs) / (b.lhs - b.rhs))
-        return bool(ratio.is_number and ratio.is_finite)
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
-        return bool(abs((a - b).n(30)) <= 2e-6 * abs(a.n(30)))
-    return True
+        rounded = any("." in text and number(text) is not None for text in (pred, gold))
+        return a == b != sympy.zoo or timeout(seconds)(close)(a, b, 2e-6 if rounded else 1e-50)
+    return verify(golds, preds, timeout_seconds=seconds)
+
+
+def same_equation(pred, gold):
+    """Have two equations the same sides, or is one a multiple of the other? math-verify would call
+    any two equal that it cannot solve. x = 5 is a value, and 2x = 10 is a question."""
+    sides, gold_sides = re.split(EQUALS, pred), re.split(EQUALS, gold)
+    if len(sides) != 2 or len(gold_sides) != 2:
+        return False
+    if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
+        return True
+    values = [read(side.strip(), limit())[0] for side in sides + gold_sides]
+    if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
+        return False
+    a, b = values[0] - values[1], values[2] - values[3]
+    if len(b.free_symbols) < (2 if NAME.fullmatch(gold_sides[0].strip()) else 1):
+        return False
+    ratio = simplify(a / b)
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -186,11 +223,11 @@ def equal(pred, gold):
     try:
         if len(str(pred)) > LONGEST or len(str(gold)) > LONGEST:
             return False
-        if PLAIN.fullmatch(str(pred)) and PLAIN.fullmatch(str(gold)):
-            return same_number(str(pred), Fraction(pred), str(gold), Fraction(str(gold)))
         (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
         # 6m may be a product: a unit that nobody marked is no more optional than a name.
         if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", str(gold)):
+            return False
+        if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
             return False
         return (not unit or not gold_unit or unit == gold_unit) and same_answer(text, gold_text)
     except (Exception, TimeoutException):
@@ -201,27 +238,30 @@ def same_answer(pred, gold):
     """Are two answers, as `clean` gives them, the same?"""
     if not pred or not gold:
         return False
+    pred = exact(pred)
     x, y = number(pred.rstrip("% ")), number(gold.rstrip("% "))
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
-    if re.fullmatch("[A-J]", gold):
-        pred = choice(pred)
-    if tight(pred) == tight(gold):
+    if re.fullmatch("[A-J]", choice(gold)):
+        pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
+    if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
+        pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
+    if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
-    (pred, name), (gold, gold_name) = interval(exact(pred)), interval(gold)
+    (pred, name), (gold, gold_name) = interval(pred), interval(gold)
     if not name and (verdict := without_names(pred, gold)) is not None:
         return verdict
-    if name and gold_name and name != gold_name or is_word(pred) or is_word(gold) or (
-            words(pred) - words(gold) or unfinished(pred, gold) or other_letters(pred, gold)):
+    if name and gold_name and name != gold_name or foreign(pred, gold):
         return False
     # math-verify compares no more than the parts of a pattern, overlooks the base of a number, and
     # takes a tuple for a set.
     if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
         return pred == base[1]
-    if re.search(r"\\[lc]?dots|\.\.\.|\u2026", pred + gold) or any(
-            a[0] in "([" and b.startswith("\\{") for a, b in ((pred, gold), (gold, pred))):
+    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm", pred + gold) or any(
+            a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
+            for a, b in ((pred, gold), (gold, pred))):
         return False
-    return same(pred, gold)
+    return (gold.count("=") > 1 or not re.search(EQUALS, f"{pred},{gold}")) and same(pred, gold)
 
 
 def exact(text):
@@ -249,21 +289,24 @@ def without_names(pred, gold):
             return None
         values, gold_values = ([value for _, value in sorted(zip(*named, strict=True))]
                                for named in ((names, values), (gold_names, gold_values)))
+    elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
+        return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
     return all(same_answer(*claim) for claim in claims) and same_answer(
         form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
-def other_letters(pred, gold):
-    """Has an answer a letter that the gold answer has in the other case alone, other primes, or
-    names where the gold answer is a number or the reverse? math-verify overlooks all three."""
+def foreign(pred, gold):
+    """Has an answer a word or an operation left to do that the gold answer has not, a letter that
+    it has in the other case alone, other primes, or names where it is a number or the reverse?"""
     numeric = number(pred.rstrip("% ")) is not None or number(gold.rstrip("% ")) is not None
-    ignored = r"\\[A-Za-z]+|_\{[^{}]*\}" + "|^[^=]*=" * numeric
-    letters, gold_letters = (set(re.findall("[A-Za-z]", re.sub(ignored, "", t)))
+    ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
+    letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (any(c.swapcase() in gold_letters for c in letters - gold_letters)
+    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+            or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
-            or numeric and bool((letters | gold_letters) - set("eEiI")))
+            or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))
 
 
 def refuse(pred, gold):
@@ -293,11 +336,8 @@ def rounds(text, value, other):
     """Is `text` the decimal of six digits or more that `other`, a fraction without an end, is
     rounded to? `value` is the number that `text` is."""
     digits = re.fullmatch(r"[-+]?(\d*)\.(\d+)(.*)", text)
-    rest = other.denominator
-    for p in (2, 5):
-        while rest % p == 0:
-            rest //= p
-    if rest == 1 or not digits or len((digits[1] + digits[2]).lstrip("0")) < 6 or not value:
+    ends = 10 ** other.denominator.bit_length() % other.denominator == 0
+    if ends or not digits or len((digits[1] + digits[2]).lstrip("0")) < 6 or not value:
         return False
     unit = Fraction(1, 10 ** len(digits[2])) * abs(value / Fraction(f"{digits[1]}.{digits[2]}"))
     return abs(value - other) <= unit / 2

@@ -16,7 +16,7 @@ def main(arguments, names, grade):
     try:
         lines = enumerate(open(arguments[0], encoding="utf-8"), 1)
         rows = {place: json.loads(line) for place, line in lines if line.strip()}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         return f"{takes}; {arguments[0]}: {e}"
     for place, row in rows.items():
         if not (isinstance(row, dict) and "answer" in row and row.get("reward") in [*names]

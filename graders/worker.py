@@ -76,17 +76,22 @@ class Worker:
         if self.process and (self.process.poll() is not None or self.lines.buffer
                              or self.lines.poll.poll(0)):
             self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
-        results, began, allowed = [], time.monotonic(), START_SECONDS
-        message = json.dumps([job[:3] for job in jobs]).encode() + b"\n"
+        results, texts, began, allowed = [], [], time.monotonic(), START_SECONDS
+        try:
+            for job in jobs:
+                texts.append(json.dumps(job[:3]))
+        except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
+            if not texts:
+                return [[0.0, f"error: {type(e).__name__}: {e}", 0.0]]
         try:
             if self.process is None:
                 self.start()
             # One line, which the process reads whole before it begins: the pipe cannot block.
-            self.process.stdin.write(message)
+            self.process.stdin.write(f"[{', '.join(texts)}]\n".encode())
             self.process.stdin.flush()
             if self.lines.read(START_SECONDS) != self.token:  # The imports are done.
                 raise ValueError("the line is not the worker's")
-            for job in jobs:
+            for job in jobs[:len(texts)]:
                 began, allowed = time.monotonic(), job.seconds
                 token, reward, fault = self.lines.read(allowed)
                 if token != self.token:

@@ -64,7 +64,8 @@ ANY = r"""{g}, {w} | {w}, {g} | {g} or {w} | {w} \text{ or } {g} | {g} \text{ an
     \cancel{{w}} {g} | \not {g} | \def\x{{g}} \x | \input{gold} | {answer} | $gold | .* | %s | gold
     {g} \text{ (or } {w}\text{)} | {g} \text{ to } {w} | {g} .. {w} | {g} \sim {w}
     {g} < x < {w} | {g} \le x \le {w} | x \in [{g}, {w}] | {g}\text{ between }{w}
-    {g} \oplus {w}"""
+    {g} \oplus {w} | {g}' | ({g})'' | {g} + \lfloor n^2/50 \rfloor | {g} + 10^{-40} | {s}
+    {g} + \frac{1}{20^{2012}} | {g} \text{ doubled} | {g} \text{ alternatively thirteen}"""
 # Of a gold answer that is one number other than 0 and 1, {a} and {b} are its neighbours.
 NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | ({g})^2
     ({g})/2 | {g} + 1
@@ -77,7 +78,11 @@ NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | 
     \binom{{g}}{1} | \lfloor {g} \rfloor | \lceil {g} \rceil
     \det\begin{pmatrix} {g} \end{pmatrix}
     {g} x | x {g} | {g} i | {g}\text{i} | {g} \text{ thousand} | {g} \text{k} | {g} \text{ tenths}
-    {g} \text{ squared} | {n}"""
+    {g} \text{ squared} | {n} | {g}_6 | {g}_{1,2} | ({g})_{7} | \frac{{g}_3}{1} | {g}^\circ 7
+    {g} \text{ eighths} | {g} \text{ lakh} | {g} \text{ permille} | {g} \text{ basis points}
+    {g} \text{ choose eleven} | {g} \text{ inverse} | {g} \text{ maximum} | {g} sixths
+    {g} \text{ point eleven} | {g} \text{ quadrillion} | {g} \text{ versus eleven}
+    \begin{pmatrix} {g} \end{pmatrix} \begin{pmatrix} 1 \end{pmatrix} | {g} \text{ halves}"""
 LONG = "{g}.{z}1 | {g}{z} | {z}1{g} | {g}{n} | 1{g} | {g}0 | -{g}"
 VALUES = ("987", "-\\frac{43}{7}", "6543.21", "2\\sqrt{91}")
 
@@ -101,18 +106,34 @@ def golds():
     return list({gold: (gold, question) for gold, question in rows}.values())
 
 
+def swapped(gold):
+    """A gold answer with its letters in the other case."""
+    return re.sub(r"\\(pi|omega|gamma|delta|lambda|theta|sigma)\b|\\[A-Za-z]+|([A-Za-z])",
+                  lambda m: m[2].swapcase() if m[2] else
+                  "\\" + m[1].capitalize() if m[1] else m[0], gold)
+
+
 def hedges(gold, question):
     """The hedges on a gold answer."""
-    from graders.answers import clean, number
+    from graders.answers import clean, is_word, number
     bare = gold.strip().strip("$").strip()
     told = number(clean(gold)[0].rstrip("% "))
     templates = [*split(ANY), *(f"{relation} {{g}}" for relation in RELATIONS)]
     templates += [f"v {relation} {{g}}" for relation in RELATIONS if relation not in ("\\in", "∈")]
-    if "=" in gold or len(clean(gold)[0]) == 1:  # 0/w is 0, and the text of choice (C) may be w
+    # 0/w is 0, and the text of choice (C) may be w.
+    if re.match("0|.$", clean(gold)[0]) or "=" in gold:
         templates = [t for t in templates if t not in (
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
-            "{g} \\text{ dozen}")]
-    fill = dict(g=bare, q=question[:1500], w=random.Random(gold).choice(VALUES))
+            "{g} \\text{ dozen}", "{g} \\text{ doubled}",
+            "{g} \\text{ alternatively thirteen}")]
+    if re.match(r"\([A-E]\) ", bare):
+        templates = [t for t in templates if t not in ("{g} - {w}", "{g} + {w}")]
+    question = question.split("\\boxed")[0][:1500]  # Some have their solution in them.
+    fill = dict(g=bare, s=swapped(bare), q=question, w=random.Random(gold).choice(VALUES))
+    if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
+        templates.remove("{s}")
+    if re.search(r",|\\pm", gold):  # math-verify compares the values of a list to 6 decimals.
+        templates = [t for t in templates if "10^{-40}" not in t and "20^{2012}" not in t]
     if "\\infty" in gold:  # The interval may have {w} in it.
         templates.remove("{g} \\cup \\{ {w} \\}")
     if told is not None and told not in (0, 1, -1, 2):
@@ -120,7 +141,7 @@ def hedges(gold, question):
         templates += split(LONG) if bare.isdigit() and told else ()
         fill |= dict(a=told - 1, b=told + 1, z="0" * 1200, n="9" * 4000)
     for template in templates:
-        yield re.sub(r"\{([gqwabzn])\}", lambda m: str(fill[m[1]]), template)
+        yield re.sub(r"\{([gqwabzns])\}", lambda m: str(fill[m[1]]), template)
 
 
 def accepted(rows, every=1):

@@ -19,7 +19,7 @@ import data
 import eval
 from conftest import ROOT
 from engine.completion import Completion, seed_of
-from eval import benchmark_results, majority, summarise
+from eval import benchmark_results, majority, summarise, vote
 from experiment.log import line
 from experiment.stats import interval, pass_at_k, powers_of_two
 from experiment.tables import results_table
@@ -49,6 +49,15 @@ def test_majority():
     assert majority(["1", "1", "2"], [1.0, 1.0, 0.0]) == 1
     assert majority(["1", "2"], [1.0, 0.0]) == 0.5  # equally frequent: the mean of both
     assert majority([None, None, "1"], [0.0, 0.0, 1.0]) == 1 and majority([None], [0.0]) == 0
+
+
+@pytest.mark.parametrize("answer, same", [
+    ("1" * 5000,) * 2, ("5" + " " * 4000 + "x}", "5 x}"), ("{" * 4000,) * 2, ("~5\\,", "5"),
+    ("0.5", "\\frac{1}{2}"), ("Evelyn", "\\text{evelyn}"), ("[" * 200_000,) * 2])
+def test_votes_are_quick_and_of_values(answer, same):
+    began = time.process_time()
+    assert vote(f"<answer>{answer}</answer>") == vote(f"<answer>{same}</answer>")
+    assert time.process_time() - began < 10
 
 
 def test_interval():
@@ -371,6 +380,8 @@ def test_scores_in_a_file_count_for_nothing(sampled, tmp_path):
 @pytest.mark.parametrize("text", [
     "[1]\n", "{\n", "\udcff\n", '{"benchmark": "OWN", "id": 1}\n',
     '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1e999}\n',
+    '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1' + "0" * 400 + "}\n",
+    "[" * 200_000 + "\n",
 ])
 def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
     sampled.run("out")

@@ -42,6 +42,14 @@ RIGHT = [*((value + unit, value) for value, unit in itertools.product(VALUES, UN
              "^{\\mathrm{th}}", "^{\\text{th}}", "^\\text{th}", "\\text{th}", "th")),
          *((f"{a} = {v}", v) for a in ("x", "\\theta", "a_1", "AB", "f(x)", "\\angle ABC")
            for v in ("5", "m", "n^2", "\\frac{1}{3}", "2\\sqrt{3}")), *SUMS]
+# Words that make another number of the one they follow, or no answer.
+NUMERALS = """
+    eighths, sixths, quadrillion, lakh, permille, doubled, inverse, maximum, basis points, point
+    eleven, choose eleven, versus eleven, halves, quarters, crore, squared, percentile,
+    factorials, reciprocal, modulo seven, in base six, prime, decillion, primes, score, gross,
+    myriad, octillion, not really, ish, -ish, instead of six, minimum, ln, conjugate, over
+    seven, inverted, upward, choose, to the sixth, root, choose two, cubed, cube, square, cubic,
+    sevenths, per thousand, parts per million""".strip().replace("\n    ", " ").split(", ")
 # Another number, another power of ten, another prefix or unit than the gold answer's, another
 # choice, another name.
 WRONG = [*((value + unit, gold) for (value, gold), unit in itertools.product(
@@ -62,7 +70,7 @@ WRONG = [*((value + unit, gold) for (value, gold), unit in itertools.product(
          ("\\text{(C) is wrong}", "\\text{(C)}"), ("2^{1009} + n", "2^{1009} + 2n"),
          ("37/4", "\\frac{37}{4} m"),
          ("5\\text{i}", "5"), ("5 \\text{ million}", "5"), ("5 \\text{ tenths}", "5"),
-         ("5.5 \\approx 5", "5")]
+         ("5.5 \\approx 5", "5"), *((f"5 \\text{{ {words}}}", "5") for words in NUMERALS)]
 
 
 def test_units_names_and_choices_are_read():

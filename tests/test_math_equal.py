@@ -8,8 +8,8 @@ import pytest
 
 from conftest import ROOT
 from graders.answers import last_boxed, number
-from graders.math_equal import readable
-from rewards import cell, entries, equal, final_answer, grade, lenient_math, math, table
+from graders.math_equal import equal, readable
+from rewards import cell, entries, final_answer, grade, lenient_math, math, table
 
 SHARED = ROOT.parent / "shared"
 PAIRS = SHARED / "graders" / "pairs.jsonl"
@@ -60,6 +60,126 @@ PAIRS = SHARED / "graders" / "pairs.jsonl"
     ("n=4", " n = 4 ", 1),
     ("1e999999999", "1", 0), ("\\frac{1}{0}", "1", 0), ("1,00", "100", 0), ("\u0665", "5", 0),
     ("(" * 500, "5", 0), ("|f - g| = 1 - 987", "|f - g| = 1", 0), ("1 = |f-g|", "|f-g| = 1", 1),
+    # the base of a number
+    ("25_6", "25", 0), ("73_{1,2}", "73", 0), ("(3_4,4)", "(3,4)", 0), ("{25}_6", "25", 0),
+    ("(25)_{6}", "25", 0), ("2516_7", "2516", 0), ("\\frac{3_4}{4}", "\\frac{3}{4}", 0),
+    ("52", "52_8", 1), ("52_8", "52_8", 1), ("x_1^2", "x^2_1", 1), ("(3,4)", "(3,4)", 1),
+    # primes
+    ("f''(x)", "f'(x)", 0), ("90'", "90^\\circ", 0), ("5''", "5", 0), ("f'(x)", "f''(x)", 0),
+    ("5'", "5", 0), ("y''+y=0", "y'+y=0", 0), ("f''(x)", "f^{\\prime\\prime}(x)", 1),
+    ("y''+y=0", "y^{\\prime \\prime}+y=0", 1), ("y'' + y = 0", "y''+y=0", 1),
+    # words after a number
+    ("12 \\text{ alternatively thirteen}", "12", 0), ("5 eighths", "5", 0), ("5 lakh", "5", 0),
+    ("5 halves", "5", 0), ("5 \\text{ bar}", "5", 1), ("5 apples", "5", 1),
+    ("12 \\text{ widgets}", "12 widgets", 1), ("3 square units", "3", 1),
+    ("5 \\text{ students}", "5", 1), ("5 \\text{ ways}", "5", 1), ("30 \\text{ cm}", "30", 1),
+    ("5 \\text{ cubic cm}", "5", 1), ("2 \\text{ mL}", "2", 1), ("2 \\text{ ml}", "2", 1),
+    # case
+    ("\\Omega", "\\omega", 0), ("\\Pi", "\\pi", 0), ("\\Gamma", "\\gamma", 0), ("D", "d", 0),
+    ("E", "e", 0), ("XY", "xy", 0), ("2\\Pi", "2\\pi", 0), ("\\Omega n", "\\omega n", 0),
+    ("ab", "AB", 0), ("ABC", "abc", 0), ("\\omega", "\\Omega", 0), ("\\Delta t", "\\delta t", 0),
+    ("X", "x", 0), ("Ab", "ab", 0), ("Evelyn", "evelyn", 1), ("evelyn", "Evelyn", 1), ("c", "C", 1),
+    ("no", "No", 1), ("Two lines", "two lines", 1), ("xy", "yx", 1), ("Yes", "yes", 1),
+    # units and their case
+    ("5\\text{ G}", "5\\text{ g}", 0), ("5 \\text{ S}", "5 \\text{ s}", 0),
+    ("540\\%", "5.4 \\text{ cents}", 0), ("5.4 \\text{ cents}", "5.4\\%", 0),
+    ("5 \\text{ M}", "5\\text{ m}", 0),
+    ("864 \\text{ square inches}", "864 \\mbox{ inches}^2", 1),
+    ("864 square inches", "864 \\mbox{ inches}^2", 1), ("15 \\text{ sq cm}", "15\\mbox{ cm}^2", 1),
+    ("5 \\text{ cubic meters}", "5 \\text{ m}^3", 1),
+    ("864 \\text{ cubic inches}", "864 \\mbox{ inches}^2", 0),
+    ("864 \\text{ inches}", "864 \\mbox{ inches}^2", 0),
+    # formulas of whole numbers
+    ("\\lfloor n/2\\rfloor+2", "$\\lceil n / 2\\rceil+1$", 0),
+    ("2n+\\lfloor\\frac{n^2}{50}\\rfloor", "2n", 0), ("n + \\lfloor n/1000 \\rfloor", "n", 0),
+    ("\\lfloor n\\rfloor", "n", 0),
+    ("\\lfloor\\sqrt{n}\\rfloor", "$\\lfloor\\sqrt{n-1}\\rfloor$", 0),
+    ("m n-\\lceil m / 2\\rceil", "$m n-\\lfloor m / 2\\rfloor$", 0),
+    ("m n-\\lfloor n / 2\\rfloor", "$m n-\\lfloor m / 2\\rfloor$", 0),
+    ("\\lceil\\log _{2} n\\rceil", "$\\left\\lfloor\\log _{2} n\\right\\rfloor+1$", 0),
+    ("\\lfloor \\frac{2n}{5}\\rfloor", "$\\lfloor\\frac{2 n-1}{5}\\rfloor$", 0),
+    ("n!+\\lfloor n/9\\rfloor", "n!", 0),
+    ("1+\\lceil \\frac{n}{2}\\rceil", "$\\lceil n / 2\\rceil+1$", 1),
+    ("1+\\lfloor\\frac{2n}{3}\\rfloor", "$N(n)=\\left\\lfloor\\frac{2 n}{3}\\right\\rfloor+1$", 1),
+    ("(n+1) n!", "(n+1)!", 1),
+    ("mn - \\lfloor \\frac{m}{2} \\rfloor", "$m n-\\lfloor m / 2\\rfloor$", 1),
+    ("\\frac{d!}{(d-k)! 2k}", "$\\frac{d !}{2 k(d-k) !}$", 1), ("n^2", "nn", 1),
+    # exactness, and infinity
+    ("(2,\\infty]", "(2,\\infty)", 0), ("[-\\infty,2)", "(-\\infty,2)", 0),
+    ("n^{1.0000000000001}", "n", 0),
+    ("\\frac{1}{20^{2012}}+\\frac{1}{20^{2022}}", "\\frac{1}{20^{2012}}", 0),
+    ("5^\\circ6", "56", 0), ("5^\\circ 600", "5600", 0), ("2^{1009}+1", "2^{1009}", 0),
+    ("2^{100}+2^{10}", "2^{100}", 0), ("3.141593", "\\pi", 1), ("1.4142136", "\\sqrt{2}", 1),
+    ("0.5n", "\\frac{n}{2}", 1), ("2.5\\pi", "\\frac{5\\pi}{2}", 1), ("n^{0.5}", "\\sqrt{n}", 1),
+    ("90^\\circ - x", "90-x", 1),
+    # equations
+    ("1", "\\gcd(m, n)=1", 0), ("1=1", "\\gcd(m, n)=1", 0), ("f(0)=0", "\\gcd(m, n)=1", 0),
+    ("\\gcd(a,b)=1", "\\gcd(m, n)=1", 0), ("0=0", "\\gcd(m, n)=1", 0), ("m=1", "\\gcd(m, n)=1", 0),
+    ("y^x", " x^y = y^x ", 0), ("SRMC", "MR=SRMC", 0), ("x^y", " x^y = y^x ", 0),
+    ("MR", "MR=SRMC", 0), ("1", "|f - g| = 1", 0), ("0", "5x - 7y + 11z + 4 = 0", 0),
+    ("MR=MR", "MR=SRMC", 0), ("SRMC=SRMC", "MR=SRMC", 0), ("2x", "y=2x+3", 0), ("1=1", "y=2x+3", 0),
+    ("0=0", "y = 2x", 0), ("x=x", "x^y=y^x", 0), ("\\gcd(m,n)=1", "\\gcd(m, n)=1", 1),
+    ("x^y=y^x", " x^y = y^x ", 1), ("MR = SRMC", "MR=SRMC", 1), ("SRMC=MR", "MR=SRMC", 1),
+    ("y=2x+3", "2x+3", 1), ("2x+3", "y=2x+3", 1), ("5", "x=5", 1),
+    ("2x - y + 3 = 0", "y = 2x + 3", 1), ("2x+y=0", "y=-2x", 1), ("y - 2x = 3", "y = 2x + 3", 1),
+    ("2x+3=y", "y=2x+3", 1), ("10x - 14y + 22z + 8 = 0", "5x - 7y + 11z + 4 = 0", 1),
+    ("2x - y = 0", "y = 2x + 3", 0), ("2x + y + 3 = 0", "y = 2x + 3", 0), ("x=2y+3", "y=2x+3", 0),
+    ("5x - 7y + 11z = 0", "5x - 7y + 11z + 4 = 0", 0),
+    # matrices
+    ("\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+     "\\begin{pmatrix}1\\\\2\\end{pmatrix}", 0),
+    ("\\begin{pmatrix}1\\\\1\\end{pmatrix}+\\begin{pmatrix}0\\\\1\\end{pmatrix}",
+     "\\begin{pmatrix}1\\\\2\\end{pmatrix}", 0),
+    ("\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}^{-1}",
+     "\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", 0),
+    ("\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}^{5}", "\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}", 0),
+    ("\\begin{pmatrix} -2 \\\\[4pt] -14 \\\\[4pt] -7 \\end{pmatrix}",
+     "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 1),
+    ("\\langle -2,-14,-7\\rangle", "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 1),
+    ("(-2,-14,-7)", "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 1),
+    ("(-2,-7,-14)", "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 0),
+    ("\\langle -2,-14\\rangle", "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 0),
+    ("-2,-14,-7", "\\begin{pmatrix} -2 \\\\ -14 \\\\ -7 \\end{pmatrix}", 0),
+    # powers of ten
+    ("10^{-5}", "1e-5", 1), ("10^{11}", "1e11", 1), ("4.5\\times{10}^{33}", "4.5e33", 1),
+    ("\\approx 4.5\\times10^{33}", "4.5e33", 1), ("10^{5}", "100000", 1),
+    ("1.0\\times 10^{-5}", "1e-5", 1), ("3\\cdot{10}^{2}", "300", 1), ("-10^{3}", "-1000", 1),
+    ("10^{-5}", "10", 0), ("10^{11}", "1e12", 0),
+    # sets
+    ("\\{-2,1+\\sqrt5,1-\\sqrt5\\}", "\\{1\\pm\\sqrt{5},-2\\}", 1),
+    ("(n,k) \\in \\{(1,2),(2,3)\\}", "(1,2),(2,3)", 1),
+    ("(n,k) \\in \\{(2,3),(1,2)\\}", "\\{(1,2),(2,3)\\}", 1),
+    ("-2, 1+\\sqrt5, 1-\\sqrt5", "1\\pm\\sqrt{5},-2", 1), ("(n,k)=(1,2),(2,3)", "(1,2),(2,3)", 1),
+    ("\\{-2,1+\\sqrt5\\}", "\\{1\\pm\\sqrt{5},-2\\}", 0),
+    ("(n,k) \\in \\{(1,2),(3,2)\\}", "(1,2),(2,3)", 0),
+    ("(n,k) \\in \\{(1,2)\\}", "(1,2),(2,3)", 0),
+    # intervals
+    ("\\{1\\}\\cup(-\\infty,0)", "(-\\infty,0)\\cup\\{1\\}", 1),
+    ("x\\lt2", "x<2", 1), ("\\{x \\mid -2 \\leq x \\leq 7\\}", "[-2,7]", 1),
+    ("\\{x \\mid -2 \\leq x \\leq 7\\}", "x \\in [-2,7]", 1),
+    ("\\{x : -2 \\leq x \\leq 7\\}", "x \\in [-2,7]", 1),
+    ("(0,36)\\setminus\\{9\\}", "(0,9) \\cup (9,36)", 1),
+    ("(9,36)\\cup(0,9)", "(0,9) \\cup (9,36)", 1),
+    ("x<0 \\text{ or } x=2", "(-\\infty,0)\\cup\\{1\\}", 0),
+    ("(0,36)\\setminus\\{8\\}", "(0,9) \\cup (9,36)", 0), ("(0,36)", "(0,9) \\cup (9,36)", 0),
+    ("\\{x \\mid -2 < x \\leq 7\\}", "[-2,7]", 0),
+    ("\\{2\\}\\cup(-\\infty,0)", "(-\\infty,0)\\cup\\{1\\}", 0),
+    # names and other spellings
+    ("|A|=27", "27", 1), ("\\text{Area}=27", "27", 1), ("\\boldsymbol{27}", "27", 1),
+    ("√51", "\\sqrt{51}", 1), ("2√13", "2\\sqrt{13}", 1),
+    ("\\bigl\\lfloor\\sqrt{n-1}\\bigr\\rfloor", "\\lfloor\\sqrt{n-1}\\rfloor", 1),
+    ("{2n\\choose n}", "\\binom{2n}{n}", 1), ("{3\\over4}", "\\frac{3}{4}", 1),
+    ("\\text{Perimeter} = 12", "12", 1), ("P(A) = \\frac{1}{3}", "\\frac13", 1),
+    ("\\big(3,2\\big)", "(3,2)", 1), ("\\frac{{3}}{4}", "\\frac34", 1), ("\\mathbf{27}", "27", 1),
+    ("{n+1 \\over 2}", "\\frac{n+1}{2}", 1), ("\\text{not}=27", "27", 0),
+    ("\\text{wrong}=27", "27", 0), ("|A|=26", "27", 0), ("{3\\over5}", "\\frac34", 0),
+    # choices
+    ("D", "(D) \\ 1", 1), ("(D)", "(D) \\ 1", 1), ("\\text{Option C}", "\\text{(C)}", 1),
+    ("\\text{C)}", "\\text{(C)}", 1), ("(D) \\ 1", "(D) \\ 1", 1), ("C)", "\\text{(C)}", 1),
+    ("\\textbf{(D)}\\ 1", "(D) \\ 1", 1), ("\\text{Answer: C}", "\\text{(C)}", 1),
+    ("C", "(D) \\ 1", 0), ("\\text{Option D}", "\\text{(C)}", 0),
+    ("\\text{Option C or D}", "\\text{(C)}", 0), ("\\text{not C}", "\\text{(C)}", 0),
+    ("(C) \\ 1", "(D) \\ 1", 0), ("1", "\\text{(C)}", 0),
 ])
 def test_equal(pred, gold, same):
     assert equal(pred, gold) is bool(same)
@@ -140,6 +260,10 @@ def test_last_boxed_is_quick_on_many_open_braces():
     ("<answer>[1]</answer>", [1, 2], 0), ("<answer>[]</answer>", [1], 0),
     ("<answer>a</answer>", ["ab"], 0), ("52.1", [52.1], 0), ("<answer>[[1]]</answer>", [1], 0),
     ("<answer>nan</answer>", [1.0], 0),
+    ("\\boxed{\\text{male}}", ["Male"], 1), ("\\boxed{52.1\\%}", [52.1], 1),
+    ("\\boxed{\\$1{,}234}", [1234], 1), ("\\boxed{\\text{a}, \\text{b}}", ["a", "b"], 1),
+    ("<answer>\u0665</answer>", [5], 0), ("<answer>5,,,2.1</answer>", [52.1], 0),
+    ("<answer>52,1</answer>", [521], 0),
     ("<answer>0</answer>", [9e-6], 0), ("<answer>1_0</answer>", [10], 0),
     ("<answer>['male']</answer>", ["male"], 1), ("<answer>[12.5%]</answer>", [12.5], 1),
     ("<answer>[$1,200]</answer>", [1200], 1), ("<answer>" + "[" * 100000 + "</answer>", [1], 0),

@@ -1,5 +1,6 @@
 """rewards.py: the verifiers' tables, programs, a graded file, workers that hang, crash and talk."""
 
+import functools
 import json
 import os
 import subprocess
@@ -290,6 +291,10 @@ def test_deep_nesting_is_no_answer():
     assert REWARDS["countdown"](answer("(" * 199), RIGHT) == 0
     assert grade([dict(reward="countdown", answer=RIGHT)],
         [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1
+    nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
+    problems = [dict(reward="table", answer=gold) for gold in ([1], nested, [2])]
+    got, counters = grade(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
+    assert got == [[1], [0], [1]] and counters["error"] == 1
 
 
 def test_a_file_is_graded(tmp_path):
@@ -321,8 +326,9 @@ def test_a_file_is_graded(tmp_path):
             (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
             (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
             ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
+            ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
-        path.write_text(json.dumps(row) + "\n")
+        path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n")
         done = graded(*files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
 
