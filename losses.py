@@ -532,9 +532,8 @@ def token_mean(loss, mask, size):
 def prompt_mean(loss, mask, size, group):
     """mean over prompts of the mean over the tokens of all their completions in the optimizer step
 
-    A step that holds some of a prompt's completions takes the mean over these."""
-    if group is None:
-        raise ValueError("prompt_mean: Tokens.group has to say which completions share a prompt")
+    A step that holds some of a prompt's completions takes the mean over these. Tokens.group has to
+    say which completions share a prompt."""
     return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / size.prompts.count_nonzero()
 
 

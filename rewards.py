@@ -112,12 +112,18 @@ def final_answer(completion):
     return answer.strip()
 
 
+def equal(pred, gold):
+    """Are two bare mathematical answers the same? Never raises. See graders/math_equal.py."""
+    from graders import math_equal
+    return math_equal.equal(pred, gold)
+
+
 @verifier
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
     from graders import math_equal
     answer = final_answer(completion)
-    if math_equal.equal(answer, gold):
+    if equal(answer, gold):
         return 1.0
     math_equal.refuse(answer, gold)
     return 0.0

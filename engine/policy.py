@@ -163,8 +163,7 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     two stages: d loss / d outputs of all tokens, from a forward pass without a graph; then each
     micro-batch propagates its rows of that to the weights. Rows without a gradient do not go
     through the model; metrics take their ratio as 1."""
-    whole = batch.tokens(batch.old_logprobs, batch.entropy)
-    size = step_size(whole.mask, max_tokens, whole.group)
+    size = step_size(batch.mask, max_tokens, batch.tokens(None, None).group)
 
     def loss_of(part, logprobs, entropy):
         tokens = part.tokens(logprobs, entropy.detach())

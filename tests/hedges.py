@@ -132,7 +132,7 @@ def hedges(gold, question):
     fill = dict(g=bare, s=swapped(bare), q=question, w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
         templates.remove("{s}")
-    if re.search(r",|\\pm", gold):  # math-verify compares the values of a list to 6 decimals.
+    if re.search(r",|\\pm", gold):  # Irrational values in a list are compared to 16 digits.
         templates = [t for t in templates if "10^{-40}" not in t and "20^{2012}" not in t]
     if "\\infty" in gold:  # The interval may have {w} in it.
         templates.remove("{g} \\cup \\{ {w} \\}")

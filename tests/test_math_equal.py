@@ -8,8 +8,8 @@ import pytest
 
 from conftest import ROOT
 from graders.answers import last_boxed, number
-from graders.math_equal import equal, readable
-from rewards import cell, entries, final_answer, grade, lenient_math, math, table
+from graders.math_equal import readable
+from rewards import cell, entries, equal, final_answer, grade, lenient_math, math, table
 
 SHARED = ROOT.parent / "shared"
 PAIRS = SHARED / "graders" / "pairs.jsonl"
