@@ -79,7 +79,7 @@ class Tokens:
 
 
 # the denominators: of the whole optimizer step, over all ranks
-StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts", defaults=(None,))
+StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts", defaults=[None])
 
 
 def step_size(mask, max_tokens, group=None):
@@ -122,7 +122,7 @@ def rollout_zscore(rewards, state):
     """A = (r - rbar) / (s + 1e-6), s the unbiased std of r - rbar over the whole rollout
 
     A group weighs by its spread, where zscore gives all mixed groups one. s counts each completion
-    once; verl, slime and NeMo-RL count it once per token."""
+    once; verl counts it once per token."""
     advantages = centred(rewards, state)
     return advantages / (advantages.std() + 1e-6)
 
