@@ -38,7 +38,7 @@ def written(tmp_path, monkeypatch):
 def test_the_page_has_every_claim_and_every_number(written):
     text = (written / "RESULTS.md").read_text()
     rows, missing = rule.rows()
-    assert not missing and "Not trained" not in text and "{" not in text
+    assert not missing and "Not trained yet" not in text and "{" not in text
     for claim in rule.read_claims():
         assert claim["words"] in text
     found = list(csv.DictReader((written / "claims.csv").read_text().splitlines()))
@@ -53,7 +53,7 @@ def test_a_claim_without_its_runs_is_named(written):
     (written / "cold.jsonl").unlink()
     page.write_results()
     text = (written / "RESULTS.md").read_text()
-    named = text.split("Not trained yet; ")[1].split("\n")[0]
+    named = text.split("Not trained yet: ")[1].split("\n")[0]
     assert "T = 0.6" in named and "ACPO" not in named
 
 
