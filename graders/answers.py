@@ -55,6 +55,10 @@ UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, 
     joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
     mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
     deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
+# A plural that is none of these counts things, as in 3 candies.
+NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|dozens|scores|"
+                        r"hundreds|thousands|lakhs|crores|doubles|cubes|inverses|percents|primes|"
+                        r"factorials|perhaps|always")
 # Of a choice that has its text, these words leave it open or deny it.
 DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
     unless when where wrong""".split())
@@ -170,6 +174,8 @@ def unit_of(name):
         if word not in UNITS and len(word) > 2:  # 5 g is not 5 G
             word = word.lower()
         unit = UNITS.get(word) or UNITS.get(word.removesuffix("s"))
+        if len(tokens) == 1 and re.fullmatch("[a-z]{3,}s", word) and not NOT_THINGS.fullmatch(word):
+            unit = unit or word
         if not unit:
             return None
         powers[unit] = powers.get(unit, 0) + sign * int(power or 1)

@@ -70,7 +70,9 @@ PAIRS = SHARED / "graders" / "pairs.jsonl"
     ("y''+y=0", "y^{\\prime \\prime}+y=0", 1), ("y'' + y = 0", "y''+y=0", 1),
     # words after a number
     ("12 \\text{ alternatively thirteen}", "12", 0), ("5 eighths", "5", 0), ("5 lakh", "5", 0),
-    ("5 halves", "5", 0), ("5 \\text{ bar}", "5", 1), ("5 apples", "5", 1),
+    ("5 halves", "5", 0), ("5 dozens", "5", 0), ("5 quadrillions", "5", 0), ("5 minus", "5", 0),
+    ("3 \\text{ candies}", "3", 1), ("3 muffins", "3", 1), ("3 candies", "3 muffins", 0),
+    ("5 \\text{ bar}", "5", 1), ("5 apples", "5", 1),
     ("12 \\text{ widgets}", "12 widgets", 1), ("3 square units", "3", 1),
     ("5 \\text{ students}", "5", 1), ("5 \\text{ ways}", "5", 1), ("30 \\text{ cm}", "30", 1),
     ("5 \\text{ cubic cm}", "5", 1), ("2 \\text{ mL}", "2", 1), ("2 \\text{ ml}", "2", 1),
