@@ -1,14 +1,13 @@
 """Runs a model's programs against tests, in processes that cannot reach anything.
 
 On Linux `unshare` gives a program its own process tree, network (none) and file system (the
-interpreter, read-only, and an empty /tmp in memory), as far as the kernel lets this user;
-`isolation` says how far, and docs/evaluation.md names the gaps. Elsewhere nothing isolates
-a program: it is refused, or runs with limits alone where the user asks for that.
+interpreter, read-only, and an empty /tmp in memory). Where the kernel does not let this user have
+all three, and on other systems, a program is refused, or runs with limits alone where the user asks
+for that.
 """
 
 import contextlib
 import functools
-import glob
 import json
 import math
 import os
@@ -25,7 +24,6 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 OUTPUT = 4 << 20  # bytes that a program may print, or return
-ALL = ("pid", "net", "mount")  # the kernel's isolations
 UIDS = range(61184, 65520)  # systemd's for passing services: no user has one, containers have all
 # The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
@@ -43,32 +41,19 @@ def program_uid():
     return UIDS[os.getpid() % len(UIDS)] if os.getuid() == 0 and has_users else None
 
 
-def ways():
-    """-> (the kernel's isolations, unshare's command for them), from the strongest on.
-
-    Root gets all of them or none: with fewer, its programs would have the machine's files."""
-    user = ["--user", "--map-root-user"] if program_uid() is None else []
-    for kinds in (ALL, ("pid", "net"), ("pid",)) if user else (ALL,):
-        yield kinds, ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user,
-                      *(f"--{kind}" for kind in (*kinds, "ipc"))]
-
-
-def failure(way):
-    """Why no program starts with these (isolations, command); None if one does."""
+@functools.cache
+def obstacle():
+    """Why programs cannot be isolated here; None if they can."""
+    system = "macOS" if platform.system() == "Darwin" else platform.system()
+    if system != "Linux":
+        return f"that takes Linux, and this is {system}"
+    if not (shutil.which("unshare") and shutil.which("setpriv")):
+        return "that takes unshare and setpriv, of the package util-linux, and they are missing"
     try:
-        with started("", [""], None, 10, 512, way):
+        with started("", [""], None, 10, 512, isolated=True):
             return None
     except (OSError, RuntimeError) as error:
-        return str(error)
-
-
-@functools.cache
-def unshared():
-    """-> the strongest of the kernel's isolations, of pid, net and mount, that this user may use,
-    and the command for it. Both are empty where there is none."""
-    if platform.system() != "Linux":
-        return (), []
-    return next((way for way in ways() if failure(way) is None), ((), []))
+        return f"the kernel does not let this user: {error}"
 
 
 def real_place(path, links):
@@ -82,22 +67,26 @@ def real_place(path, links):
     return at
 
 
-def confined(kinds, command):
-    """The arguments of runner.confine."""
-    links, uid = {}, None if "--user" in command else program_uid()
+def isolating():
+    """-> the command that gives what follows it its namespaces, and the arguments of runner.confine.
+
+    Root's programs become another user; those of others are in a user namespace besides."""
+    uid, links = program_uid(), {}
+    user = ["--user", "--map-root-user"] if uid is None else []
     places = [real_place(path, links) for path in (
         "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-        sys.base_prefix, sys.prefix, sys.executable) if "mount" in kinds and os.path.exists(path)]
-    return dict(places=list(dict.fromkeys(places)), links=links, uid=uid)
+        sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)]
+    return (["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user, "--pid",
+             "--net", "--mount", "--ipc"],
+            dict(places=list(dict.fromkeys(places)), links=links, uid=uid))
 
 
 def isolation():
     """One line for the start of a run: the isolation of programs here."""
-    kinds, command = unshared()
-    shown = " ".join(k if k in kinds else f"(no {k})" for k in ALL)
-    uid = os.getuid() if "--user" in command or not kinds else f"{UIDS[0]}-{UIDS[-1]}"
-    limits = "rlimits" if has_memory_limit() else "rlimits (no memory)"
-    return f"isolation: {shown}, uid {uid}, {'seccomp, ' if kinds else ''}{limits}"
+    if obstacle():
+        return f"isolation: none, rlimits{'' if has_memory_limit() else ' (no memory)'} alone"
+    uid = os.getuid() if program_uid() is None else f"{UIDS[0]}-{UIDS[-1]}"
+    return f"isolation: pid net mount, uid {uid}, seccomp, rlimits"
 
 
 def has_memory_limit():
@@ -106,18 +95,13 @@ def has_memory_limit():
     return platform.system() != "Darwin"
 
 
-def refusal():
-    """One sentence: why programs are not run here, and the danger if they were."""
-    system = "macOS" if platform.system() == "Darwin" else platform.system()
-    if system != "Linux":
-        why = f"that takes Linux, and this is {system}"
-    elif not (shutil.which("unshare") and shutil.which("setpriv")):
-        why = "that takes unshare and setpriv, of the package util-linux, and they are missing"
-    else:
-        why = f"the kernel does not let this user: {failure(next(ways()))}"
-    return (f"programs that a model writes are to be run, and nothing isolates them here ({why}): "
-            "--allow_unsafe_code runs them all the same, and they may then do whatever this user "
-            "may do to files, to processes and over the network")
+def check_isolation(allow_unsafe):
+    """Raises PermissionError where nothing isolates programs and allow_unsafe is false."""
+    if obstacle() and not allow_unsafe:
+        raise PermissionError(
+            "programs that a model writes are to be run, and nothing isolates them here "
+            f"({obstacle()}): --allow_unsafe_code runs them all the same, and they may then do "
+            "whatever this user may do to files, to processes and over the network")
 
 
 def prepare(problems, allow_unsafe):
@@ -127,8 +111,7 @@ def prepare(problems, allow_unsafe):
     if any(p["reward"] == "code" for p in problems):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
-        elif not unshared()[0]:
-            raise PermissionError(refusal())
+        check_isolation(allow_unsafe)
         print(isolation())
 
 
@@ -211,54 +194,46 @@ def kill(process, runner):
 
 
 @contextlib.contextmanager
-def started(code, inputs, fn_name, timeout, memory_mb, way=None):
+def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     """Starts the runner; gives a function that returns its next result, or raises ValueError,
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
 
-    way: (isolations, command), by default unshared's. Raises RuntimeError if the runner does not
-    start."""
-    kinds, command = way or unshared()
-    # A program with a file system of its own needs no folder in this one.
-    folder = None if "mount" in kinds else tempfile.mkdtemp(prefix=f"nanorlvr-{os.getpid()}-")
+    isolated: False gives it a temporary folder and limits alone. Raises RuntimeError if the runner
+    does not start."""
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
     if not has_memory_limit():
         del limits["AS"]
     job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
-               confined=confined(kinds, command) if kinds else None)
+               confined=None)
+    command = []
     channel, runners_end = socket.socketpair()
-    if kinds:
+    lines = LineReader(channel.fileno(), most_bytes=8 * OUTPUT)
+    if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    process = start_runner(command, job, folder or "/", runners_end.fileno())
-    runners_end.close()
-    lines, runner = LineReader(channel.fileno(), most_bytes=8 * OUTPUT), process.pid
-    try:
-        try:  # The program has no part in the start.
-            runner = first_sender(channel, lines) if kinds else process.pid
-            reason = lines.read(60)
-        except (ValueError, EOFError, TimeoutError):
-            reason = "unshare or Python ended, or took a minute"
-        if reason is not None:
-            raise RuntimeError(f"the sandbox did not start: {reason}")
-        # On a busy machine a second of computing takes longer than one by the clock.
-        yield lambda: lines.read(2 * timeout + 1)
-    finally:
-        kill(process, runner)
-        with contextlib.suppress(TimeoutError):
-            while lines.read_chunk(5.0):
-                pass  # The socket ends with the runner, and so with the process tree.
-        channel.close()
-        if folder:
-            with contextlib.suppress(FileNotFoundError):  # The program may have removed it.
-                os.chmod(folder, 0o700)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(pid):
-    """Removes the folders that a process has left by being killed."""
-    for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"nanorlvr-{pid}-*")):
-        shutil.rmtree(folder, ignore_errors=True)
+        command, job["confined"] = isolating()
+    with (contextlib.nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+            prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
+        process = start_runner(command, job, folder, runners_end.fileno())
+        runners_end.close()
+        runner = process.pid
+        try:
+            try:  # The program has no part in the start.
+                runner = first_sender(channel, lines) if isolated else process.pid
+                reason = lines.read(60)
+            except (ValueError, EOFError, TimeoutError):
+                reason = "unshare or Python ended, or took a minute"
+            if reason is not None:
+                raise RuntimeError(f"the sandbox did not start: {reason}")
+            # On a busy machine a second of computing takes longer than one by the clock.
+            yield lambda: lines.read(2 * timeout + 1)
+        finally:
+            kill(process, runner)
+            with contextlib.suppress(TimeoutError):
+                while lines.read_chunk(5.0):
+                    pass  # The socket ends with the runner, and so with the process tree.
+            channel.close()
 
 
 # ------------------------------------------------------------------ testing a program
@@ -298,13 +273,12 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=512):
     the system can limit it. The expected outputs stay in this process.
     Raises PermissionError where nothing isolates programs, unless the environment has
     NANORLVR_ALLOW_UNSAFE_CODE=1; ValueError without a test; RuntimeError if the sandbox fails."""
-    if not unshared()[0] and os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") != "1":
-        raise PermissionError(refusal())
+    check_isolation(os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") == "1")
     if not tests:
         raise ValueError("a program cannot be graded without a test")
     inputs = [test["input"] for test in tests]
     try:
-        with started(code, inputs, fn_name, timeout, memory_mb) as result:
+        with started(code, inputs, fn_name, timeout, memory_mb, obstacle() is None) as result:
             # After its last call, a function's process has to end well, too.
             return (all(passes(test, result, fn_name) for test in tests)
                     and (fn_name is None or result()[0] == 0))

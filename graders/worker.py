@@ -24,7 +24,7 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from graders import Hedge, Unparsed, UnparsedGold, sandbox
+from graders import Hedge, Unparsed, UnparsedGold
 from graders.sandbox import LineReader
 
 FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # how a fault begins
@@ -54,15 +54,13 @@ class Worker:
         self.lines = LineReader(self.process.stdout.fileno(), most_bytes=1 << 20)
 
     def stop(self):
-        """Kills the process, if there is one, and what its verifiers have started, and removes the
-        folders of the programs it ran."""
+        """Kills the process, if there is one, and what its verifiers have started."""
         process, self.process = self.process, None
         if process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             os.close(self.life)
-            sandbox.sweep(process.pid)
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):  # The buffer may hold jobs.
                 process.stdin.close()

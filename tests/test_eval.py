@@ -190,7 +190,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monke
     own_file(tmp_path / "own.jsonl")
     (tmp_path / "run/checkpoints/rollout_000020").mkdir(parents=True)
     (tmp_path / "run/metrics.jsonl").touch()
-    monkeypatch.setattr(sandbox, "unshared", lambda: ((), []))  # as where nothing isolates
+    monkeypatch.setattr(sandbox, "obstacle", lambda: "no namespaces")
     error = refused(*flags.format(tmp=tmp_path).split(), "--out", tmp_path / "out")
     assert words.format(tmp=tmp_path) in error
     assert not (tmp_path / "out" / "completions.jsonl").exists() or "--model" in flags
