@@ -39,7 +39,7 @@ CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
             "template", "stop", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
 # flags that leave completions as they are
-FREE = {"out", "k", "against", "lenient", "allow_unsafe_code"}
+FREE = {"out", "k", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
@@ -70,7 +70,6 @@ def add_flags(flag):
     flag("head_dtype", None, "dtype of the LM head's logits; default float32 where --dtype has 16 "
          "bits", choices=("float32", "model"))
     flag("seed", 0, "seed of the sampler")
-    flag("lenient", False, "mathematics: accept an answer outside of a box, too")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
     flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
@@ -123,9 +122,6 @@ def load_benchmarks(args):
         sandbox.prepare(problems, args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
-    for problem in problems:
-        if args.lenient and problem["reward"] == "math":
-            problem["reward"] = "lenient_math"
     return problems
 
 
@@ -290,7 +286,7 @@ def benchmark_results(problems, groups, ks):
     accuracies = [mean(row["score"] == 1 for row in rows) for rows in groups]
     results.update(problems=len(problems), samples=n, interval=list(interval(accuracies)),
                    standard_error=results[f"mean@{n}_stderr"])
-    if problems[0]["reward"] in ("math", "lenient_math", "table"):
+    if problems[0]["reward"] in ("math", "table"):
         results[f"maj@{n}"] = mean(
             majority([vote(row["completion"]) for row in rows], [row["score"] for row in rows])
             for rows in groups)

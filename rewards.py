@@ -134,13 +134,6 @@ def gold_math(_, gold):
     return type(gold) in (str, int, float) and readable(gold)
 
 
-def lenient_math(completion, gold):
-    """For eval.py --lenient alone: math, or the gold answer found anywhere near the end. As a
-    reward it would teach a model to leave the box out, or to be cut off at the right moment."""
-    from graders.math_equal import found_in
-    return float(math(completion, gold) or found_in(completion.split("</think>")[-1], gold))
-
-
 # ------------------------------------------------------------------ tables
 
 def cell(value):
@@ -223,12 +216,12 @@ GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
     "code": gold_code}
 VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
     **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
-    **{name: inspect.unwrap(f) for name, f in REWARDS.items()}, "lenient_math": lenient_math}
+    **{name: inspect.unwrap(f) for name, f in REWARDS.items()}}
 
 
 def prepare(names):
     """Imports what these verifiers need, before the clock of a completion runs."""
-    if {"math", "table", "lenient_math", "gold_math", "gold_table"} & set(names):
+    if {"math", "table", "gold_math", "gold_table"} & set(names):
         import graders.math_equal  # noqa: F401  (sympy takes a second)
 
 

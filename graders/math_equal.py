@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
-from math_verify import parse, verify
+from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
@@ -201,16 +201,6 @@ def readable(gold):
             return False
         text, _ = interval(text)
         return number(text.rstrip("% ")) is not None or is_word(text) or same(text, text)
-    except (Exception, TimeoutException):
-        return False
-
-
-def found_in(text, gold):
-    """Does math-verify find the gold answer in a whole response, boxed or not? Never raises."""
-    try:
-        seconds = limit()
-        return verify(read(clean(gold)[0], seconds), parse(text, parsing_timeout=seconds),
-                      timeout_seconds=seconds)
     except (Exception, TimeoutException):
         return False
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from graders.answers import last_boxed, number
 from graders.math_equal import readable
-from rewards import cell, entries, equal, final_answer, grade, lenient_math, math, table
+from rewards import cell, entries, equal, final_answer, grade, math, table
 
 SHARED = ROOT.parent / "shared"
 PAIRS = SHARED / "graders" / "pairs.jsonl"
@@ -206,19 +206,6 @@ def test_labelled_pairs():
     assert len(wrong) <= 0.03 * 508 and all(r["equal"] for r in wrong)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the labelled pairs are not part of the project")
-def test_labelled_responses():
-    rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
-    rows = [r for r in rows if r["kind"] == "response"]
-    assert len(rows) == 101 and sum(bool(lenient_math(r["pred"], r["gold"])) == r["equal"]
-        for r in rows) >= 0.98 * 101
-
-
-@pytest.mark.parametrize("completion, reward", [
-    ("the answer is 5", 1), ("so $x = 5$.", 1), ("\\boxed{5}", 1), ("it is 5, no, 6", 0), ("", 0)])
-def test_lenient(completion, reward):
-    assert lenient_math(completion, "5") == reward
-    assert (math(completion, "5") == 1) == ("boxed" in completion)
 
 
 @pytest.mark.parametrize("completion, answer", [
@@ -312,13 +299,6 @@ def test_a_wrong_answer_is_0_also_where_the_gold_cannot_be_read():
     assert math("\\boxed{6}", "5") == math("\\boxed{6}", "\\frac{1}{2") == 0
     assert math("\\boxed{\\frac{1}{2}", "\\frac{1}{2") == 0
 
-
-def test_lenient_looks_only_behind_the_thoughts():
-    assert lenient_math("<think>5</think> it is 6", "5") == 0
-    assert lenient_math("<think>6</think> it is 5", "5") == 1
-    assert lenient_math("<think>6</think> <think>5</think> no, 6", "5") == 0
-    assert lenient_math("<think>\\boxed{5}</think> \\boxed{6}", "5") == 0
-    assert type(lenient_math("it is 5", "5")) is type(math("\\boxed{5}", "5")) is float
 
 
 def test_unreadable_golds_are_counted():

@@ -178,14 +178,13 @@ def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
     rewards.prepare(["countdown", "code", "gold_countdown", "gold_code"])
     rewards.prepare([])
-    for name in ("math", "table", "lenient_math", "gold_math", "gold_table"):
+    for name in ("math", "table", "gold_math", "gold_table"):
         with pytest.raises(ImportError):
             rewards.prepare(["countdown", name])
 
 
 def test_the_workers_know_every_verifier_and_its_gold():
-    assert set(rewards.VERIFIERS) == {*REWARDS, *("gold_" + name for name in REWARDS),
-                                      "lenient_math"}
+    assert set(rewards.VERIFIERS) == {*REWARDS, *("gold_" + name for name in REWARDS)}
     for name, f in REWARDS.items():  # what the workers run raises Unparsed, which grade counts
         assert f.__name__ == name and rewards.VERIFIERS[name] is f.__wrapped__
         with pytest.raises(Unparsed):
