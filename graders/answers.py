@@ -87,15 +87,15 @@ SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
 def last_boxed(text):
     """The content of the complete \\boxed{...} that begins last in a text, braces balanced; None
     without one."""
-    begins = {m.end() for m in re.finditer(r"\\boxed\s*\{", text)}
     still_open, last = [], None
-    for brace in re.finditer(r"\\.|[{}]", text, re.S):  # \{ is read and groups nothing
-        if brace[0] == "{":
-            still_open.append(brace.end())
+    # \{ groups nothing; some write \\boxed.
+    for brace in re.finditer(r"\\boxed\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
+        if brace[0] == "{" or brace[0].startswith("\\boxed"):
+            still_open.append(brace)
         elif brace[0] == "}" and still_open:
-            start = still_open.pop()
-            if start in begins and (last is None or start > last[0]):
-                last = start, brace.start()
+            opening = still_open.pop()
+            if opening[0] != "{" and (last is None or opening.end() > last[0]):
+                last = opening.end(), brace.start()
     return text[slice(*last)] if last else None
 
 
@@ -150,6 +150,11 @@ def split_unit(text):
         return text, None
     unit = unit_of(name.replace("\\cdot", " "))
     return (quantity, unit) if unit else (text, None)
+
+
+def amount(text):
+    """The value of a number, with a percent sign or without; else None."""
+    return number(text.rstrip("% "))
 
 
 def is_closed(text):
@@ -277,4 +282,4 @@ def unfinished(text, gold):
         or text.count("\\begin") > max(1, gold.count("\\begin"))
         or commands - set(re.findall(r"\\([A-Za-z]+)", gold))
         or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}
-        or number(gold.rstrip("% ")) is not None and re.search(OF_NUMBERS, text))
+        or amount(gold) is not None and re.search(OF_NUMBERS, text))

@@ -2,7 +2,6 @@
 that it misses."""
 
 import functools
-import itertools
 import logging
 import re
 import threading
@@ -24,6 +23,7 @@ from graders.answers import (
     LONGEST,
     NAME,
     RELATION,
+    amount,
     choice,
     clean,
     is_closed,
@@ -42,20 +42,20 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 # ------------------------------------------------------------------ several values
 
+def signs(item):
+    """'3 \\pm 1' -> ['3 + 1', '3 - 1']; a text without \\pm is the only one."""
+    if "\\pm" not in item:
+        return [item]
+    return [value for sign in "+-" for value in signs(item.replace("\\pm", sign, 1))]
+
+
 def expand(text):
-    """'3 \\pm 1' -> '3 + 1, 3 - 1'; a text without \\pm stays as it is."""
+    """'3 \\pm 1, 7' -> '3 + 1, 3 - 1, 7'. Of more than four \\pm all stay."""
+    if text.count("\\pm") > 4:
+        return text
     if text.startswith("\\{") and text.endswith("\\}") and text.count("\\{") == 1:
         return f"\\{{{expand(text[2:-2])}\\}}"
-    expanded = []
-    for item in items(text):
-        pieces = item.split("\\pm")
-        if len(pieces) < 5:
-            choices = itertools.product("+-", repeat=len(pieces) - 1)
-        else:
-            choices = [["\\pm"] * (len(pieces) - 1)]
-        for signs in choices:
-            expanded.append("".join(p + s for p, s in zip(pieces, [*signs, ""], strict=True)))
-    return ", ".join(expanded)
+    return ", ".join(value for item in items(text) for value in signs(item))
 
 
 def interval(text):
@@ -89,7 +89,7 @@ AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none"
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
-def read(text, seconds):
+def read(text):
     """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit,
     other names are real, and decimals are exact. math-verify's own reader would take a
     number from a text that is none."""
@@ -97,9 +97,8 @@ def read(text, seconds):
         text = text[:-1]
     latex = normalize_latex(text, AS_LATEX)
     try:
-        value = timeout(seconds)(latex2sympy)(
-            latex, is_real=not should_treat_as_complex(latex), convert_degrees=False,
-            normalization_config=None)
+        value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
+                            convert_degrees=False, normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
     if isinstance(value, Expr):
@@ -107,12 +106,6 @@ def read(text, seconds):
         value = value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
                             for name in value.free_symbols})
     return [value, latex]
-
-
-def limit():
-    """Seconds for math-verify's timeouts. They are signals, so it is None, which switches them off,
-    where there can be no signals."""
-    return 5 if threading.current_thread() is threading.main_thread() else None
 
 
 def close(a, b, tolerance=1e-50):
@@ -157,16 +150,15 @@ def same(pred, gold):
     small and very large numbers. Sums that it would simplify for seconds are compared at points."""
     if len(pred) + len(gold) > 4000:
         return False
-    seconds = limit()
-    golds, preds = read(expand(gold), seconds), read(expand(pred), seconds)
+    golds, preds = read(expand(gold)), read(expand(pred))
     a, b = golds[0], preds[0]
     numbers = isinstance(a, Expr) and isinstance(b, Expr)
-    if numbers and (verdict := timeout(seconds)(agree)(a, b)) is not None:
+    if numbers and (verdict := agree(a, b)) is not None:
         return verdict
     if numbers and a.is_number and b.is_number and "%" not in pred + gold:
         rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return a == b != sympy.zoo or timeout(seconds)(close)(a, b, 2e-6 if rounded else 1e-50)
-    return verify(golds, preds, timeout_seconds=seconds)
+        return a == b != sympy.zoo or close(a, b, 2e-6 if rounded else 1e-50)
+    return verify(golds, preds, timeout_seconds=None)
 
 
 def same_equation(pred, gold):
@@ -177,7 +169,7 @@ def same_equation(pred, gold):
         return False
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
-    values = [read(side.strip(), limit())[0] for side in sides + gold_sides]
+    values = [read(side.strip())[0] for side in sides + gold_sides]
     if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
@@ -187,41 +179,59 @@ def same_equation(pred, gold):
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
+# ------------------------------------------------------------------ equality
+
+SECONDS = 30  # by the clock, for one question; data.load's workers have 60 for a gold answer
+
+
+def answered(question, *answers):
+    """The value of a question on answers: False after SECONDS, or where it raises an exception.
+
+    The limit is a signal, and so the main thread's alone."""
+    in_main = threading.current_thread() is threading.main_thread()
+    try:
+        return timeout(SECONDS if in_main else None)(question)(*answers)
+    except (Exception, TimeoutException):
+        return False
+
+
+def equal(pred, gold):
+    """Are two bare answers the same? Numbers are compared exactly; a decimal of six digits or more
+    may round a fraction that has no end. Never raises."""
+    return answered(same_with_units, pred, gold)
+
+
 @functools.lru_cache(maxsize=1024)
 def readable(gold):
     """Is a gold answer a number, a word, or does it equal itself by more than its letters? Never
     raises.
 
     data.load asks it of every gold answer."""
-    try:
-        text, _ = clean(gold)
-        dollars = str(gold).replace("\\$", "").count("$")
-        if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
-                "nan", "inf"):
-            return False
-        text, _ = interval(text)
-        return number(text.rstrip("% ")) is not None or is_word(text) or same(text, text)
-    except (Exception, TimeoutException):
+    return answered(same_as_itself, gold)
+
+
+def same_as_itself(gold):
+    text, _ = clean(gold)
+    dollars = str(gold).replace("\\$", "").count("$")
+    if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
+            "nan", "inf"):
         return False
+    text, _ = interval(text)
+    return amount(text) is not None or is_word(text) or same(text, text)
 
 
-# ------------------------------------------------------------------ equality
-
-def equal(pred, gold):
-    """Are two bare answers the same? Numbers are compared exactly; a decimal of six digits or more
-    may round a fraction that has no end. Never raises."""
-    try:
-        if len(str(pred)) > LONGEST or len(str(gold)) > LONGEST:
-            return False
-        (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
-        # 6m may be a product: a unit that nobody marked is no more optional than a name.
-        if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", str(gold)):
-            return False
-        if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
-            return False
-        return (not unit or not gold_unit or unit == gold_unit) and same_answer(text, gold_text)
-    except (Exception, TimeoutException):
+def same_with_units(pred, gold):
+    """Are two bare answers the same, and their units?"""
+    pred, gold = str(pred), str(gold)
+    if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
+    (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
+    # 6m may be a product: a unit that nobody marked is no more optional than a name.
+    if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold):
+        return False
+    if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
+        return False
+    return (not unit or not gold_unit or unit == gold_unit) and same_answer(text, gold_text)
 
 
 def same_answer(pred, gold):
@@ -229,7 +239,7 @@ def same_answer(pred, gold):
     if not pred or not gold:
         return False
     pred = exact(pred)
-    x, y = number(pred.rstrip("% ")), number(gold.rstrip("% "))
+    x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
     if re.fullmatch("[A-J]", choice(gold)):
@@ -262,7 +272,7 @@ def exact(text):
     decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
     value = left.rpartition("=")[2].strip()
     if decimal and is_closed(value) and 2 * abs(
-            read(value, limit())[0] - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
+            read(value)[0] - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
         return left
     return text
 
@@ -289,7 +299,7 @@ def without_names(pred, gold):
 def foreign(pred, gold):
     """Has an answer a word or an operation left to do that the gold answer has not, a letter that
     it has in the other case alone, other primes, or names where it is a number or the reverse?"""
-    numeric = number(pred.rstrip("% ")) is not None or number(gold.rstrip("% ")) is not None
+    numeric = amount(pred) is not None or amount(gold) is not None
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
@@ -307,7 +317,7 @@ def refuse(pred, gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
     several = rf",|;|\\pm|\b(?:or|and)\b|\\cup|\\boxed|{RELATION}"
-    if number(pred.rstrip("% ")) is None and not is_word(pred) and (
+    if amount(pred) is None and not is_word(pred) and (
             len(re.findall(several, pred)) > len(re.findall(several, gold))
             or named(pred)[2] and "=" not in gold or unfinished(pred, gold)):
         raise Hedge(pred)
@@ -315,19 +325,17 @@ def refuse(pred, gold):
 
 def same_number(pred, x, gold, y):
     """Are two answers, which are the numbers x and y, the same?"""
-    if "%" not in pred + gold:
-        return x == y or rounds(pred, x, y) or rounds(gold, y, x)
-    if x == y or "%" in pred and "%" in gold:
-        return x == y
-    return x * 100 == y if "%" in gold else x == y * 100  # 28% is 28 and 0.28.
+    if x == y:
+        return True
+    if ("%" in pred) != ("%" in gold):  # 28% is 28 and 0.28.
+        return x * 100 == y if "%" in gold else x == y * 100
+    return rounds(pred, x, y) or rounds(gold, y, x)
 
 
 def rounds(text, value, other):
     """Is `text` the decimal of six digits or more that `other`, a fraction without an end, is
     rounded to? `value` is the number that `text` is."""
-    digits = re.fullmatch(r"[-+]?(\d*)\.(\d+)(.*)", text)
     ends = 10 ** other.denominator.bit_length() % other.denominator == 0
-    if ends or not digits or len((digits[1] + digits[2]).lstrip("0")) < 6 or not value:
-        return False
-    unit = Fraction(1, 10 ** len(digits[2])) * abs(value / Fraction(f"{digits[1]}.{digits[2]}"))
-    return abs(value - other) <= unit / 2
+    digits = re.fullmatch(r"[-+]?([0-9]*)\.([0-9]+)", text)
+    return bool(digits and not ends and len((digits[1] + digits[2]).lstrip("0")) >= 6
+                and round(other, len(digits[2])) == value)

@@ -68,7 +68,7 @@ def real_place(path, links):
 
 
 def isolating():
-    """-> the command that gives what follows it its namespaces, and the arguments of runner.confine.
+    """-> the command that gives a process its namespaces, and the arguments of runner.confine.
 
     Root's programs become another user; those of others are in a user namespace besides."""
     uid, links = program_uid(), {}

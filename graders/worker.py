@@ -4,8 +4,8 @@
 
 The module that the command line names has the verifiers in its VERIFIERS, and may have a function
 prepare(names), which imports their packages. Jobs are sent as a JSON line of [name, completion,
-answer]s. The worker answers with TOKEN after its imports, then a line [TOKEN, reward, fault] for
-each. It tells them from what a verifier writes.
+answer]s. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward, fault]
+for each. The token tells them from what a verifier writes.
 """
 
 import contextlib
@@ -65,6 +65,13 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):  # The buffer may hold jobs.
                 process.stdin.close()
 
+    def receive(self, seconds):
+        """-> [reward, fault] of the worker's next line. Raises what LineReader.read does."""
+        token, *result = self.lines.read(seconds)
+        if token != self.token:
+            raise ValueError("the line is not the worker's")
+        return result
+
     def run(self, jobs):
         """-> [reward, fault or None, seconds] of the first jobs: of all, or up to the one that cost
         the process its life.
@@ -74,7 +81,7 @@ class Worker:
         if self.process and (self.process.poll() is not None or self.lines.buffer
                              or self.lines.poll.poll(0)):
             self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
-        results, texts, began, allowed = [], [], time.monotonic(), START_SECONDS
+        results, texts, began = [], [], time.monotonic()
         try:
             for job in jobs:
                 texts.append(json.dumps(job[:3]))
@@ -87,25 +94,19 @@ class Worker:
             # One line, which the process reads whole before it begins: the pipe cannot block.
             self.process.stdin.write(f"[{', '.join(texts)}]\n".encode())
             self.process.stdin.flush()
-            if self.lines.read(START_SECONDS) != self.token:  # The imports are done.
-                raise ValueError("the line is not the worker's")
+            self.receive(START_SECONDS)  # The imports are done.
             for job in jobs[:len(texts)]:
-                began, allowed = time.monotonic(), job.seconds
-                token, reward, fault = self.lines.read(allowed)
-                if token != self.token:
-                    raise ValueError("the line is not the worker's")
-                results.append([reward, fault, time.monotonic() - began])
+                began = time.monotonic()
+                results.append([*self.receive(job.seconds), time.monotonic() - began])
+            return results
         except TimeoutError:
-            self.stop()
-            results.append([0.0, "timeout", allowed])
+            fault = "timeout"
         except (EOFError, BrokenPipeError):
-            self.stop()
-            results.append([0.0, "error: the worker process died", time.monotonic() - began])
+            fault = "error: the worker process died"
         except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
-            self.stop()
-            results.append([0.0, "error: the verifier wrote to a descriptor that it did not open",
-                            time.monotonic() - began])
-        return results
+            fault = "error: the verifier wrote to a descriptor that it did not open"
+        self.stop()
+        return [*results, [0.0, fault, time.monotonic() - began]]
 
 
 @functools.cache
@@ -120,23 +121,20 @@ def run_jobs(module, jobs, size):
     results = [None] * len(jobs)
     # Blocks save waiting for each line; short ones, so that a slow job holds up little.
     step = max(1, min(64, -(-len(jobs) // (4 * size))))
-    starts = queue.SimpleQueue()
-    for start in range(0, len(jobs), step):
-        starts.put(start)
+    idle = queue.LifoQueue()  # Of a few blocks, those that have started take all.
+    for worker in pool(module, size):
+        idle.put(worker)
 
-    def keep_busy(worker):
-        with contextlib.suppress(queue.Empty):
-            while True:
-                start = starts.get_nowait()
-                end = min(start + step, len(jobs))
-                while start < end:  # The next process takes the jobs that a dead one left.
-                    block = worker.run(jobs[start:end])
-                    results[start:start + len(block)] = block
-                    start += len(block)
+    def run_block(start):
+        worker, end = idle.get_nowait(), min(start + step, len(jobs))
+        while start < end:  # The next process takes the jobs that a dead one left.
+            block = worker.run(jobs[start:end])
+            results[start:start + len(block)] = block
+            start += len(block)
+        idle.put(worker)
 
-    with ThreadPoolExecutor(size) as threads:  # one thread for each worker
-        busy = pool(module, size)[:starts.qsize()]
-        list(threads.map(keep_busy, busy))  # list() raises their errors
+    with ThreadPoolExecutor(size) as threads:
+        list(threads.map(run_block, range(0, len(jobs), step)))  # list() raises their errors
     return results
 
 
@@ -185,7 +183,7 @@ def serve(module, token):
     for line in lines:
         jobs = json.loads(line)
         prepare({name for name, *_ in jobs})
-        os.write(results, json.dumps(token).encode() + b"\n")
+        os.write(results, json.dumps([token]).encode() + b"\n")
         for job in jobs:
             result = json.dumps([token, *graded(module.VERIFIERS, *job)])
             if os.getpid() != worker:

@@ -16,70 +16,59 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT.parent / "shared" / "benchmarks"
 GOLDS = r"""5 | -3 | 27.0 | 073 | 0.006 | 4.5e33 | -1./3 | 10,\!080 | \$32,\!348 | 1\frac{4}{5}
-    62.5%
-    \frac{3}{4} | \frac43 | 2^{1009} | 3\sqrt{13} | \frac{\pi}{4} | 11\sqrt2 | 8!
-    \binom{9}{4} | e-1
-    90^\circ | 15\mbox{ cm}^2 | 6 \text{ seconds} | 1+274i | 52_8 | \frac{1}{n} | n^2 | 2n-2
-    \alpha
-    \frac{n(n+1)}{2} | x^3+3x-6 | \cot x | m | \lfloor\sqrt{n-1}\rfloor | e^{t} / 3 | 2.2 \tau
-    1,-2 | 3, 5, 7 | 3 \pm 2\sqrt{2} | \{-3, 0, 2, 6\} | (-2,1) | (3,2),(-3,2) | (3,4]
-    (-\infty, 0]
-    (0,9) \cup (9,36) | x \in [-2,7] | k \geqslant 2 | x=5 | f(x)=x+1 | a = 332, b = 7 | y = 2x + 3
-    \text{Evelyn} | \text{(C)} | E_{1},E_{2} | \begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix} | 2:3
+    62.5% | \frac{3}{4} | \frac43 | 2^{1009} | 3\sqrt{13} | \frac{\pi}{4} | 11\sqrt2 | 8!
+    \binom{9}{4} | e-1 | 90^\circ | 15\mbox{ cm}^2 | 6 \text{ seconds} | 1+274i | 52_8
+    \frac{1}{n} | n^2 | 2n-2 | \alpha | \frac{n(n+1)}{2} | x^3+3x-6 | \cot x | m
+    \lfloor\sqrt{n-1}\rfloor | e^{t} / 3 | 2.2 \tau | 1,-2 | 3, 5, 7 | 3 \pm 2\sqrt{2}
+    \{-3, 0, 2, 6\} | (-2,1) | (3,2),(-3,2) | (3,4] | (-\infty, 0] | (0,9) \cup (9,36)
+    x \in [-2,7] | k \geqslant 2 | x=5 | f(x)=x+1 | a = 332, b = 7 | y = 2x + 3 | \text{Evelyn}
+    \text{(C)} | E_{1},E_{2} | \begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix} | 2:3
     5x - 7y + 11z + 4 = 0 | \frac{37}{4} m"""
 
 # {g} is the gold answer, {w} another value, {q} the question.
-RELATIONS = r"""\neq \ne \not= \le \leq \leqslant \ge \geq < > \lt \gt \notin \in \ni \subset
-    \subseteq
-    \supset \equiv \sim \propto \mid \nmid \parallel \perp \to \rightarrow \mapsto \implies
-    \Rightarrow
-    \iff \neg \lnot \forall \exists \ll \gg \lesssim \gtrsim \cong \asymp \prec \succ \models
-    \vdash
-    ≠ ≤ ≥ ∉ ∈ → ¬ ∀ != <> => -> :=""".split()
-ANY = r"""{g}, {w} | {w}, {g} | {g} or {w} | {w} \text{ or } {g} | {g} \text{ and } {w} | {g}; {w}
-    \{ {g}, {w} \} | ({g}, {w}) | [{g}, {w}] | {g} \quad {w} | {g} \vee {w} | {g} \mid {w}
-    {g} & {w}
-    {g} \\ {w} | \begin{cases} {g} \\ {w} \end{cases} | \begin{matrix} {g} & {w} \end{matrix}
-    x = {g}, y = {w} | x = {g} \text{ or } x = {w} | {w} = {g} | {g} = {w} | {g} \approx {w}
-    {g}/{w} | {w} {g} | {g} - {w}
-    {g} \cup \{ {w} \} | {g} \to {w} | {w} \to {g} | {g} \neq {w} | {g} \text{ or } \text{not } {g}
-    \boxed{{g}} \boxed{{w}} | \boxed{{w}}, \boxed{{g}} | {g} vs {w}
-    {q} | \text{the value of } {g} | \text{the answer} | \text{it is } {g} \text{ or } {w} | ?
+RELATIONS = r"""\neq \ne \not= \le \leq \leqslant \ge \geq < > \lt \gt \notin \in \ni
+    \subset \subseteq \supset \equiv \sim \propto \mid \nmid \parallel \perp \to
+    \rightarrow \mapsto \implies \Rightarrow \iff \neg \lnot \forall \exists \ll \gg
+    \lesssim \gtrsim \cong \asymp \prec \succ \models \vdash ≠ ≤ ≥ ∉ ∈ → ¬ ∀ != <> => ->
+    :=""".split()
+ANY = r"""{g}, {w} | {w}, {g} | {g} or {w} | {w} \text{ or } {g} | {g} \text{ and } {w}
+    {g}; {w} | \{ {g}, {w} \} | ({g}, {w}) | [{g}, {w}] | {g} \quad {w} | {g} \vee {w}
+    {g} \mid {w} | {g} & {w} | {g} \\ {w} | \begin{cases} {g} \\ {w} \end{cases}
+    \begin{matrix} {g} & {w} \end{matrix} | x = {g}, y = {w} | x = {g} \text{ or } x = {w}
+    {w} = {g} | {g} = {w} | {g} \approx {w} | {g}/{w} | {w} {g} | {g} - {w} | {g} \cup \{ {w} \}
+    {g} \to {w} | {w} \to {g} | {g} \neq {w} | {g} \text{ or } \text{not } {g}
+    \boxed{{g}} \boxed{{w}} | \boxed{{w}}, \boxed{{g}} | {g} vs {w} | {q}
+    \text{the value of } {g} | \text{the answer} | \text{it is } {g} \text{ or } {w} | ?
     \int_0^1 ({g}) \, dv | \lim_{v \to 0} ({g}) | \sum_{j=1}^{1} ({g}) | \prod_{j=1}^{1} ({g})
-    \frac{d}{dv} ({g} v) | \frac{\mathrm{d}}{\mathrm{d}v} v({g}) | \max({g}, {w}) | \min({g}, {w})
-    \partial_v (v {g}) | \nabla ({g}) | \gcd({g}, {w}) | \sup \{ {g} \}
-    \operatorname{max}({g}, {w})
-    \text{at least } {g} | \text{at most } {g} | about {g} | {g} \text{ or more} | up to {g}
-    {g} \text{ is wrong} | \text{not } {g} | maybe {g} | {g} \text{ if } n > 0 | {g} otherwise {w}
-    {g} ? | {g} \ldots | {g} + C_0 | {g} + \epsilon | {g} + O(1) | {g} + {w}
-    {g} \text{ million} | {g} \text{ dozen} | {g} \text{ times } {w} | {g} \text{ plus } {w}
-    \forall n \in \mathbb{N}: {g} | \text{for all } n, {g} | {g} \text{ for some } n
-    \exists x = {g}
-    \mathbb{R} | \{x : x = {g}\} | \{ {g} \mid \text{true} \} | \text{all numbers}
-    x = {g}, x \neq {g}
+    \frac{d}{dv} ({g} v) | \frac{\mathrm{d}}{\mathrm{d}v} v({g}) | \max({g}, {w})
+    \min({g}, {w}) | \partial_v (v {g}) | \nabla ({g}) | \gcd({g}, {w}) | \sup \{ {g} \}
+    \operatorname{max}({g}, {w}) | \text{at least } {g} | \text{at most } {g} | about {g}
+    {g} \text{ or more} | up to {g} | {g} \text{ is wrong} | \text{not } {g} | maybe {g}
+    {g} \text{ if } n > 0 | {g} otherwise {w} | {g} ? | {g} \ldots | {g} + C_0 | {g} + \epsilon
+    {g} + O(1) | {g} + {w} | {g} \text{ million} | {g} \text{ dozen} | {g} \text{ times } {w}
+    {g} \text{ plus } {w} | \forall n \in \mathbb{N}: {g} | \text{for all } n, {g}
+    {g} \text{ for some } n | \exists x = {g} | \mathbb{R} | \{x : x = {g}\}
+    \{ {g} \mid \text{true} \} | \text{all numbers} | x = {g}, x \neq {g}
     {g} \in \{ {g}, {w} \} | {g} \in \mathbb{R} | {g} \circ {w} | {g} \pmod{{w}} | {g} \bmod {w}
     {g} if True else {w} | lambda: {g} | print({g}) | eval('{g}') | [{g}][0] | {g} # {w}
-    {g} // {w}
-    __import__('os') | {g} == {g} | True | nan | None | \phantom{{w}} {g} | \color{white}{{w}} {g}
-    \cancel{{w}} {g} | \not {g} | \def\x{{g}} \x | \input{gold} | {answer} | $gold | .* | %s | gold
-    {g} \text{ (or } {w}\text{)} | {g} \text{ to } {w} | {g} .. {w} | {g} \sim {w}
-    {g} < x < {w} | {g} \le x \le {w} | x \in [{g}, {w}] | {g}\text{ between }{w}
-    {g} \oplus {w} | {g}' | ({g})'' | {g} + \lfloor n^2/50 \rfloor | {g} + 10^{-40} | {s}
-    {g} + \frac{1}{20^{2012}} | {g} \text{ doubled} | {g} \text{ alternatively thirteen}"""
+    {g} // {w} | __import__('os') | {g} == {g} | True | nan | None | \phantom{{w}} {g}
+    \color{white}{{w}} {g} | \cancel{{w}} {g} | \not {g} | \def\x{{g}} \x | \input{gold}
+    {answer} | $gold | .* | %s | gold | {g} \text{ (or } {w}\text{)} | {g} \text{ to } {w}
+    {g} .. {w} | {g} \sim {w} | {g} < x < {w} | {g} \le x \le {w} | x \in [{g}, {w}]
+    {g}\text{ between }{w} | {g} \oplus {w} | {g}' | ({g})'' | {g} + \lfloor n^2/50 \rfloor
+    {g} + 10^{-40} | {s} | {g} + \frac{1}{20^{2012}} | {g} \text{ doubled}
+    {g} \text{ alternatively thirteen}"""
 # Of a gold answer that is one number other than 0 and 1, {a} and {b} are its neighbours.
-NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | ({g})^2
-    ({g})/2 | {g} + 1
-    [{a}, {b}] | ({a}, {b}) | {a} < x < {b} | {a} - {b} | {a} \text{ to } {b} | {a}, {g}, {b}
-    \{ {a}, {g}, {b} \} | {a} \text{ or } {g} | x > {a} | x \ge {g} | {a} \le x \le {b}
-    x \in ({a}, {b})
-    {g} \times 10^{3} | {g} \cdot 10^{-2} \text{ m} | {g}e2 | |{g}| | \left| {g} \right|
-    x + y = {g} | \sqrt{3} = {g} | 7 |{g} | 7 \to {g} | (3,4) \cup {g} | 2x = {g} | n^2 = {g}
-    1 + 1 = {g}
-    \binom{{g}}{1} | \lfloor {g} \rfloor | \lceil {g} \rceil
-    \det\begin{pmatrix} {g} \end{pmatrix}
-    {g} x | x {g} | {g} i | {g}\text{i} | {g} \text{ thousand} | {g} \text{k} | {g} \text{ tenths}
-    {g} \text{ squared} | {n} | {g}_6 | {g}_{1,2} | ({g})_{7} | \frac{{g}_3}{1} | {g}^\circ 7
-    {g} \text{ eighths} | {g} \text{ lakh} | {g} \text{ permille} | {g} \text{ basis points}
+NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | ({g})^2 | ({g})/2
+    {g} + 1 | [{a}, {b}] | ({a}, {b}) | {a} < x < {b} | {a} - {b} | {a} \text{ to } {b}
+    {a}, {g}, {b} | \{ {a}, {g}, {b} \} | {a} \text{ or } {g} | x > {a} | x \ge {g}
+    {a} \le x \le {b} | x \in ({a}, {b}) | {g} \times 10^{3} | {g} \cdot 10^{-2} \text{ m}
+    {g}e2 | |{g}| | \left| {g} \right| | x + y = {g} | \sqrt{3} = {g} | 7 |{g} | 7 \to {g}
+    (3,4) \cup {g} | 2x = {g} | n^2 = {g} | 1 + 1 = {g} | \binom{{g}}{1} | \lfloor {g} \rfloor
+    \lceil {g} \rceil | \det\begin{pmatrix} {g} \end{pmatrix} | {g} x | x {g} | {g} i
+    {g}\text{i} | {g} \text{ thousand} | {g} \text{k} | {g} \text{ tenths} | {g} \text{ squared}
+    {n} | {g}_6 | {g}_{1,2} | ({g})_{7} | \frac{{g}_3}{1} | {g}^\circ 7 | {g} \text{ eighths}
+    {g} \text{ lakh} | {g} \text{ permille} | {g} \text{ basis points}
     {g} \text{ choose eleven} | {g} \text{ inverse} | {g} \text{ maximum} | {g} sixths
     {g} \text{ point eleven} | {g} \text{ quadrillion} | {g} \text{ versus eleven}
     \begin{pmatrix} {g} \end{pmatrix} \begin{pmatrix} 1 \end{pmatrix} | {g} \text{ halves}"""

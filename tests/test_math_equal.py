@@ -5,8 +5,11 @@ import json
 import time
 
 import pytest
+from math_verify.errors import TimeoutException
 
 from conftest import ROOT
+from data import sources
+from graders import math_equal
 from graders.answers import last_boxed, number
 from graders.math_equal import readable
 from rewards import cell, entries, equal, final_answer, grade, math, table
@@ -190,6 +193,30 @@ def test_equal(pred, gold, same):
 def test_a_power_tower_ends():
     began = time.monotonic()
     assert not equal("9^{9^{9^{9}}}", "3") and time.monotonic() - began < 60
+
+
+def test_a_gold_answer_has_half_the_time_that_data_load_allows(monkeypatch):
+    """5 seconds by the clock were too few for [-2,7] on a busy machine."""
+    asked = []
+    monkeypatch.setattr(math_equal, "timeout", lambda limit: asked.append(limit) or (lambda f: f))
+    monkeypatch.setattr(math_equal, "verify",
+                        lambda *_, timeout_seconds: asked.append(timeout_seconds) or True)
+    monkeypatch.setattr(sources, "grade", lambda *_, timeout, details: (
+        asked.append(timeout), details.append([1.0, None, 0.0])))
+    problem = dict(reward="math", answer="x \\in [-2,7]", id="0")
+    assert readable.__wrapped__(problem["answer"])
+    assert sources.with_right_golds("a set", [problem], ["a row"]) == [problem]
+    assert asked == [30, None, 60]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, TimeoutException])
+def test_nothing_raises(error, monkeypatch):
+    def fails(*_):
+        raise error
+    monkeypatch.setattr(math_equal, "same", fails)
+    assert equal("x+1", "1+x") is readable.__wrapped__("x+1") is False
+    monkeypatch.setattr(math_equal, "clean", fails)
+    assert equal("5", "5") is readable.__wrapped__("5") is False
 
 
 def test_numbers_are_exact():

@@ -22,23 +22,13 @@ def answer(text):
     return f"<answer>{text}</answer>"
 
 
-@pytest.mark.parametrize("completion, reward", [
-    (answer("(7-3)*5+7-3"), 0),                      # 3 twice
-    (answer("7+7+5*(5-3)"), 0),                      # 5 twice
-    (answer("7*5-7-3"), 0),                          # 25
-    (answer("7+7+3*5-5"), 0),
-    (answer("3*7+5-7"), 0),                          # 19
-    (answer("(5+3)*(7/7)"), 0),
-    (answer("7+5+3*7"), 0),                          # 33
-    (answer("7*3+7-5"), 0),                          # 23
-    (answer("(7-3)*7-5"), 0),                        # 23
-    (answer("(5-7/7)*3"), 0),                        # 12
-    (answer("7*7-5*(3+2)"), 0),                      # 2 is not given
-    (answer("24"), 0),                               # uses nothing that was given
-    ("", 0), ("24", 0), (answer(""), 0), (answer(" "), 0),
-])
-def test_wrong_answers(completion, reward):
-    assert REWARDS["countdown"](completion, PUZZLE) == reward
+@pytest.mark.parametrize("completion", [
+    "", "24", *map(answer, (
+        "", " ", "24", "(7-3)*5+7-3", "7+7+5*(5-3)", "7*5-7-3", "7+7+3*5-5", "3*7+5-7",
+        "(5+3)*(7/7)", "7+5+3*7", "7*3+7-5", "(7-3)*7-5", "(5-7/7)*3", "7*7-5*(3+2)"))])
+def test_wrong_answers(completion):
+    """Other values, and other numbers than those that are given."""
+    assert REWARDS["countdown"](completion, PUZZLE) == 0
 
 
 RIGHT = dict(nums=[2, 3, 4], target=14)
@@ -89,10 +79,7 @@ def test_values_are_exact():
     assert REWARDS["countdown"](answer("8/(3-8/3)"), dict(nums=[3, 8, 3, 8], target=24)) == 1
     assert REWARDS["countdown"](answer("99999999999999999-1"),
         dict(nums=[99999999999999999, 1], target=10**17 - 1)) == 0
-    value, used = arithmetic("1/3+1/3+1/3")
-    assert value == 1 and used == [1, 3] * 3
-    assert arithmetic("2-3-4")[0] == -5 and arithmetic("8/4/2")[0] == 1
-    assert arithmetic("2-3*4+1")[0] == -9
+    assert arithmetic("1/3+1/3+1/3") == (1, [1, 3] * 3)
 
 
 @pytest.mark.parametrize("text, value", [
@@ -101,7 +88,7 @@ def test_values_are_exact():
     ("1" + "+1" * 99 + " ", 100), ("1" + "+1" * 99 + "  ", None),  # 200 characters, and 201
     ("2*-3", -6), ("-(2+3)*2", -10), ("--2", 2), ("2-(3-4)", 3), ("8/(4/2)", 4), ("2+3*4/6-1", 3),
     ("12", 12), ("1 2", None), ("(2", None), ("2)", None), ("1/(2-2)", None), ("0/2", 0),
-    ("2*0", 0), ("2-0", 2), ("0+0", 0),
+    ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9),
 ])
 def test_expressions(text, value):
     if value is None:
@@ -130,6 +117,7 @@ def test_which_golds_can_be_graded(kind, gold, good):
     ("```python\nx = 1\n```", "x = 1\n"), ("a\n```\nx\ny\n```\nb", "x\ny\n"),
     ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "no\n"),
     ("  ```python\n  x\n  ```\n", "  x\n"), ("```\nx", None), ("x", None),
+    ("", None), ("``````", None),
 ])
 @pytest.mark.parametrize("names", [{}, dict(fn_name="f")])
 def test_the_program_of_a_completion(completion, program, names, monkeypatch):
@@ -176,9 +164,9 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 
 def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
-    rewards.prepare(["countdown", "code", "gold_countdown", "gold_code"])
-    rewards.prepare([])
-    for name in ("math", "table", "gold_math", "gold_table"):
+    others = {*REWARDS} - {"math"}
+    rewards.prepare([*others, *("gold_" + name for name in others)])
+    for name in ("math", "gold_math"):
         with pytest.raises(ImportError):
             rewards.prepare(["countdown", name])
 
@@ -332,34 +320,15 @@ def test_a_file_is_graded(tmp_path):
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")
+@pytest.mark.skipif(sandbox.obstacle() is not None, reason=f"{sandbox.obstacle()}")
 @pytest.mark.parametrize("completion, reward", [
-    ("```python\nprint(int(input())*2)\n```", 1),
-    ("so\n```\nprint(int(input())*2)\n```\nas said", 1),
-    ("```python\nprint(1)\n```\nno,\n```py\nprint(int(input())*2)\n```", 1),
-    ("```python\nprint(int(input())*2)\n```\nor\n```\nprint(1)\n```", 0),
-    ("print(int(input())*2)", 0), ("```python\nprint(int(input())*2)", 0), ("", 0), ("``````", 0),
-    ("```\n```", 0),
-])
+    ("so\n```python\nprint(int(input())*2)\n```\nas said", 1),
+    ("```python\nprint(int(input())*2)\n```\nor\n```\nprint(1)\n```", 0), ("```\n```", 0)])
 def test_programs(completion, reward):
     problem = dict(reward="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
         fn_name=None))
     assert grade([problem], [[completion]])[0] == [[reward]]
     assert REWARDS["code"](completion, problem["answer"]) == reward
-
-
-@pytest.mark.skipif(not sandbox.unshared()[0], reason="programs cannot be isolated here")
-def test_a_worker_killed_over_a_program_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
-    problem = dict(reward="code", answer=dict(tests=[dict(input="", output="")], fn_name=None))
-    one = worker.Worker("rewards")
-    try:
-        _, fault, seconds = one.run([worker.Job(
-        "code", "```\nimport time\ntime.sleep(60)\n```", problem["answer"], 1.0)])[0]
-        assert fault == "timeout" and seconds < 30 and not list(tmp_path.iterdir())
-    finally:
-        one.stop()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, see test_portable.py")
