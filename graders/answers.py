@@ -63,13 +63,14 @@ NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|do
 DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
     unless when where wrong""".split())
 SPELLINGS = (
-    ("np.arc", "\\arc"), ("!=", "\\neq "), ("$", ""), ("{,}", ","), ("\u2208", "\\in "),
+    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","), ("\u2208", "\\in "),
     ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\varnothing", "\\emptyset"),
     ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "), ("\u2265", "\\geq "),
     ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "), ("\u00b7", "\\cdot "),
     ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "), ("\u00b5", "\u03bc"),
     ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
 REWRITES = (
+    (r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\"),
     (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
     (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\([gl]eq)slant", r"\\\1"),
     ("'", r"^{\\prime}"),
@@ -109,19 +110,15 @@ def clean(text):
     text = re.sub(r",\\!\s*", ",", str(text))
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
     unit = (("dollar", 1),) if "\\$" in text else None
-    text = re.sub(r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\", text).replace("\\$", "")
     for old, new in SPELLINGS:
         text = text.replace(old, new)
     for pattern, new in REWRITES:
         text = re.sub(pattern, new, text)
-    if text.count("\\boxed") == 1:
-        text = last_boxed(text) or text
     boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
     text = (", ".join(boxes) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
         text = text[1:-1]
-    text = re.sub(rf"(?:{DEGREE}) *(?=[CF]$)(.)", r"\\text{\1}", text)
-    unit = unit or ((("deg", 1),) if re.search(f"(?:{DEGREE}) *$", text) else None)
+    text = re.sub(rf"(?:{DEGREE}) *([CF]?)$", lambda m: f"\\text{{{m[1] or 'deg'}}}", text)
     text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
     text = re.sub(ORDINAL, r"\1", text)
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)

@@ -64,7 +64,7 @@ def interval(text):
     ranges, names = [], set()
     bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
-        ends = {False: ("(", "-\\infty"), True: ("\\infty", ")")}  # is the name less than it?
+        low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
             terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
             for left, sign, right in zip(terms[::2], terms[1::2], terms[2::2]):
@@ -74,8 +74,11 @@ def interval(text):
                 if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right:
                     return text, None
                 names.add(left)
-                ends[less] = (right, ")]"[closed]) if less else ("(["[closed], right)
-        ranges.append("{}{},{}{}".format(*ends[False], *ends[True]))
+                if less:
+                    high = right + ")]"[closed]
+                else:
+                    low = "(["[closed] + right
+        ranges.append(f"{low},{high}")
         if len(terms) < 3 or len(names) > 1:
             return text, None
     return "\\cup".join(ranges), *names
@@ -227,11 +230,12 @@ def same_with_units(pred, gold):
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
     # 6m may be a product: a unit that nobody marked is no more optional than a name.
-    if gold_unit and unit != gold_unit and re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold):
+    if gold_unit and unit != gold_unit and (
+            unit or re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold)):
         return False
     if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
         return False
-    return (not unit or not gold_unit or unit == gold_unit) and same_answer(text, gold_text)
+    return same_answer(text, gold_text)
 
 
 def same_answer(pred, gold):
@@ -287,8 +291,8 @@ def without_names(pred, gold):
         if sorted(names) != sorted(gold_names) or not (
                 len(names) == len(values) == len(gold_values)):
             return None
-        values, gold_values = ([value for _, value in sorted(zip(*named, strict=True))]
-                               for named in ((names, values), (gold_names, gold_values)))
+        _, values = zip(*sorted(zip(names, values, strict=True)), strict=True)
+        _, gold_values = zip(*sorted(zip(gold_names, gold_values, strict=True)), strict=True)
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"

@@ -84,15 +84,10 @@ def isolating():
 def isolation():
     """One line for the start of a run: the isolation of programs here."""
     if obstacle():
-        return f"isolation: none, rlimits{'' if has_memory_limit() else ' (no memory)'} alone"
+        memory = " (no memory)" if platform.system() == "Darwin" else ""
+        return f"isolation: none, rlimits{memory} alone"
     uid = os.getuid() if program_uid() is None else f"{UIDS[0]}-{UIDS[-1]}"
     return f"isolation: pid net mount, uid {uid}, seccomp, rlimits"
-
-
-def has_memory_limit():
-    """May a process limit its address space? On macOS it is larger than any limit from the start,
-    and the limit is an error."""
-    return platform.system() != "Darwin"
 
 
 def check_isolation(allow_unsafe):
@@ -203,7 +198,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
-    if not has_memory_limit():
+    if platform.system() == "Darwin":  # Its processes have more from the start: an error.
         del limits["AS"]
     job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
                confined=None)
