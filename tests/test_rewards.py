@@ -38,35 +38,26 @@ RIGHT = dict(nums=[2, 3, 4], target=14)
     (answer("2+3*4"), 1), (answer(" ( 2 + 3 * 4 ) "), 1), (answer("4*3+2"), 1),
     (answer("2--3*4"), 1), (answer("2\n+3*4"), 1),
     ("<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
-    (answer("((((2))))+3*4"), 1),
-    (answer("02+3*4"), 1),
-    ("2+3*4", 0),                                    # no answer
-    ("<answer>2+3*4", 0),                            # cut off
-    ("2+3*4</answer>", 0),
-    (answer("2+3*4") + answer("2+3*4"), 0),          # several, even if the same
-    (answer("1") + " no, " + answer("2+3*4"), 0),
-    ("<answer>" + answer("2+3*4"), 0),
+    (answer("((((2))))+3*4"), 1), (answer("02+3*4"), 1), ("2+3*4", 0),  # no answer
+    ("<answer>2+3*4", 0),  # cut off
+    ("2+3*4</answer>", 0), (answer("2+3*4") + answer("2+3*4"), 0),  # several, even if the same
+    (answer("1") + " no, " + answer("2+3*4"), 0), ("<answer>" + answer("2+3*4"), 0),
     (answer("2+3*4") + "</answer>", 0), ("</answer>" + answer("2+3*4"), 0),
-    ("<ANSWER>2+3*4</ANSWER>", 0),
-    (answer("2+3*4=14"), 0), (answer("14=2+3*4"), 0), (answer("x=2+3*4"), 0),
-    (answer("2+3x4"), 0), (answer("2+3\u00d74"), 0), (answer("2+3(4)"), 0), (answer("2 3 4"), 0),
-    (answer("2+3*4;"), 0),
+    ("<ANSWER>2+3*4</ANSWER>", 0), (answer("2+3*4=14"), 0), (answer("14=2+3*4"), 0),
+    (answer("x=2+3*4"), 0), (answer("2+3x4"), 0), (answer("2+3\u00d74"), 0), (answer("2+3(4)"), 0),
+    (answer("2 3 4"), 0), (answer("2+3*4;"), 0),
     # digits, but not ASCII's
     (answer("\u0662+3*4"), 0), (answer("\uff12+3*4"), 0), (answer("\u00b2+3*4"), 0),
     (answer("2+3*4+0"), 0), (answer("2.0+3*4"), 0), (answer("2e0+3*4"), 0), (answer("0x2+3*4"), 0),
-    (answer("2_+3*4"), 0),
-    (answer("+2+3*4"), 0),
-    (answer("2+3*4+3-3"), 0), (answer("2+12"), 0), (answer("23+4"), 0),
-    (answer("2+3*4/(2-2)"), 0), (answer("(2-2)/(3*4)"), 0), (answer("1/0"), 0),
+    (answer("2_+3*4"), 0), (answer("+2+3*4"), 0), (answer("2+3*4+3-3"), 0), (answer("2+12"), 0),
+    (answer("23+4"), 0), (answer("2+3*4/(2-2)"), 0), (answer("(2-2)/(3*4)"), 0), (answer("1/0"), 0),
     (answer("2+3*"), 0), (answer("(2+3*4"), 0), (answer("2+3*4)"), 0), (answer("()"), 0),
-    (answer("*"), 0),
-    (answer("9**9**99"), 0), (answer("2**3**4"), 0), (answer("7//2"), 0), (answer("2<<3"), 0),
-    (answer("4!"), 0),
-    (answer("__import__('os').system('true')"), 0), (answer("exit()"), 0), (answer("2+3*4 #"), 0),
-    (answer("(" * 100_000 + "2"), 0), (answer("(" * 99 + "2" + ")" * 99), 0),
-    (answer("-" * 100_000 + "2"), 0),
+    (answer("*"), 0), (answer("9**9**99"), 0), (answer("2**3**4"), 0), (answer("7//2"), 0),
+    (answer("2<<3"), 0), (answer("4!"), 0), (answer("__import__('os').system('true')"), 0),
+    (answer("exit()"), 0), (answer("2+3*4 #"), 0), (answer("(" * 100_000 + "2"), 0),
+    (answer("(" * 99 + "2" + ")" * 99), 0), (answer("-" * 100_000 + "2"), 0),
     (answer("9" * 1_000_000), 0), (answer("9" * 199), 0), (answer("*".join(["9" * 40] * 4)), 0),
-    ("<answer>" * 100_000, 0), (answer("2+3*4") * 50_000, 0), ("\x00" + answer("2\x00+3*4"), 0),
+    ("<answer>" * 100_000, 0), (answer("2+3*4") * 50_000, 0), ("\x00" + answer("2\x00+3*4"), 0)
 ])
 def test_countdown_table(completion, reward):
     began = time.process_time()
@@ -219,25 +210,27 @@ VERIFIERS["bad"] = bad
 
 
 @pytest.fixture
-def bad_verifier(monkeypatch, tmp_path):
-    """A problem whose verifier does what the completion says."""
-    (tmp_path / "bad_rewards.py").write_text(BAD)
+def verifiers(monkeypatch, tmp_path, request):
+    """The workers have the verifiers of the test's text, and are two at most."""
+    (tmp_path / "own_rewards.py").write_text(request.param)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(rewards, "MODULE", "bad_rewards")
-    yield dict(reward="bad", answer=None)
-    for process in worker.pool("bad_rewards", 2):
+    monkeypatch.setattr(rewards, "MODULE", "own_rewards")
+    yield
+    for process in [*worker.pool("own_rewards", 1), *worker.pool("own_rewards", 2)]:
         process.stop()
     worker.pool.cache_clear()
 
 
-def test_a_hang_costs_its_own_limit_and_nobody_else(bad_verifier, capfd):
+@pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
+def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd):
+    problem = dict(reward="bad", answer=None)
     texts = ["good", "wrong"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
         (250, "raise"), (251, "deep")):
         texts[place] = text
-    grade([bad_verifier], [["good"]], workers=2)  # started
+    grade([problem], [["good"]], workers=2)  # started
     began = time.perf_counter()
-    (got,), counters = grade([bad_verifier], [texts], timeout=3.0, workers=2)
+    (got,), counters = grade([problem], [texts], timeout=3.0, workers=2)
     assert time.perf_counter() - began < 60
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
@@ -379,28 +372,20 @@ VERIFIERS["meddling"] = meddling
 """
 
 
-def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(
-        monkeypatch, tmp_path, capfd):
+@pytest.mark.parametrize("verifiers", [MEDDLING], indirect=True, ids=["meddling"])
+def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):
     """It forks, writes to descriptors that it did not open, reads the worker's jobs, is NaN."""
-    (tmp_path / "meddling_rewards.py").write_text(MEDDLING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(rewards, "MODULE", "meddling_rewards")
     problem = dict(reward="meddling", answer=None)
     faulty = ["[1.0, null]\n", "half a line", "[" * 5000 + "\n", "\xff\n", "null\n", "closes",
               "nan", "inf"]
     texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]
-    try:
-        (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
-        assert got == [float(text in ("good", "forks", "reads")) for text in texts]
-        assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
-                                error=len(faulty))
-        said = capfd.readouterr().err
-        assert "meddling, 1 of 22 completions: error: the reward is nan" in said
-        assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
-        assert grade([problem], [["later"]], workers=1)[0] == [[1]]
-        time.sleep(1.0)  # It has written by then, and the next block is not charged for it.
-        assert grade([problem], [["good"]], workers=1) == ([[1]], dict.fromkeys(counters, 0))
-    finally:
-        for one in worker.pool("meddling_rewards", 1):
-            one.stop()
-        worker.pool.cache_clear()
+    (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
+    assert got == [float(text in ("good", "forks", "reads")) for text in texts]
+    assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
+                            error=len(faulty))
+    said = capfd.readouterr().err
+    assert "meddling, 1 of 22 completions: error: the reward is nan" in said
+    assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
+    assert grade([problem], [["later"]], workers=1)[0] == [[1]]
+    time.sleep(1.0)  # It has written by then, and the next block is not charged for it.
+    assert grade([problem], [["good"]], workers=1) == ([[1]], dict.fromkeys(counters, 0))

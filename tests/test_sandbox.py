@@ -92,8 +92,7 @@ CASES = [
     F("none", 1, "def f(s): return None", [dict(input='"ab"', output='null')]),
     # wrong
     S("wrong", 0, "print(int(input())*3)"),
-    S("right on the first only", 0, "n=int(input())\nprint(6)"),
-    S("nothing", 0, ""),
+    S("right on the first only", 0, "n=int(input())\nprint(6)"), S("nothing", 0, ""),
     S("syntax error", 0, "print((int(input())*2)"),
     S("exception after the answer", 0, "print(int(input())*2,flush=True)\nraise ValueError"),
     S("extra line", 0, "print(int(input())*2)\nprint('done')"),
@@ -103,22 +102,18 @@ CASES = [
     S("os.abort", 0, "import os\nprint(int(input())*2,flush=True)\nos.abort()"),
     S("NUL bytes", 0, "print('\\0'*10)"),
     S("not UTF-8", 0, "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"),
-    S("sNaN", 0, "print('sNaN')"),
-    S("huge exponent", 0, "print('1e999999999')"),
+    S("sNaN", 0, "print('sNaN')"), S("huge exponent", 0, "print('1e999999999')"),
     F("no such function", 0, "def g(x): return x*2"),
-    F("raises", 0, "def f(x): raise SystemExit(0)"),
-    F("sys.exit(0)", 0, "import sys\nsys.exit(0)"),
+    F("raises", 0, "def f(x): raise SystemExit(0)"), F("sys.exit(0)", 0, "import sys\nsys.exit(0)"),
     F("os._exit(0)", 0, "import os\ndef f(x): os._exit(0)"),
-    F("nan", 0, "def f(x): return float('nan')"),
-    F("not JSON", 0, "def f(x): return {1,2}"),
+    F("nan", 0, "def f(x): return float('nan')"), F("not JSON", 0, "def f(x): return {1,2}"),
     F("deep nesting", 0, "def f(x):\n    a=[]\n    for _ in range(30000): a=[a]\n    return a"),
     F("dies after the last result", 0,
       "import os\nn=0\ndef f(x):\n    global n\n    n+=1\n    if n==2:\n"
       "        import threading,time\n        threading.Timer(0.05,lambda: os._exit(1)).start()\n"
       "        time.sleep(0.2)\n    return x*2"),
     # loops, hogs
-    S("loop", 0, "while True: pass"),
-    S("sleep", 0, "import time\ntime.sleep(1000)"),
+    S("loop", 0, "while True: pass"), S("sleep", 0, "import time\ntime.sleep(1000)"),
     S("loop that ignores signals", 0,
       "import signal\nfor s in range(1,32):\n    try: signal.signal(s,signal.SIG_IGN)\n"
       "    except Exception: pass\nwhile True: pass"),
@@ -200,7 +195,7 @@ CASES = [
       "t=threading.Thread(target=print,args=(int(input())*2,))\nt.start();t.join()\n"
       "subprocess.run([sys.executable,'-c','pass'],check=True)"),
     S("quits by recursion", 0, "def f(): f()\nf()"),
-    S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)"),
+    S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)")
 ]
 
 
@@ -330,12 +325,11 @@ def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
 
 @pytest.mark.parametrize("got, wanted, same", [
     ("6", "6\n", True), ("6 \n\n", "6", True), ("6.0", "6", True), ("1e3", "1000", True),
-    ("1_000", "1000", True), ("0.10", "0.1", True),
-    ("0.333", "0.3333", False), ("1 2", "1\n2", False), ("1  2", "1 2", True),
-    ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
+    ("1_000", "1000", True), ("0.10", "0.1", True), ("0.333", "0.3333", False),
+    ("1 2", "1\n2", False), ("1  2", "1 2", True), ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
     ("NaN", "NaN", True), ("nan", "NaN", False), ("sNaN", "1", False), ("1e999999999", "1", False),
-    ("", "", True), ("", "0", False),
-    ("Infinity", "inf", False), ("-0", "0", True), ("x" * 10**6, "x", False)])
+    ("", "", True), ("", "0", False), ("Infinity", "inf", False), ("-0", "0", True),
+    ("x" * 10**6, "x", False)])
 def test_comparison(got, wanted, same):
     assert lines_equal(got, wanted) is same
 
