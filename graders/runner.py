@@ -6,6 +6,7 @@ a text, why it cannot start. It fills the namespaces that unshare has made by ca
 commands for it, a dozen processes, would take longer than a program.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -119,14 +120,10 @@ def confine(places, links, uid):
 
 def kill_the_rest():
     """Kills the processes that the program left, if this is the first of a process tree."""
-    if os.getpid() != 1:
-        return
-    try:
-        os.kill(-1, 9)
-        while True:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        while os.getpid() == 1:
+            os.kill(-1, 9)
             os.wait()
-    except (ProcessLookupError, ChildProcessError):
-        pass
 
 
 def nameless_file():
@@ -134,9 +131,7 @@ def nameless_file():
     if hasattr(os, "memfd_create"):
         return os.memfd_create("program")
     import tempfile  # Linux saves the time for it.
-    descriptor, path = tempfile.mkstemp()
-    os.unlink(path)
-    return descriptor
+    return os.dup(tempfile.TemporaryFile().fileno())
 
 
 def fork_for_each(texts, limits, results):
