@@ -63,8 +63,8 @@ NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|do
 DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
     unless when where wrong""".split())
 SPELLINGS = (
-    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","), ("\u2208", "\\in "),
-    ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\varnothing", "\\emptyset"),
+    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","),
+    ("\u2208", "\\in "), ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"), ("\\varnothing", "\\emptyset"),
     ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "), ("\u2265", "\\geq "),
     ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "), ("\u00b7", "\\cdot "),
     ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "), ("\u222a", "\\cup "), ("\u00b5", "\u03bc"),
