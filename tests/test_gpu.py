@@ -512,29 +512,13 @@ def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
         assert {*names} <= {*inspect.signature(function).parameters}, function
 
 
-def test_torch_and_transformers_take_the_arguments_of_a_gpu():
-    """varlen_attn's are in test_layout.py, and what a CPU runs, too, needs no such test."""
-    from torch.distributed import fsdp
-    from torch.nn.attention import bias
-    from transformers import PreTrainedModel
-    from transformers.integrations import sdpa_attention
-    for function, names in {
-            torch.cuda.mem_get_info: [], torch.cuda.memory_reserved: [],
-            torch.cuda.get_device_capability: ["device"], torch.cuda.memory_allocated: [],
-            fsdp.OffloadPolicy: [],
-            torch.random.fork_rng: ["devices"],
-            fsdp.CPUOffloadPolicy: ["pin_memory"],
-            fsdp.fully_shard: ["mesh", "mp_policy", "offload_policy", "reshard_after_forward"],
-            fsdp.MixedPrecisionPolicy: ["param_dtype", "reduce_dtype"],
-            PreTrainedModel.gradient_checkpointing_enable: ["gradient_checkpointing_kwargs"],
-            sdpa_attention.repeat_kv: ["hidden_states", "n_rep"],
-            sdpa_attention.sdpa_attention_forward: ["module", "query", "key", "value",
-                                                    "attention_mask", "scaling", "is_causal"],
-            bias.causal_lower_right: ["size"]}.items():
-        assert {*names} <= {*inspect.signature(function).parameters}, function
+def test_torch_has_what_a_gpu_needs():
+    """What a CPU runs, too, needs no such test; varlen_attn's arguments are in test_layout.py."""
+    cuda = torch.cuda
+    assert all(map(callable, (cuda.mem_get_info, cuda.memory_reserved, cuda.memory_allocated)))
+    assert "device" in inspect.signature(cuda.get_device_capability).parameters
     assert any("out_dtype" in str(s) for s in torch._C._jit_get_schemas_for_operator("aten::mm"))
     assert issubclass(torch.OutOfMemoryError, RuntimeError)
-    assert isinstance(torch.utils.deterministic.fill_uninitialized_memory, bool)
 
 
 # ---------------------------------------------------------------------------- eval.py on many ranks

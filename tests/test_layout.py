@@ -328,10 +328,10 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
     """Where a GPU has no flash kernels, keys and values are repeated for each query head."""
     batch = groups(*GROUPS[batch])
     wanted = outcome(models[kind], batch, name)
-    heads, own = set(), functional.scaled_dot_product_attention
+    heads, own = set(), kernels.repeated
     monkeypatch.setattr(kernels, "must_repeat", lambda _: True)
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *qkv, **options: (
-        heads.update(x.shape[1] for x in qkv), own(*qkv, **options))[1])
+    monkeypatch.setattr(kernels, "repeated", lambda *given: (
+        heads.update(x.shape[1] for x in own(*given)), own(*given))[1])
     for a, b in zip(outcome(models[kind], batch, name), wanted, strict=True):
         assert (a - b).abs().max() < 1e-11 * b.abs().max()
     assert heads == {4}
