@@ -102,26 +102,21 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
 
 
 def place(policy, activation_checkpointing, offload):
-    """Shards the layers over the ranks' GPUs; without ranks, saves casts and copies in them."""
+    """Shards the layers over the ranks' GPUs. Without ranks, tensors are cast once for all linear
+    layers that read them, and frozen layers to the dtype to which autocast would copy them: the
+    same bits in less memory."""
     layers = layers_of(policy.model)
     for layer in layers:
         layer.training = activation_checkpointing  # of the layer alone: its dropout stays off
     if parallel.sharded():  # FSDP's layers compute in 16 bits throughout, and have one dtype
         parallel.shard(policy, layers, offload)
         return
-    for module in policy.model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(kernels.cast_once)
-    halve_frozen(policy)
-
-
-def halve_frozen(policy):
-    """Casts frozen linear layers to the dtype to which autocast would copy them: the same bits in
-    half the memory."""
     tied = policy.model.get_input_embeddings().weight
     for module in policy.model.modules():
-        if isinstance(module, torch.nn.Linear) and module.weight is not tied \
-                and not any(p.requires_grad for p in module.parameters()):
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        module.register_forward_pre_hook(kernels.cast_once)
+        if module.weight is not tied and not any(p.requires_grad for p in module.parameters()):
             module.to(getattr(torch, policy.dtype))
 
 

@@ -265,16 +265,11 @@ def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_frozen_layers_in_half_precision_give_the_same_bits(small, dtype):
     """Autocast computes in them anyhow; the master copy of what is never changed is not needed."""
-    results = []
-    for halve in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not halve:
-                patch.setattr(loading, "halve_frozen", lambda policy: None)
-            p = lora(small(), dtype)
-        kinds = {x.dtype for x in p.parameters()}
-        assert (getattr(torch, dtype) in kinds) == halve and torch.float32 in kinds
-        results.append(forward_and_gradient(p, rollout(101)))
-    assert torch.equal(*results)
+    halved, whole = lora(small(), dtype), lora(small())
+    assert {x.dtype for x in halved.parameters()} == {getattr(torch, dtype), torch.float32}
+    assert {x.dtype for x in whole.parameters()} == {torch.float32}
+    whole.dtype = dtype
+    assert torch.equal(*(forward_and_gradient(p, rollout(101)) for p in (halved, whole)))
 
 
 def lora(model, dtype="float32", rank=4, **options):
