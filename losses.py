@@ -78,6 +78,11 @@ class Tokens:
                                 and (x := getattr(self, f.name)) is not None})
 
 
+def require(holds, sentence):
+    if not holds:
+        raise ValueError(sentence)
+
+
 # the denominators: of the whole optimizer step, over all ranks
 StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts", defaults=[None])
 
@@ -103,8 +108,8 @@ def whole_step(f):
 
 def centred(rewards, state):
     """A = r - rbar"""
-    if rewards.shape[1] < 2:
-        raise ValueError("a group of one completion has no spread: --group_size must be 2 or more")
+    require(rewards.shape[1] > 1,
+            "a group of one completion has no spread: --group_size must be 2 or more")
     return rewards - rewards.mean(1, keepdim=True)
 
 
@@ -144,15 +149,13 @@ def focus(rewards, exponent):
 
 def asym(rewards, state, *, delta=2.0):
     """A = r - rbar, divided by delta where r < rbar"""
-    if delta <= 0:
-        raise ValueError(f"--delta must be above 0, not {delta}")
+    require(delta > 0, f"--delta must be above 0, not {delta}")
     return weigh_failures(centred(rewards, state), delta)
 
 
 def power(rewards, state, *, alpha=2.0):
     """A = (1 - rbar)^(alpha - 1) (r - rbar)"""
-    if alpha < 1:
-        raise ValueError(f"--alpha must be 1 or more, not {alpha}")
+    require(alpha >= 1, f"--alpha must be 1 or more, not {alpha}")
     return focus(rewards, alpha) * centred(rewards, state)
 
 
@@ -166,12 +169,10 @@ def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, f
     the paper, which has p <- b p + (1 - b) rbar with b = 0.02 and would forget 98% of the past at
     every rollout; here p <- (1 - fade_ema) p + fade_ema rbar. Both averages take the new rollout in
     before they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
-    if not 0 <= fade_ema <= 1:
-        raise ValueError(f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
-    if not alpha_max >= 1:
-        raise ValueError(f"--alpha_max must be 1 or more, not {alpha_max}")
-    if not 0 < delta_min <= 1:
-        raise ValueError(f"--delta_min must be above 0 and at most 1, not {delta_min}")
+    require(0 <= fade_ema <= 1,
+            f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
+    require(alpha_max >= 1, f"--alpha_max must be 1 or more, not {alpha_max}")
+    require(0 < delta_min <= 1, f"--delta_min must be above 0 and at most 1, not {delta_min}")
     entropy = state["entropy"]
     first = state.setdefault("fade_entropy_first", entropy)
     p = (1 - fade_ema) * state.get("fade_solve_rate", 0.5) + fade_ema * float(rewards.mean())
@@ -194,11 +195,10 @@ def passk(rewards, state, *, k=4):
     """R = 1 - C(F, k) / C(G, k) with F failures of G, s = sqrt(R (1 - R)); 0 where s = 0, else
     A = (1 - R) / s of a success, (1 - R - C(F - 1, k - 1) / C(G - 1, k - 1)) / s of a failure"""
     size = rewards.shape[1]
-    if not (1 <= k <= size and size > 1):
-        raise ValueError("--k must be from 1 to --group_size, which must be 2 or more, "
-                         f"not {k} of {size}")
-    if not torch.isin(rewards, rewards.new_tensor([0.0, 1.0])).all():
-        raise ValueError("passk counts successes: rewards must be 0 or 1 (no --overlong_penalty)")
+    require(1 <= k <= size > 1, "--k must be from 1 to --group_size, which must be 2 or more, "
+            f"not {k} of {size}")
+    require(torch.isin(rewards, rewards.new_tensor([0.0, 1.0])).all(),
+            "passk counts successes: rewards must be 0 or 1 (no --overlong_penalty)")
     failures = (rewards == 0).sum(1, keepdim=True)
 
     def all_fail(failures_of, size, k):
@@ -230,8 +230,7 @@ def entropy_rank(tokens, share, largest):
 
     Tokens of one context, such as the first ones of a group, have one entropy, but for rounding,
     which is another in every micro-batch: ties go by a tolerance."""
-    if not 0 < share <= 1:
-        raise ValueError(f"--entropy_share must be above 0 and at most 1, not {share}")
+    require(0 < share <= 1, f"--entropy_share must be above 0 and at most 1, not {share}")
     ranked = tokens.entropy[tokens.mask].sort(descending=largest).values
     last = ranked[math.ceil(share * len(ranked)) - 1]
     chosen = tokens.entropy >= last * (1 - TIED) if largest else tokens.entropy <= last * (1 + TIED)
@@ -252,15 +251,13 @@ def bottom_entropy(tokens, *, entropy_share=0.8):
 
 def by_probability(tokens, *, prob_alpha=0.3):
     """w = prob_alpha pi_old + 1 - prob_alpha"""
-    if not 0 <= prob_alpha <= 1:
-        raise ValueError(f"--prob_alpha must be from 0 to 1, not {prob_alpha}")
+    require(0 <= prob_alpha <= 1, f"--prob_alpha must be from 0 to 1, not {prob_alpha}")
     return prob_alpha * tokens.old_logprobs.exp() + 1 - prob_alpha
 
 
 def low_probability(tokens, *, prob_split=0.5):
     """w = 1 where pi_old <= prob_split, else 0"""
-    if not 0 < prob_split < 1:
-        raise ValueError(f"--prob_split must be between 0 and 1, not {prob_split}")
+    require(0 < prob_split < 1, f"--prob_split must be between 0 and 1, not {prob_split}")
     return (tokens.old_logprobs.exp() <= prob_split).to(tokens.entropy)
 
 
@@ -340,9 +337,9 @@ def correction_bounds(name, low=None, high=None):
     """The bounds of a correction, its own where None is given. Raises ValueError."""
     own = keyword_only(CORRECTIONS[name])
     low, high = (own["low"] if low is None else low), (own["high"] if high is None else high)
-    if not 0 <= low <= 1 <= high:
-        raise ValueError(f"--correction {name} would keep ratios from {low} to {high}: "
-                         "--correction_low must be from 0 to 1, --correction_high 1 or more")
+    require(0 <= low <= 1 <= high,
+            f"--correction {name} would keep ratios from {low} to {high}: "
+            "--correction_low must be from 0 to 1, --correction_high 1 or more")
     return dict(low=low, high=high)
 
 
@@ -370,9 +367,8 @@ def clipped(ratio, advantages, low, high, dual_clip=None):
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if dual_clip is None:
         return loss
-    if dual_clip <= 1:
-        raise ValueError("--dual_clip bounds the ratio where A < 0: it must be above 1, "
-                         f"not {dual_clip}")
+    require(dual_clip > 1,
+            f"--dual_clip bounds the ratio where A < 0: it must be above 1, not {dual_clip}")
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
 
 
@@ -394,11 +390,10 @@ def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
 
     ratio_max is the absolute bound on rho. In verl and NeMo-RL it is an offset from 1; in TRL it is
     epsilon_high, whose inherited default of 0.2 scales every gradient by 0.2."""
-    if ratio_max < 1:
-        raise ValueError(f"--ratio_max bounds the ratio itself, at 1 or more, not {ratio_max} "
-                         f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
-    if (drop_low is None) != (drop_high is None):
-        raise ValueError("--drop_low and --drop_high go together: give both or neither")
+    require(ratio_max >= 1, f"--ratio_max bounds the ratio itself, at 1 or more, not {ratio_max} "
+            f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
+    require((drop_low is None) == (drop_high is None),
+            "--drop_low and --drop_high go together: give both or neither")
     loss = -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs
     if drop_low is not None:
         up, down = tokens.ratio > 1 + drop_high, tokens.ratio < 1 - drop_low
@@ -419,8 +414,8 @@ def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
 
 def sapo(tokens, *, tau_pos=1.0, tau_neg=1.05):
     """L = -A (4 / tau) sigmoid(tau (rho - 1)), tau = tau_pos where A > 0, else tau_neg"""
-    if min(tau_pos, tau_neg) <= 0:
-        raise ValueError(f"--tau_pos and --tau_neg must be above 0, not {tau_pos} and {tau_neg}")
+    require(min(tau_pos, tau_neg) > 0,
+            f"--tau_pos and --tau_neg must be above 0, not {tau_pos} and {tau_neg}")
     tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
     return -tokens.advantages * 4 / tau * torch.sigmoid(tau * (tokens.ratio - 1))
 
@@ -446,8 +441,7 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0):
     moved = tokens.probs - old
     gone = torch.where(tokens.advantages > 0, moved > tv_high, moved < -tv_low)
     if binary_kl is not None:
-        if binary_kl <= 0:
-            raise ValueError(f"--binary_kl must be above 0 nats, not {binary_kl}")
+        require(binary_kl > 0, f"--binary_kl must be above 0 nats, not {binary_kl}")
         others, old_others = (-x.expm1().clamp(max=-1e-8)
                               for x in (tokens.logprobs.detach(), tokens.old_logprobs))
         kl = old_others * (old_others / others).log() - old * tokens.log_ratio.detach()
@@ -485,8 +479,7 @@ def spread_by_bin(tokens, bins):
 def acpo(tokens, *, clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - e, 1 + e) A)
     e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]"""
-    if bins < 1:
-        raise ValueError(f"--bins must be 1 or more, not {bins}")
+    require(bins > 0, f"--bins must be 1 or more, not {bins}")
     index, _, std = spread_by_bin(tokens, bins)
     e = (clip_base + clip_alpha * std).clamp(0, clip_max)
     loss = clipped(tokens.ratio, tokens.advantages, e[index], e[index], dual_clip)
@@ -688,9 +681,12 @@ def group_advantages(method, rewards, state, **hp):
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def loss_terms(method, tokens, size, correction=None, correction_low=None, correction_high=None,
-               kl_coef=0.0):
-    """-> {name: scalar}, whose sum is the loss of the tokens, and {name: number} to log."""
+def loss_terms(method, tokens, max_tokens, size=None, correction=None, correction_low=None,
+               correction_high=None, kl_coef=0.0, **hp):
+    """policy_loss's arguments -> the Method and the Tokens that they stand for; {name: scalar},
+    whose sum is the loss; and {name: number} to log."""
+    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
+    size = size or step_size(tokens.mask, max_tokens, tokens.group)
     token_loss, numbers = objective_of(method, tokens)
     in_pass = 1 if tokens.weight is None else tokens.weight
     weight = method.call(method.select, tokens) * in_pass
@@ -703,38 +699,29 @@ def loss_terms(method, tokens, size, correction=None, correction_low=None, corre
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size,
-                         group=tokens.group)
+        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size, group=tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
-    return terms, numbers
+    return method, tokens, terms, numbers
 
 
-def policy_loss(method, tokens, max_tokens, *, size=None, correction=None, correction_low=None,
-                correction_high=None, kl_coef=0.0, **hp):
+def policy_loss(method, tokens, max_tokens, *, size=None, **options):
     """The loss of one optimizer step, a scalar.
 
     tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
-    of all slices add up to the step's (a whole_step method must see all of it). correction: one of
-    CORRECTIONS, by name, with its bounds where these are None. kl_coef: weighs the k3 estimate of
-    KL(pi | pi_ref). hp: hyperparameters in place of the row's. Raises ValueError for a
-    hyperparameter out of range."""
-    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    size = size or step_size(tokens.mask, max_tokens, tokens.group)
-    terms, _ = loss_terms(method, tokens, size, correction, correction_low, correction_high,
-                          kl_coef)
+    of all slices add up to the step's (a whole_step method must see all of it). Options:
+    correction, one of CORRECTIONS, by name, with its bounds where correction_low and
+    correction_high are None; kl_coef weighs the k3 estimate of KL(pi | pi_ref); and hyperparameters
+    in place of the row's. Raises ValueError for a hyperparameter out of range."""
+    _, _, terms, _ = loss_terms(method, tokens, max_tokens, size, **options)
     return sum(terms.values())
 
 
 @torch.no_grad()
-def step_metrics(method, tokens, max_tokens, *, correction=None, correction_low=None,
-                 correction_high=None, kl_coef=0.0, **hp):
+def step_metrics(method, tokens, max_tokens, **options):
     """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
-    ratios, clipping, and the numbers of the objective. Arguments and errors: policy_loss."""
-    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
-    size = step_size(tokens.mask, max_tokens, tokens.group)
-    terms, numbers = loss_terms(method, tokens, size, correction, correction_low, correction_high,
-                                kl_coef)
+    ratios, clipping, and the numbers of the objective. Options and errors: policy_loss."""
+    method, tokens, terms, numbers = loss_terms(method, tokens, max_tokens, **options)
     metrics = {**numbers, **terms, **measure(method, tokens), "loss": sum(terms.values())}
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 

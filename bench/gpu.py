@@ -46,6 +46,7 @@ from engine import layout, loading, parallel
 from engine.completion import Completion
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
 from experiment import checkpoint
+from experiment.files import write
 from experiment.model import load_sampler, load_trainer
 
 EOS = 1
@@ -65,7 +66,6 @@ SHAPES = {  # Qwen2.5's, and one that is cut to four layers
 PEAKS = {"B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
          "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "T4": 65e12,
          "RTX 4090": 165e12, "RTX 3090": 71e12}
-
 
 # what a card of `gb` GB or more is tried with: problems of a rollout, completions of each,
 # optimizer steps, tokens of prompts and completions, and the model that gets adapters
@@ -734,11 +734,6 @@ def row(record):
 HEAD = "| part | case | figures | limits | result |\n|---|---|---|---|---|"
 
 
-def write(path, text):
-    path.with_suffix(".unfinished").write_text(text + "\n")
-    path.with_suffix(".unfinished").replace(path)
-
-
 def main(script, doc, parts, out):
     """-> the exit code: 1 where a case failed."""
     parser = argparse.ArgumentParser(description=doc,
@@ -763,8 +758,8 @@ def main(script, doc, parts, out):
         records = run_parts(script, together, limit, args.rehearse)
         print("\n".join(map(row, records)), flush=True)
         cases += records
-        write(args.out, json.dumps(cases, indent=1))
-        write(table, "\n".join([HEAD, *map(row, cases)]))
+        write(args.out, json.dumps(cases, indent=1) + "\n")
+        write(table, "\n".join([HEAD, *map(row, cases), ""]))
     failed = sum(case["status"] == "failed" for case in cases)
     print(f"\n{len(cases)} cases, {failed} failed; to report it, open an issue with {args.out} and "
           f"{table}")

@@ -24,51 +24,31 @@ MEASURED = ("time/", "perf/", "seconds", "grader/seconds")
 
 
 def start(args, out):
-    script = [
-        str(ROOT / "train.py"),
-        "--loss",
-        args.loss,
-        "--rollouts",
-        str(args.rollouts),
-        "--problems_per_rollout",
-        "16",
-        "--save_every",
-        "1",
-        "--eval_every",
-        "10",
-        "--eval_problems",
-        "32",
-        "--sampler",
-        args.sampler,
-        "--out",
-        str(out),
-        "--resume",
-    ]
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(args.ranks)]
-        if args.ranks > 1
-        else []
-    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.ranks}"]
+    flags = [f"--loss={args.loss}", f"--rollouts={args.rollouts}", f"--sampler={args.sampler}",
+             "--problems_per_rollout=16", "--save_every=1", "--eval_every=10", "--eval_problems=32",
+             f"--out={out}", "--resume"]
+    threads = max(1, (os.cpu_count() or 1) // args.ranks)
     return subprocess.Popen(
-        [sys.executable, *launcher, *script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(os.environ, OMP_NUM_THREADS=str(max(1, (os.cpu_count() or 1) // args.ranks))),
-    )
+        [sys.executable, *launcher * (args.ranks > 1), str(ROOT / "train.py"), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=dict(os.environ, OMP_NUM_THREADS=str(threads)))
+
+
+def finish(process):
+    """Waits for a run; ends with its last words where it failed."""
+    said = process.communicate()[0]
+    if process.returncode:
+        sys.exit(said[-3000:])
 
 
 def ending(out):
-    rows = [
-        {k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)}
-        for line in (out / "metrics.jsonl").read_text().splitlines()
-    ]
     last = max((out / "checkpoints").glob("rollout_*"))
-    return (
-        (last / "model.safetensors").read_bytes(),
-        rows,
-        (out / "samples.jsonl").read_text(),
-        last.name,
-    )
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return {"weights": (last / "model.safetensors").read_bytes(), "last checkpoint": last.name,
+            "samples.jsonl": (out / "samples.jsonl").read_text(),
+            "metrics.jsonl": [{k: v for k, v in record.items() if not k.startswith(MEASURED)}
+                              for record in records]}
 
 
 def fill(args, whole, disk, size):
@@ -77,24 +57,45 @@ def fill(args, whole, disk, size):
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
     try:
         process = start(args, disk / "run")
-        told = process.communicate()[0].decode().strip()
-        print(f"{size}: exit code {process.returncode}, {told.splitlines()[-1]}")
+        said = process.communicate()[0].strip()
+        print(f"{size}: exit code {process.returncode}, {said.splitlines()[-1]}")
         subprocess.run(["mount", "-o", "remount,size=2g", disk], check=True)
-        process = start(args, disk / "run")
-        after = process.communicate()[0].decode()
-        if process.returncode:
-            sys.exit(after[-3000:])
+        finish(start(args, disk / "run"))
         same = ending(whole) == ending(disk / "run")
         print(f"{size}: resumed with room, all identical: {same}", flush=True)
-        return same and "Traceback" not in told
+        return same and "Traceback" not in said
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+def kill(args, out, seconds):
+    """Kills the run --kills times -> the last rollout in the log each time. seconds: of one."""
+    rng, log, last = random.Random(args.seed), out / "metrics.jsonl", []
+
+    def logged():
+        return log.read_text().count("\n") if log.exists() else 0
+    for _ in range(args.kills):
+        process, first = start(args, out), logged()
+        # records that it may still write; none: killed while it starts
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            while process.poll() is None and logged() == first:
+                time.sleep(0.01)
+            first = logged()
+        time.sleep(rng.uniform(0, 1) * seconds)
+        if process.poll() is not None:  # it got to the end
+            finish(process)
+            break
+        # by its folder: torchrun's workers have sessions of their own
+        subprocess.run(["pkill", "-KILL", "-f", str(out)], check=True)
+        process.communicate()
+        last.append(logged() - 1)
+    finish(start(args, out))
+    return last
+
+
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rollouts", type=int, default=30)
     parser.add_argument("--loss", default="fade")
@@ -103,56 +104,19 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--disks", nargs="+", metavar="SIZE")
     args = parser.parse_args()
-    rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, out = Path(folder, "whole"), Path(folder, "killed")
-        process = start(args, whole)
-        told, _ = process.communicate()
-        if process.returncode:
-            sys.exit(told.decode()[-3000:])
+        finish(start(args, whole))
         if args.disks:
             sys.exit(not all([fill(args, whole, Path(folder, size), size) for size in args.disks]))
-        once = (
-            json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
-            / args.rollouts
-        )  # of one rollout
-        log, last = out / "metrics.jsonl", []
-
-        def logged():
-            return log.read_text().count("\n") if log.exists() else 0
-
-        for _ in range(args.kills):
-            process, first = start(args, out), logged()
-            for _ in range(
-                rng.choice([0, 1, 1, 2])
-            ):  # records that it may still write; none: killed while it starts
-                while process.poll() is None and logged() == first:
-                    time.sleep(0.01)
-                first = logged()
-            time.sleep(rng.uniform(0, 1) * once)
-            if process.poll() is not None:
-                if process.returncode:
-                    sys.exit(process.stdout.read().decode()[-3000:])
-                break  # it got to the end
-            subprocess.run(
-                ["pkill", "-KILL", "-f", str(out)], check=True
-            )  # torchrun's workers have sessions of their own
-            process.communicate()
-            last.append(logged() - 1)
-        process = start(args, out)
-        told, _ = process.communicate()
-        if process.returncode:
-            sys.exit(told.decode()[-3000:])
-        (a, b, c, name), (d, e, f, other) = ending(whole), ending(out)
-        print(
-            f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {len(last)} kills, last logged "
-            f"rollouts {last}"
-        )
-        print(
-            f"final weights identical: {a == d}; metrics.jsonl: {b == e}; "
-            f"samples.jsonl: {c == f}; both end with {name}: {name == other}"
-        )
-        sys.exit(not (a == d and b == e and c == f and name == other))
+        record = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
+        last = kill(args, out, record["seconds"] / args.rollouts)
+        print(f"{args.loss}, {args.ranks} rank(s), {args.sampler}: {len(last)} kills, last logged "
+              f"rollouts {last}")
+        wanted, found = ending(whole), ending(out)
+        same = {name: wanted[name] == found[name] for name in wanted}
+        print("identical: " + ", ".join(f"{name} {value}" for name, value in same.items()))
+        sys.exit(not all(same.values()))
 
 
 if __name__ == "__main__":

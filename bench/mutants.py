@@ -1,14 +1,13 @@
 """How many mistakes do the tests notice? Small mistakes are put into a file, one at a time, and the
 tests of that file run against each of them.
 
-    pip install --target /tmp/mutators cosmic-ray mutmut
-    python bench/mutants.py losses.py --sample 260
-    python bench/mutants.py rewards.py --sample 200 --tester mutmut
+    pip install --target /tmp/mutators cosmic-ray
+    python bench/mutants.py losses.py --sample 120
 
-The mistakes are those of cosmic-ray's or of mutmut's operators; --tools says where these two are
-installed, outside of the project's environment. They are run here and not by the testers: a process
-that has imported torch and pytest once is forked for each mistake, which saves seconds each time.
-The tests run in copies of the repository, and nothing is written into it. Linux only.
+The mistakes are those of cosmic-ray's operators; --tools says where it is installed, outside of the
+project's environment. The tests are run here and not by cosmic-ray: a process that has imported
+torch and pytest once is forked for each mistake, which saves seconds each time. The tests run in
+copies of the repository, and nothing is written into it. Linux only.
 
 Left out are prints, docstrings, annotations, the block of `if __name__`, and what does not compile.
 Some mistakes change nothing that could be observed, so 100% is out of reach: look at those that
@@ -44,7 +43,7 @@ WARM = {"losses.py": ["torch", "pytest"], "rewards.py": ["torch", "pytest", "mat
         "engine/policy.py": ["torch", "pytest", "peft", "transformers.models.qwen2.modeling_qwen2"]}
 
 
-def of_cosmic_ray(path, source):
+def mistakes(source):
     """-> [((line, column), name of the operator, function that returns the mutated source)]"""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
@@ -60,22 +59,6 @@ def of_cosmic_ray(path, source):
     return found
 
 
-def of_mutmut(path, source):
-    """The same for mutmut, in the current folder, where it looks for its configuration."""
-    from libcst.metadata import MetadataWrapper, PositionProvider
-    from mutmut.mutation.file_mutation import create_mutations
-    Path("setup.cfg").write_text("[mutmut]\nsource_paths=.\n")
-    module, mutations, *_ = create_mutations(path, source)
-    places = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-    return [((places[m.original_node].start.line, places[m.original_node].start.column),
-             type(m.original_node).__name__,
-             lambda m=m: module.deep_replace(m.original_node, m.mutated_node).code)
-            for m in mutations]
-
-
-TESTERS = {"cosmic-ray": of_cosmic_ray, "mutmut": of_mutmut}
-
-
 def left_out(source):
     """The pairs of (line, column) between which no mistake is made."""
     nodes = []
@@ -88,10 +71,10 @@ def left_out(source):
     return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes]
 
 
-def mutants(path, source, tester, sample, seed):
+def mutants(path, source, sample, seed):
     """-> [(line, operator, mutated source)], by line, and how many there would be of all."""
     ranges, made = left_out(source), {}
-    found = [m for m in TESTERS[tester](path, source) if not any(a <= m[0] < b for a, b in ranges)]
+    found = [m for m in mistakes(source) if not any(a <= m[0] < b for a, b in ranges)]
     random.Random(seed).shuffle(found)
     for (line, _), name, make in found:
         if len(made) == sample:
@@ -147,7 +130,7 @@ def judge_all(args):
     original = Path("original").resolve()
     shutil.copytree(ROOT, original, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     source = (original / args.path).read_text()
-    found, total = mutants(args.path, source, args.tester, args.sample, args.seed)
+    found, total = mutants(args.path, source, args.sample, args.seed)
     kind, seconds = verdict(original, args.path, 900, (0, source))
     if kind != "survived":
         sys.exit(f"bench/mutants.py: {args.path}: its tests fail without any mistake")
@@ -160,24 +143,22 @@ def judge_all(args):
                 changes = difflib.unified_diff(source.splitlines(), text.splitlines(), n=0)
                 print(f"{args.path}:{line} {name}", *list(changes)[3:], sep="\n    ", flush=True)
     share = kinds["noticed"] / max(1, kinds["noticed"] + kinds["survived"])
-    print(f"{args.path}: {len(found)} of {total} mutants of {args.tester}, {dict(kinds)}; "
-          f"noticed: {share:.1%} of those that ended")
+    print(f"{args.path}: {len(found)} of {total} mutants, {dict(kinds)}; noticed: {share:.1%} of "
+          "those that ended")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", choices=TESTS)
-    parser.add_argument("--tester", choices=TESTERS, default="cosmic-ray")
-    parser.add_argument("--tools", default="/tmp/mutators", help="where the testers are installed")
+    parser.add_argument("--tools", default="/tmp/mutators", help="where cosmic-ray is installed")
     parser.add_argument("--sample", type=int, help="take so many of the mistakes, at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     sys.path.append(os.path.abspath(args.tools))  # the project's own packages come first
-    if not importlib.util.find_spec(args.tester.replace("-", "_")):
-        parser.error(f"{args.tester} is not in {args.tools}: pip install --target {args.tools} "
-                     f"{args.tester}")
+    if not importlib.util.find_spec("cosmic_ray"):
+        parser.error(f"pip install --target {args.tools} cosmic-ray brings what is missing there")
     if min(args.jobs, 1 if args.sample is None else args.sample) < 1:
         parser.error("--jobs and --sample must be 1 or more")
     os.environ["OMP_NUM_THREADS"] = "1"

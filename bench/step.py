@@ -20,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -35,48 +37,27 @@ from engine.sampler import default_kind, make_sampler
 SKIP = 2
 
 
-def ours(folder, rollouts, args):
-    """-> records of metrics.jsonl, the batches that were learnt from."""
-    batches, make_batch = [], train.make_batch
+def ours(folder, args):
+    """-> records of metrics.jsonl; and of each rollout the prompts and the Batch."""
+    kept, make_batch = [], train.make_batch
 
-    def keep(prompts, completions, device="cpu"):
-        batches.append((prompts, completions, make_batch(prompts, completions, device)))
-        return batches[-1][2]
-
-    train.make_batch = keep
-    train.main(
-        [
-            "--loss",
-            "grpo",
-            "--rollouts",
-            str(rollouts),
-            "--steps_per_rollout",
-            str(args.steps),
-            "--shuffle",
-            args.shuffle,
-            "--eval_every",
-            "0",
-            "--save_every",
-            "0",
-            "--out",
-            folder,
-            "--sampler",
-            args.sampler,
-        ]
-    )
-    train.make_batch = make_batch
-    return [
-        json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()
-    ], batches
+    def keep(prompts, *rest):
+        kept.append((prompts, make_batch(prompts, *rest)))
+        return kept[-1][1]
+    with mock.patch.object(train, "make_batch", keep):
+        train.main([
+            "--loss=grpo", "--eval_every=0", "--save_every=0", f"--rollouts={args.rollouts}",
+            f"--steps_per_rollout={args.steps}", f"--shuffle={args.shuffle}",
+            f"--sampler={args.sampler}", f"--out={folder}"])
+    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], kept
 
 
-def bare(batches, kind, steps, shuffle):
-    """-> (generate, score, update) seconds of each rollout, for the prompts and tokens of
-    `batches`."""
-    folder = BASE
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def bare(kept, kind, steps, shuffle):
+    """-> (generate, score, update) seconds of each rollout, for the prompts and tokens kept."""
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    sampler = make_sampler(kind, folder, dtype="float32", max_length=48, eos=[1])
+    sampler = make_sampler(kind, BASE, dtype="float32", max_length=48, eos=[1])
     policy.Policy(model, layout="shared")  # gives the model its attention
 
     def logprobs(batch):
@@ -84,19 +65,18 @@ def bare(batches, kind, steps, shuffle):
         hidden = model.model(**inputs, use_cache=False).last_hidden_state[0, predicts]
         return model.lm_head(hidden).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
+    def generate(prompts):
+        if kind != "vllm":
+            sampler.sample(prompts, 16, seed=0, temperature=1.0, max_tokens=16)
+            return
+        params = sampler.vllm.SamplingParams(n=16, max_tokens=16, stop_token_ids=[1], logprobs=0,
+                                             detokenize=False)
+        sampler.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+
     seconds = []
-    for prompts, _, batch in batches:
+    for prompts, batch in kept:
         marks = [time.perf_counter()]
-        unique = prompts[::16]
-        if kind == "vllm":
-            params = sampler.vllm.SamplingParams(
-                n=16, max_tokens=16, stop_token_ids=[1], logprobs=0, detokenize=False
-            )
-            sampler.engine.generate(
-                [{"prompt_token_ids": p} for p in unique], params, use_tqdm=False
-            )
-        else:
-            sampler.sample(unique, 16, seed=0, temperature=1.0, max_tokens=16)
+        generate(prompts[::16])
         marks.append(time.perf_counter())
         with torch.no_grad():
             for part in micro_batches(batch, 4096, "shared"):
@@ -115,10 +95,23 @@ def bare(batches, kind, steps, shuffle):
     return seconds
 
 
+def theirs(args):
+    """-> the seconds of a rollout of TRL's."""
+    done = subprocess.run(
+        [args.trl, Path(__file__).with_name("trl_step.py"), BASE, str(args.rollouts),
+         str(args.steps)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    return statistics.median(json.loads(done.stdout.splitlines()[-1])[SKIP:])
+
+
+def over_turns(ratios):
+    return f"{statistics.median(ratios):.3f}  (turns: {', '.join(f'{r:.3f}' for r in ratios)})"
+
+
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps per rollout")
@@ -126,58 +119,28 @@ def main():
     parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     args = parser.parse_args()
-    phases, parts, ratios, trl = {}, [], [], []
+    phases, ratios, of_trl = defaultdict(list), [], []
     for _ in range(args.turns):
         with tempfile.TemporaryDirectory() as folder:
-            records, batches = ours(folder + "/run", args.rollouts, args)
-        for record in records[SKIP:]:
+            records, kept = ours(folder + "/run", args)
+        mine = statistics.median(record["time/rollout"] for record in records[SKIP:])
+        parts = bare(kept, args.sampler, args.steps, args.shuffle)[SKIP:]
+        for record, seconds in zip(records[SKIP:], parts, strict=True):
             for name in record:
                 if name.startswith("time/"):
-                    phases.setdefault(name, []).append(record[name])
-        mine = statistics.median(r["time/rollout"] for r in records[SKIP:])
-        done = bare(batches, args.sampler, args.steps, args.shuffle)[SKIP:]
-        parts += done
-        ratios.append(mine / statistics.median(map(sum, done)))
+                    phases[f"ours  {name[5:]}"].append(record[name])
+            for name, x in zip(("sample", "logp", "update"), seconds, strict=True):
+                phases[f"bare  {name}"].append(x)
+        ratios.append(mine / statistics.median(map(sum, parts)))
         if args.trl:
-            out = subprocess.run(
-                [
-                    args.trl,
-                    str(Path(__file__).with_name("trl_step.py")),
-                    BASE,
-                    str(args.rollouts),
-                    str(args.steps),
-                ],
-                capture_output=True,
-                text=True,
-            )
-            if out.returncode:
-                sys.exit(out.stderr[-3000:])
-            trl.append((statistics.median(json.loads(out.stdout.splitlines()[-1])[SKIP:]), mine))
-    print(
-        f"\n{args.sampler}, {args.steps} steps per rollout of shuffled {args.shuffle}, 1024 "
-        "completions; median seconds per rollout"
-    )
-    print(
-        "ours  " + ", ".join(f"{name[5:]} {statistics.median(v):.3f}" for name, v in phases.items())
-    )
-    print(
-        "bare  "
-        + ", ".join(
-            f"{name} {statistics.median(v):.3f}"
-            for name, v in zip(("sample", "logp", "update"), zip(*parts))
-        )
-    )
-    print(
-        f"(a) ours / its parts done bare: {statistics.median(ratios):.3f}  "
-        f"(turns: {', '.join(f'{r:.3f}' for r in ratios)})"
-    )
-    if trl:
-        over = [theirs / mine for theirs, mine in trl]
-        print(
-            f"(b) TRL / ours: {statistics.median(over):.2f}  "
-            f"(turns: {', '.join(f'{r:.2f}' for r in over)}; "
-            f"TRL {statistics.median(t for t, _ in trl):.2f} s)"
-        )
+            of_trl.append(theirs(args) / mine)
+    print(f"\n{args.sampler}, {args.steps} steps per rollout of shuffled {args.shuffle}, 1024 "
+          "completions; median seconds per rollout")
+    for name, seconds in sorted(phases.items()):
+        print(f"{name:16}{statistics.median(seconds):.3f}")
+    print(f"(a) ours / its parts done bare: {over_turns(ratios)}")
+    if of_trl:
+        print(f"(b) TRL / ours: {over_turns(of_trl)}")
 
 
 if __name__ == "__main__":

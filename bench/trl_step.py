@@ -21,13 +21,8 @@ from rewards import countdown
 
 model, rollouts, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 train_set = data.load("countdown", "train")
-problems = [p for rollout in range(rollouts) for p in data.batch(train_set, 64, 0, rollout)]
-dataset = Dataset.from_list(
-    [
-        dict(prompt=p["prompt"], nums=p["answer"]["nums"], target=p["answer"]["target"])
-        for p in problems
-    ]
-)
+dataset = Dataset.from_list([dict(prompt=p["prompt"], **p["answer"]) for rollout in range(rollouts)
+                             for p in data.batch(train_set, 64, 0, rollout)])
 
 
 def reward(completions, nums, target, **_):
@@ -46,32 +41,13 @@ class Clock(TrainerCallback):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        train_dataset=dataset,
-        callbacks=[Clock()],
-        args=GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=1024 // steps,
-            steps_per_generation=steps,
-            num_generations=16,
-            max_completion_length=16,
-            max_steps=rollouts * steps,
-            learning_rate=5e-5,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            epsilon=0.2,
-            loss_type="grpo",
-            temperature=1.0,
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        ),
-    ).train()
+    config = GRPOConfig(
+        output_dir=folder, max_steps=rollouts * steps, steps_per_generation=steps,
+        per_device_train_batch_size=1024 // steps, num_generations=16, max_completion_length=16,
+        learning_rate=5e-5, lr_scheduler_type="constant", loss_type="grpo", beta=0.0, epsilon=0.2,
+        temperature=1.0, bf16=False, use_cpu=True, gradient_checkpointing=False,
+        dataloader_pin_memory=False, report_to="none", save_strategy="no", logging_strategy="no",
+        disable_tqdm=True)
+    GRPOTrainer(model=model, reward_funcs=reward, train_dataset=dataset, callbacks=[Clock()],
+                args=config).train()
 print(json.dumps([b - a for a, b in zip(Clock.marks, Clock.marks[1:])]))

@@ -10,7 +10,7 @@ RUINED = ("the model's probabilities are not numbers any more: an optimizer step
 @dataclass
 class Completion:
     tokens: list[int]      # with the end-of-sequence token, where there is one
-    logprobs: list[float]  # of each token, as the sampler drew it: after temperature (or raw)
+    logprobs: list[float]  # of each token, after temperature, as the sampler drew it
     truncated: bool        # stopped by max_tokens and not by an end-of-sequence token or a text
     stopped: bool = False  # by the text of --stop, which the last tokens hold
 

@@ -17,9 +17,9 @@ from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
 
-def draw(logits, temperature, top_p, raw=False, generator=None):
-    """logits [N, V] -> the next token of each row and its logprob after temperature (raw: before
-    it), [N, 1] each. Temperature 0 takes the most probable token. generator: torch's, or None."""
+def draw(logits, temperature, top_p, generator=None):
+    """logits [N, V] -> the next token of each row and its logprob after temperature, [N, 1] each.
+    Temperature 0 takes the most probable token. generator: torch's, or None."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
@@ -33,8 +33,6 @@ def draw(logits, temperature, top_p, raw=False, generator=None):
         point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64,
                                             generator=generator)
         tokens = torch.searchsorted(below, point, right=True)
-    if raw:
-        logprobs = logits.float().log_softmax(-1)
     return tokens, logprobs.gather(1, tokens)
 
 
@@ -51,8 +49,7 @@ class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once. Other settings are
     VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
 
-    def __init__(self, model, *, dtype, eos, logprobs="processed", head_dtype="model", stop=None,
-                 chunk=512, **_):
+    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=512, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
             raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
@@ -62,18 +59,18 @@ class TransformersSampler:
             head = self.model.get_output_embeddings()
             head.forward = lambda x: kernels.head_logits(
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
-        self.eos, self.chunk, self.raw = eos, chunk, logprobs == "raw"
-        self.stop = stop
+        self.eos, self.stop, self.chunk = eos, stop, chunk
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
-        lengths = sorted((len(p), i) for i, p in enumerate(prompts) for _ in range(n))
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        each = [i for i in by_length for _ in range(n)]
         groups = [[] for _ in prompts]
-        settings = temperature, top_p, self.raw, torch.Generator(self.device).manual_seed(seed)
-        for start in range(0, len(lengths), self.chunk):  # like lengths go together
-            chunk = [i for _, i in lengths[start:start + self.chunk]]
+        settings = temperature, top_p, torch.Generator(self.device).manual_seed(seed)
+        for start in range(0, len(each), self.chunk):  # like lengths go together
+            chunk = each[start:start + self.chunk]
             completions = self.generate([prompts[i] for i in chunk], max_tokens, settings)
             for i, completion in zip(chunk, completions, strict=True):
                 groups[i].append(completion)
@@ -81,11 +78,13 @@ class TransformersSampler:
 
     def generate(self, prompts, max_tokens, settings):
         """A Completion of each prompt. settings: of `draw`. Equal prompts are computed once."""
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        rows = torch.tensor([distinct[tuple(p)] for p in prompts], device=self.device)
-        ids, real = (pad_sequence([torch.tensor(x) for x in lists], True, padding, "left")
-                     .to(self.device) for lists, padding in (
-                         (distinct, self.eos[0]), ([[1] * len(p) for p in distinct], 0)))
+        def pad(lists, padding):
+            rows = [torch.tensor(x) for x in lists]
+            return pad_sequence(rows, True, padding, padding_side="left").to(self.device)
+        number = {}  # of each distinct prompt
+        rows = torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts],
+                            device=self.device)
+        ids, real = pad(number, self.eos[0]), pad([[1] * len(p) for p in number], 0)
         tokens, logprobs, ends = self.decode(ids, real, rows, max_tokens, settings)
         ended = ends.any(1)
         length = (ends.cumsum(1) == 0).sum(1) + ended
@@ -103,7 +102,6 @@ class TransformersSampler:
         logprobs = torch.zeros(tokens.shape, device=ids.device)
         ends = torch.zeros_like(tokens, dtype=torch.bool)
         at = torch.arange(len(rows), device=ids.device)  # the completions that are in the batch
-        ended = torch.zeros_like(at, dtype=torch.bool)   # of those
         position = (real.cumsum(1) - 1).clamp(min=0)
         for t in range(max_tokens):
             logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
@@ -118,14 +116,12 @@ class TransformersSampler:
                 last = tokens[at, max(0, t - len(self.stop.encode())):t + 1]
                 found = [self.stop in text for text in self.tokenizer.batch_decode(last)]
                 ends[at, t] |= torch.tensor(found, device=ids.device)
-            ended |= ends[at, t]
-            going = (~ended).nonzero()[:, 0]
+            going = (~ends[at].any(1)).nonzero()[:, 0]
             if len(going) == 0:
                 break
             if len(going) < 0.9 * len(at):  # copying the cache for fewer costs more than it saves
                 cache.reorder_cache(going)
-                at, ended, ids = at[going], ended[going], ids[going]
-                real, position = real[going], position[going]
+                at, ids, real, position = at[going], ids[going], real[going], position[going]
             real, position = F.pad(real, (0, 1), value=1), position + 1
         return tokens, logprobs, ends
 

@@ -67,8 +67,8 @@ def probe_batch(ids, eos):
 
 
 def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora_rank=0,
-         lora_alpha=32, frozen=False, activation_checkpointing=False, compile=False,
-         offload=False, reference=False, **settings):
+         lora_alpha=32, frozen=False, activation_checkpointing=False, offload=False,
+         reference=False, **settings):
     """-> the Policy, its master weights in float32, on the GPU where there is one, sharded over
     the ranks.
 
@@ -90,7 +90,7 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
         add_adapters(policy.model, lora_rank, lora_alpha)
     if frozen:
         policy.requires_grad_(False)
-    place(policy, activation_checkpointing, compile, offload)
+    place(policy, activation_checkpointing, offload)
     probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
         token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
@@ -101,31 +101,22 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     return policy
 
 
-def place(policy, activation_checkpointing, compile, offload):
-    """Compiles and checkpoints the layers as asked, and shards them over the ranks' GPUs."""
+def place(policy, activation_checkpointing, offload):
+    """Shards the layers over the ranks' GPUs. Without ranks, tensors are cast once for all linear
+    layers that read them, and frozen layers to the dtype to which autocast would copy them: the
+    same bits in less memory."""
     layers = layers_of(policy.model)
-    if compile:  # the number of blocks differs from call to call
-        kernels.attention_by_blocks = torch.compiler.disable(kernels.attention_by_blocks)
     for layer in layers:
         layer.training = activation_checkpointing  # of the layer alone: its dropout stays off
-        if compile:
-            layer.compile(dynamic=True)
-        elif not parallel.sharded():  # FSDP's layers compute in 16 bits throughout
-            for module in layer.modules():
-                if isinstance(module, torch.nn.Linear):
-                    module.register_forward_pre_hook(kernels.cast_once)
-    if not parallel.sharded():
-        halve_frozen(policy)
-    parallel.shard(policy, layers, offload)
-
-
-def halve_frozen(policy):
-    """Casts frozen linear layers to the dtype to which autocast would copy them: the same bits in
-    half the memory. Not for shards: FSDP wants one dtype in a layer."""
+    if parallel.sharded():  # FSDP's layers compute in 16 bits throughout, and have one dtype
+        parallel.shard(policy, layers, offload)
+        return
     tied = policy.model.get_input_embeddings().weight
     for module in policy.model.modules():
-        if isinstance(module, torch.nn.Linear) and module.weight is not tied \
-                and not any(p.requires_grad for p in module.parameters()):
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        module.register_forward_pre_hook(kernels.cast_once)
+        if module.weight is not tied and not any(p.requires_grad for p in module.parameters()):
             module.to(getattr(torch, policy.dtype))
 
 
@@ -216,8 +207,7 @@ def kept_bytes(policy, batch):
         storage = x.untyped_storage()  # held, or FSDP's next one may get its address
         storages[storage._cdata] = storage.nbytes(), storage
         return x.detach()  # x would hold its graph, a circle
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x), \
-            torch.compiler.set_stance("force_eager"):  # no compilation for a measurement
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x):
         output = policy(batch)
     if parallel.sharded():  # FSDP waits for the backward pass of each forward pass
         sum(x.sum() for x in output).backward()

@@ -165,8 +165,6 @@ def shard(policy, layers, offload):
     """FSDP2: each layer, and the rest, is gathered while it is computed and sharded otherwise.
 
     16-bit computation is on copies; shards, their gradients and the optimizer are float32."""
-    if not sharded():
-        return
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
     halved = None if policy.dtype == "float32" else getattr(torch, policy.dtype)

@@ -1,4 +1,5 @@
-"""The samplers: the only file that imports vLLM, and the only one to change when vLLM does.
+"""The samplers: the only file that imports vLLM, and the only one to change when vLLM does (0.32 is
+tested).
 
 vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
 answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function
@@ -15,8 +16,6 @@ import torch
 
 from engine import parallel, vllm_settings
 from engine.completion import RUINED, Completion
-
-TESTED_VLLM = "0.32"  # other versions may lack reload_weights and logprobs_mode
 
 
 def has_vllm():
@@ -44,17 +43,13 @@ class VLLMSampler:
     dtype, head_dtype: as for Policy, of the weights, too. max_length: of prompt and completion
     together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
     engine may take; None: what is free. tp: ranks that it is spread over. max_num_seqs: sequences
-    that it works on at once; None: by its memory. logprobs: "processed", of the distribution that
-    is drawn from, or "raw", before temperature. stop: a text that ends a completion and stays in
+    that it works on at once; None: by its memory. stop: a text that ends a completion and stays in
     it. Under torchrun each rank makes one, and all do so at the same time."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
-                 logprobs="processed", head_dtype="model", stop=None):
+                 head_dtype="model", stop=None):
         settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
-        if not vllm.__version__.startswith(TESTED_VLLM):
-            print(f"vllm {vllm.__version__} is installed; the weight sync was tested with "
-                  f"{TESTED_VLLM}.* only")
         self.vllm, self.eos, self.stop = vllm, eos, stop
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
@@ -63,8 +58,9 @@ class VLLMSampler:
             self.engine = vllm.LLM(
                 model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
-                logprobs_mode=f"{logprobs}_logprobs", hf_overrides={"head_dtype": head_dtype},
-                disable_log_stats=True, use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
+                logprobs_mode="processed_logprobs",  # after temperature, as drawn
+                hf_overrides={"head_dtype": head_dtype}, disable_log_stats=True,
+                use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
         if self.sleeps:

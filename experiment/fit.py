@@ -223,7 +223,6 @@ def largest(batch, policy):
 def rehearse(args, method, memory, load_trainer, update):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
     prompts and completions are as long as they may be. load_trainer, update: train.py's."""
-    args.compile = False  # layers as written
     P, G, T = args.problems_per_rollout, args.group_size, args.max_tokens
     rollout = policies.make_batch(  # a prompt for each problem
         [[3 + i // G] * args.max_prompt_tokens for i in range(P * G)],

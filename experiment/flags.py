@@ -26,8 +26,8 @@ refuse = partial(failures.refuse, "train.py")
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
         "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
-        "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "compile", "offload",
-        "tp", "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
+        "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "offload", "tp",
+        "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
         "data_dir", "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
@@ -151,8 +151,6 @@ def add_flags(flag, section):
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
     flag("stop", None, "a completion ends after this text, too, as </answer>")
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
-    flag("sampler_logprobs", "processed", "the sampler's log probabilities, after temperature "
-         "(processed) or before it (raw)", choices=("processed", "raw"))
     flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", above=0, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
@@ -186,7 +184,6 @@ def add_flags(flag, section):
     flag("tokens_per_micro_batch", None, "default by the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
     flag("activation_checkpointing", False, "the backward pass computes layers again")
-    flag("compile", False, "torch.compile of each layer")
     flag("offload", False, "weights, gradients and optimizer stay on the CPU; under torchrun")
     section("evaluation, log, checkpoints")
     flag("eval_every", 10, "rollouts between evaluations on held-out problems; 0 is never")

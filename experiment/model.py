@@ -130,7 +130,7 @@ def load_sampler(args, eos):
         with room_for("loading"):
             return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                                 memory=args.gpu_memory_utilization, tp=args.tp,
-                                max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
+                                max_num_seqs=args.max_num_seqs,
                                 max_length=args.max_prompt_tokens + args.max_tokens,
                                 head_dtype=args.head_dtype, stop=args.stop)
     except ValueError as e:
@@ -162,8 +162,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     try:
         with room_for("loading"):
             policy = loading.load(
-                folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
-                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
+                folder, eos, probe, budget=args.tokens_per_micro_batch, reference=bool(second),
+                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha,
                 activation_checkpointing=args.activation_checkpointing, **settings)
             args.tokens_per_micro_batch = policy.budget
             if second:

@@ -77,9 +77,6 @@ def check_combinations(args, method):
     if args.old_logprobs == "sampler":
         refuse(f"--correction {args.correction} corrects for the sampler a second time: "
                "--old_logprobs sampler is already its own")
-    if args.sampler_logprobs == "raw" and args.sampler_temperature != 1:
-        refuse(f"--correction {args.correction} is by the probabilities that the sampler drew from,"
-               " which --sampler_logprobs raw are at temperature 1 alone")
     try:
         losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
     except ValueError as e:

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +39,16 @@ GROUPS = dict(short=([4, 6, 5, 1], 4, 12), long_prompts=([70, 100, 70], 3, 12),
               long_completions=([20, 9], 3, 600), one_token=([5, 3], 3, 1), alone=([4, 9, 7], 1, 9))
 
 
+def random_model(config, factor):
+    """The larger its weights, the further it is from uniform."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(factor)
+    return model
+
+
 @pytest.fixture(scope="module")
 def models():
     """In float64; transformers' own RMSNorm would compute in float32 all the same."""
@@ -47,13 +56,7 @@ def models():
         patch.setattr(modeling_qwen2, "Qwen2RMSNorm", torch.nn.RMSNorm)
         patch.setattr(modeling_llama, "LlamaRMSNorm", torch.nn.RMSNorm)
         patch.setattr(modeling_mistral, "MistralRMSNorm", torch.nn.RMSNorm)
-        torch.manual_seed(0)
-        made = {name: AutoModelForCausalLM.from_config(c).double().eval()
-                for name, c in CONFIGS.items()}
-    with torch.no_grad():
-        for p in (p for model in made.values() for p in model.parameters()):
-            p.mul_(3)
-    return made
+        return {name: random_model(config, 3).double() for name, config in CONFIGS.items()}
 
 
 def groups(prompt_lengths, each, longest, seed=1):
@@ -97,11 +100,7 @@ def test_the_layouts_agree(models, architecture, lengths):
 def test_in_float32_and_in_16_bits(lengths):
     """float32 agrees to 1e-5. bfloat16 is as far from float64 as without sharing, though
     gradients of many completions meet in one prompt."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS["qwen2"]).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(2)
+    model = random_model(CONFIGS["qwen2"], 2)
     off = {"padded": [], "shared": []}
     prompts, _, longest = GROUPS[lengths]
     for seed in range(6):
@@ -129,12 +128,11 @@ def scored(model, batch, seed=3):
     return batch
 
 
-def step_gradient(chosen, batch, method, weigh):
+def step_gradient(chosen, batch, method, weigh=None):
     chosen.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
         method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
-    tokens = batch.tokens(batch.old_logprobs, batch.entropy)
-    batch = replace(batch, weight=method.call(weigh, tokens))
+    batch = policy.in_pass(batch, method, weigh or method.passes[0])
     metrics = policy.backward(chosen, batch, method, 12, 0.05, kl_coef=0.1,
                               correction="token_truncate", correction_high=1.5)
     chosen.use_layout("padded")
@@ -168,14 +166,12 @@ def test_adapters_and_checkpointing(models, how):
             for p in (p for n, p in model.named_parameters() if "lora_B" in n):
                 p.normal_(std=0.1)
         model.double()
-    wanted, _ = step_gradient(policy.Policy(model, 0.8), batch, METHODS["acpo"],
-                              METHODS["acpo"].passes[0])
+    wanted, _ = step_gradient(policy.Policy(model, 0.8), batch, METHODS["acpo"])
     if how == "checkpointing":
         for layer in loading.layers_of(model):
             layer.training = True
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    shared, _ = step_gradient(policy.Policy(model, 0.8, layout="shared"), batch, METHODS["acpo"],
-                              METHODS["acpo"].passes[0])
+    shared, _ = step_gradient(policy.Policy(model, 0.8, layout="shared"), batch, METHODS["acpo"])
     assert (shared - wanted).norm() <= 1e-9 * wanted.norm() > 0
 
 
@@ -273,14 +269,12 @@ def probe():
     return loading.probe_batch([7, 9, 8, 12, 30, 31, 32, 33], 1)
 
 
-def test_the_probe_has_two_groups():
-    assert probe().group.tolist() == [0, 0, 0, 1] and probe().prompt_len.tolist() == [3, 3, 3, 1]
-
-
 def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatch, capsys):
-    chosen = policy.Policy(models["qwen2"])
-    assert loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "shared"
-    chosen.use_layout("padded")
+    assert probe().group.tolist() == [0, 0, 0, 1] and probe().prompt_len.tolist() == [3, 3, 3, 1]
+    for name in ("qwen2", "mistral"):
+        chosen = policy.Policy(models[name])
+        assert loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "shared"
+        chosen.use_layout("padded")
     assert not capsys.readouterr().out
 
     class Neighbours(torch.nn.Module):  # as a short convolution does
@@ -298,26 +292,6 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
 
-def random_model(config):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(2)
-    return policy.Policy(model)
-
-
-def test_a_window_that_slides():
-    """Longer than the rows of a probe: prompts of 20, completions up to 60."""
-    chosen = random_model(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16))
-    batch = groups([20, 9], 3, 60)
-    padded = chosen(batch)[0]
-    assert loading.layout_agrees(chosen, probe(), "shared")
-    assert (chosen(batch)[0] - padded).abs().max() < 1e-4
-    everything = random_model(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None))
-    assert (everything(batch)[0] - padded).abs().max() > 1e-2  # so the window matters
-
-
 @pytest.mark.parametrize("config, said", [
     # a window that the masks alone know of, and longer than the probe
     (Qwen2MoeConfig(**SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=40,
@@ -330,25 +304,21 @@ def test_a_window_that_slides():
                 block_auto_adjust_ff_dim=False), "off by"),
 ], ids=["qwen2_moe", "gpt_oss", "bloom", "lfm2"])
 def test_attention_that_does_more_is_left_to_padding(config, said, capsys):
-    chosen = random_model(config)
+    chosen = policy.Policy(random_model(config, 2))
     assert not loading.layout_agrees(chosen, probe(), "shared")
     told = capsys.readouterr().out
     assert "does not allow for the layout 'shared'" in told and said in told
     assert chosen.model.config._attn_implementation != "end_to_end"
 
 
-@pytest.mark.parametrize("share, wanted", [(True, "shared"), (False, "padded")])
-def test_what_load_chooses(small, share, wanted):
-    assert loading.load(small(), [1], probe(), share_prompts=share).layout == wanted
-
-
-def test_a_layout_is_checked_in_float32(small, monkeypatch):
-    """Whatever --dtype is: 16 bits would hide small errors."""
+@pytest.mark.parametrize("share, checked", [(True, ["float32", "bfloat16"]), (False, [])])
+def test_what_load_chooses(small, share, checked, monkeypatch):
+    """Checked in float32 first, whatever --dtype is: 16 bits would hide small errors."""
     found, own = [], loading.layout_agrees
     monkeypatch.setattr(loading, "layout_agrees", lambda policy, *given: (
         found.append(policy.dtype), own(policy, *given))[1])
-    assert loading.load(small(), [1], probe(), dtype="bfloat16").layout == "shared"
-    assert found == ["float32", "bfloat16"]
+    chosen = loading.load(small(), [1], probe(), dtype="bfloat16", share_prompts=share)
+    assert chosen.layout == ("shared" if share else "padded") and found == checked
 
 
 @pytest.mark.parametrize("name", layout.LAYOUTS)
@@ -358,13 +328,13 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
     """Where a GPU has no flash kernels, keys and values are repeated for each query head."""
     batch = groups(*GROUPS[batch])
     wanted = outcome(models[kind], batch, name)
+    heads, own = set(), kernels.repeated
     monkeypatch.setattr(kernels, "must_repeat", lambda _: True)
-    heads, own = [], kernels.repeated
     monkeypatch.setattr(kernels, "repeated", lambda *given: (
-        heads.append({x.shape[1] for x in own(*given)}), own(*given))[1])
+        heads.update(x.shape[1] for x in own(*given)), own(*given))[1])
     for a, b in zip(outcome(models[kind], batch, name), wanted, strict=True):
         assert (a - b).abs().max() < 1e-11 * b.abs().max()
-    assert heads and all(numbers == {4} for numbers in heads)
+    assert heads == {4}
 
 
 @pytest.mark.parametrize("device, dtype, capability, flash", [

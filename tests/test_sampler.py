@@ -1,6 +1,10 @@
 """sampler.py: both samplers give the trainer's logprobs, after weight syncs, at any temperature;
 how completions end. hf_sampler.py: what is drawn, and which models it refuses."""
 
+import json
+import shutil
+import statistics
+
 import pytest
 import torch
 import transformers
@@ -13,57 +17,48 @@ from engine.hf_sampler import TransformersSampler, draw
 from engine.loading import eos_ids
 from engine.sampler import has_vllm, make_sampler
 
-KINDS = [
-    "transformers",
-    pytest.param(
-        "vllm", marks=pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
-    ),
-]
+KINDS = ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
+    not has_vllm(), reason="vllm is not installed"))]
 PROMPTS = ["1,2,3=6:", "7,1,9=16:", "4,4,9=1:", "12"]
 
 
 def gap(model, prompts, groups, temperature):
     """Largest difference between the sampler's logprobs and the trainer's."""
-    batch = policy.make_batch(
-        [p for p, g in zip(prompts, groups) for _ in g], [c for g in groups for c in g]
-    )
+    batch = policy.make_batch([p for p, g in zip(prompts, groups) for _ in g], sum(groups, []))
     ours, _ = policy.compute_logprobs(policy.Policy(model, temperature), batch)
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
+
+
+def both(kind, folder, tokenizer, dtype="float32", **settings):
+    """-> a sampler of a folder, and the same model for the trainer, in float32."""
+    return (make_sampler(kind, folder, dtype=dtype, max_length=48,
+                         eos=eos_ids(folder, tokenizer), **settings),
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
-    folder = small(tied)
+    sampler, model = both(kind, small(tied), tokenizer)
     prompts = [tokenizer.encode(p) for p in PROMPTS]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    sampler = make_sampler(
-        kind, folder, dtype="float32", max_length=48, eos=eos_ids(folder, tokenizer)
-    )
 
-    def sample(**changes):
-        return sampler.sample(
-            prompts, 8, **dict(dict(seed=1, temperature=1.0, max_tokens=12), **changes)
-        )
+    def sample(seed=1, temperature=1.0, max_tokens=12):
+        return sampler.sample(prompts, 8, seed=seed, temperature=temperature,
+                              max_tokens=max_tokens)
 
-    first = sample()
-    assert gap(model, prompts, first, 1.0) < 1e-4
+    assert gap(model, prompts, sample(), 1.0) < 1e-4
     for sync in range(2):
         with torch.no_grad():
             for p in model.parameters():
-                p.add_(
-                    0.1
-                    * p.std()
-                    * torch.randn(p.shape, generator=torch.Generator().manual_seed(sync))
-                )
+                g = torch.Generator().manual_seed(sync)
+                p.add_(0.1 * p.std() * torch.randn(p.shape, generator=g))
         if sync == 1:
             assert gap(model, prompts, sample(), 1.0) > 1e-2  # this test sees stale weights
         sampler.load_weights(model.state_dict().items())
         for temperature in (1.0, 0.7):
-            assert gap(model, prompts, sample(temperature=temperature), temperature) < 1e-4
-            assert (
-                gap(model, prompts, sample(temperature=temperature), 1.7 - temperature) > 1e-2
-            )  # and a wrong temperature
+            groups = sample(temperature=temperature)
+            assert gap(model, prompts, groups, temperature) < 1e-4
+            assert gap(model, prompts, groups, 1.7 - temperature) > 1e-2  # and a wrong temperature
 
     # what is sampled is a function of the seed and nothing before it
     tokens = [[c.tokens for c in g] for g in sample(seed=5)]
@@ -75,56 +70,27 @@ def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
     assert len({tuple(c.tokens) for c in sample()[0]}) > 4  # the completions of a group differ
 
     # how they end: by any of several ids, which then is the last token; or by the limit
-    ended = [c for g in sample(max_tokens=12) for c in g]
-    assert all(
-        c.truncated == (len(c.tokens) == 12 and c.tokens[-1] not in sampler.eos) for c in ended
-    )
-    assert all(
-        len(c.tokens) == len(c.logprobs) and all(lp <= 0 for lp in c.logprobs) for c in ended
-    )
-    common = max(
-        set(t for c in ended for t in c.tokens), key=[t for c in ended for t in c.tokens].count
-    )
+    ended = sum(sample(), [])
+    for c in ended:
+        assert c.truncated == (len(c.tokens) == 12 and c.tokens[-1] not in sampler.eos)
+        assert len(c.tokens) == len(c.logprobs) and max(c.logprobs) <= 0
+    common = statistics.mode(token for c in ended for token in c.tokens)
     sampler.eos = sorted([*sampler.eos, common])
-    stopped = [c for g in sample() for c in g]
+    stopped = sum(sample(), [])
     assert any(not c.truncated and c.tokens[-1] == common for c in stopped)
     assert all(common not in c.tokens[:-1] for c in stopped)
-    assert all(len(c.tokens) == 1 for g in sample(max_tokens=1) for c in g)
+    assert all(len(c.tokens) == 1 for c in sum(sample(max_tokens=1), []))
     sampler.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_raw_logprobs_are_those_before_temperature(kind, small, tokenizer):
-    """raw is log softmax(z), processed log softmax(z / T); the tokens drawn are the same. Of vLLM,
-    whose start is slow, the test above has the second."""
-    folder, drawn = small(True), []
-    prompts = [tokenizer.encode(p) for p in PROMPTS]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for logprobs, theirs in (("raw", 1.0), ("processed", 1.7))[:2 - (kind == "vllm")]:
-        sampler = make_sampler(kind, folder, dtype="float32", max_length=48,
-                               eos=eos_ids(folder, tokenizer), logprobs=logprobs)
-        groups = sampler.sample(prompts, 8, seed=1, temperature=1.7, max_tokens=12)
-        assert gap(model, prompts, groups, theirs) < 1e-4
-        assert gap(model, prompts, groups, 2.7 - theirs) > 1e-2
-        drawn.append([[c.tokens for c in group] for group in groups])
-        sampler.close()
-    assert drawn[0] == drawn[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
     """No top-k, no top-p, the right temperature: first tokens as often as the policy says."""
-    folder = small()
+    sampler, model = both(kind, small(), tokenizer)
     prompt = tokenizer.encode("1,2=")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    sampler = make_sampler(
-        kind, folder, dtype="float32", max_length=32, eos=eos_ids(folder, tokenizer)
-    )
-    groups = sampler.sample([prompt], 4000, seed=2, temperature=1.5, max_tokens=1)
-    seen = (
-        torch.bincount(torch.tensor([c.tokens[0] for c in groups[0]]), minlength=len(tokenizer))
-        / 4000
-    )
+    group, = sampler.sample([prompt], 4000, seed=2, temperature=1.5, max_tokens=1)
+    first = torch.tensor([c.tokens[0] for c in group])
+    seen = torch.bincount(first, minlength=len(tokenizer)) / 4000
     with torch.no_grad():
         wanted = (model(torch.tensor([prompt])).logits[0, -1] / 1.5).softmax(-1)
     assert (seen - wanted).abs().max() < 0.03 and (seen - wanted).abs().sum() < 0.2
@@ -135,11 +101,9 @@ def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_ends_a_completion_and_stays_in_it(kind, base, tokenizer):
     """Of two tokens, also where it is complete at the last token of all."""
+    sampler, model = both(kind, base, tokenizer, stop="+(")
     prompts = [tokenizer.encode(p) for p in PROMPTS]
-    sampler = make_sampler(kind, base, dtype="float32", max_length=32, stop="+(",
-                           eos=eos_ids(base, tokenizer))
     groups = sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=12)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     assert gap(model, prompts, groups, 1.0) < 1e-4
     for c in sum(groups, []):
         text = decode(tokenizer, c)
@@ -156,35 +120,27 @@ def test_a_text_ends_a_completion_and_stays_in_it(kind, base, tokenizer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bfloat16_sampler_is_a_mismatch(kind, base, tokenizer):
+    sampler, model = both(kind, base, tokenizer, dtype="bfloat16")
     prompts = [tokenizer.encode(p) for p in PROMPTS]
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    sampler = make_sampler(
-        kind, base, dtype="bfloat16", max_length=32, eos=eos_ids(base, tokenizer)
-    )
     sampler.load_weights(model.state_dict().items())
     groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
     assert 1e-4 < gap(model, prompts, groups, 1.0) < 0.5
     sampler.close()
 
 
-SIZES = dict(
-    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)  # fmt: skip
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
 MODELS = {  # class of the config, what it takes beyond SIZES; window: of 6, smaller than the texts
     "qwen2": ("Qwen2Config", {}),
-    "qwen2 window": (
-        "Qwen2Config",
-        dict(use_sliding_window=True, sliding_window=6, max_window_layers=1),
-    ),
+    "qwen2 window": ("Qwen2Config", dict(use_sliding_window=True, sliding_window=6,
+                                         max_window_layers=1)),
     "qwen3": ("Qwen3Config", dict(head_dim=8)),
     "llama": ("LlamaConfig", {}),
     "gemma2 window": ("Gemma2Config", dict(head_dim=8, sliding_window=6)),
     "gemma3 window": ("Gemma3TextConfig", dict(head_dim=8, sliding_window=6)),
     "mistral window": ("MistralConfig", dict(sliding_window=6)),
-    "lfm2 convolutions": (
-        "Lfm2Config",
-        dict(layer_types=["conv", "full_attention"], block_multiple_of=8),
-    ),
+    "lfm2 convolutions": ("Lfm2Config", dict(layer_types=["conv", "full_attention"],
+                                             block_multiple_of=8)),
     "gpt2 absolute": ("GPT2Config", {}),
 }
 REFUSED = {
@@ -204,33 +160,25 @@ def random_sampler(tmp_path, config, more, **settings):
             if p.ndim > 1:
                 p.mul_(4)
     model.save_pretrained(tmp_path)
-    return TransformersSampler(
-        str(tmp_path), dtype="float32", max_length=64, eos=[1, 20, 21, 22, 23, 24], **settings
-    )
+    return TransformersSampler(str(tmp_path), dtype="float32", max_length=64,
+                               eos=[1, 20, 21, 22, 23, 24], **settings)
 
 
-def own_logprobs(sampler, prompts, groups, temperature):
-    """Yields (completion, the model's log probabilities [T, V]), from a pass over each text alone,
-    without a cache."""
+def against_own(sampler, prompts, groups, temperature):
+    """-> the largest gap of the sampler's logprobs to the model's own, from a pass over each text
+    alone, without a cache; and by how much a token is less probable than the most probable one, at
+    most."""
+    gaps, below = [], []
     for prompt, group in zip(prompts, groups, strict=True):
         for c in group:
             ids = torch.tensor([prompt + c.tokens])
             with torch.no_grad():
                 logits = sampler.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            yield c, (logits / temperature).log_softmax(-1)
-
-
-def largest_gap(*given):
-    """Of the logprobs that a sampler told to the model's own."""
-    return max((logprobs.gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
-                - torch.tensor(c.logprobs)).abs().max().item()
-               for c, logprobs in own_logprobs(*given))
-
-
-def below_the_most_probable(*given):
-    """By how much a completion's token is less probable than the most probable one, at most."""
-    return max((logprobs.max(1).values - logprobs.gather(1, torch.tensor(c.tokens)[:, None])[:, 0])
-               .max().item() for c, logprobs in own_logprobs(*given, 1.0))
+            logprobs = (logits / temperature).log_softmax(-1)
+            own = logprobs.gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
+            gaps.append((own - torch.tensor(c.logprobs)).abs().max().item())
+            below.append((logprobs.max(1).values - own).max().item())
+    return max(gaps), max(below)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -238,28 +186,19 @@ def test_logprobs_are_those_of_a_pass_without_cache(name, tmp_path):
     sampler = random_sampler(tmp_path, *MODELS[name], chunk=20)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [3, 4] * 7]
     groups = sampler.sample(prompts, 8, seed=3, temperature=1.3, max_tokens=20)
-    assert largest_gap(sampler, prompts, groups, 1.3) < 1e-4
+    gap, below = against_own(sampler, prompts, groups, 1.3)
+    assert gap < 1e-4 and below > 1
     lengths = [len(c.tokens) for group in groups for c in group]
     assert min(lengths) < 5 and max(lengths) == 20  # some have ended long before others
-    greedy = sampler.sample(prompts, 2, seed=3, temperature=0, max_tokens=8)
-    assert largest_gap(sampler, prompts, greedy, 1) < 1e-4
-    assert below_the_most_probable(sampler, prompts, greedy) < 1e-4
+    # temperature 0 takes the most probable token, but for what kernels round
+    greedy = sampler.sample(prompts, 2, seed=3, temperature=0, max_tokens=20)
+    assert max(against_own(sampler, prompts, greedy, 1)) < 1e-4
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_decode_otherwise_are_refused(name, tmp_path):
     with pytest.raises(ValueError, match="^is a \\w+, which decodes .* take --sampler vllm$"):
         random_sampler(tmp_path, *REFUSED[name])
-
-
-def test_temperature_0_takes_the_most_probable_token(tmp_path):
-    """Whatever kernels round: no token is less probable than another by more than that."""
-    sampler = random_sampler(tmp_path, *MODELS["qwen2"])
-    prompts = [[5, 6, 7], [8], [3, 4] * 7]
-    groups = sampler.sample(prompts, 2, seed=1, temperature=0, max_tokens=20)
-    assert below_the_most_probable(sampler, prompts, groups) < 1e-4
-    drawn = sampler.sample(prompts, 2, seed=1, temperature=1, max_tokens=20)
-    assert below_the_most_probable(sampler, prompts, drawn) > 1
 
 
 def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatch):
@@ -271,9 +210,8 @@ def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatc
         return own(**inputs)
 
     monkeypatch.setattr(sampler.model, "forward", forward)
-    groups = sampler.sample(
-        [[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0, max_tokens=20
-    )
+    groups = sampler.sample([[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0,
+                            max_tokens=20)
     assert shapes[0] == (2, 3)  # two distinct prompts
     sizes = [rows for rows, _ in shapes[1:]]
     lengths = [len(c.tokens) for g in groups for c in g]
@@ -307,9 +245,8 @@ def test_sequences_come_as_often_as_they_are_probable(tmp_path):
     sampler = random_sampler(tmp_path, *MODELS["qwen2"], chunk=4000)
     first = torch.arange(97)
     with torch.no_grad():
-        logits = sampler.model(
-            torch.tensor([[5, 6, token] for token in first]), use_cache=False
-        ).logits
+        ids = torch.tensor([[5, 6, token] for token in first])
+        logits = sampler.model(ids, use_cache=False).logits
     p = logits[0, 1].softmax(-1)
     sampler.eos = p.topk(15).indices.tolist()
     wanted = p[:, None] * logits[:, 2].softmax(-1)
@@ -341,9 +278,6 @@ def test_seeds_are_spread_and_stable():
 
 
 def test_every_eos_id_is_found(tmp_path, tokenizer, base):
-    import json
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(base, folder)
     assert eos_ids(str(folder), tokenizer) == [1]

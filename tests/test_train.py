@@ -82,8 +82,6 @@ def run(model, out, *flags):
         ("--correction token_mask --correction_low -1", "--correction_low"),
         ("--correction sequence_mask --correction_low 4", "from 4.0 to 3.0"),
         ("--correction token_truncate --correction_high 0.2", "--correction_high 1 or more"),
-        ("--correction token_mask --sampler_logprobs raw --temperature 1.2",
-         "--sampler_logprobs raw"),
         ("--loss cispo --drop_low 0.2", "--drop_low and --drop_high"),
         ("--loss passk --overlong_penalty 4", "passk"),
         ("--overlong_penalty 99", "--overlong_penalty"),
