@@ -79,11 +79,6 @@ def test_large_form_is_asked_as_the_papers_ask_it():
     assert str(problem["answer"]["target"]) in problem["prompt"]
 
 
-def test_unknown_data_is_a_sentence():
-    with pytest.raises(data.DataError, match="nope.*countdown"):
-        data.load("nope", "train")
-
-
 def test_tokenizer_round_trip(tokenizer, base):
     from transformers import AutoTokenizer
     text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
