@@ -233,6 +233,9 @@ def test_what_is_not_there(tmp_path):
 
 def test_templates(tokenizer, monkeypatch):
     problem = dict(prompt="2+2?", answer="4", reward="math")
+    puzzle = data.load("countdown34", "train")[0]  # as the papers ask it
+    assert f"equals {puzzle['answer']['target']}." in puzzle["prompt"]
+    assert tokenizer.decode(data.encode(tokenizer, puzzle)) == puzzle["prompt"]
     text = {template: tokenizer.decode(data.encode(tokenizer, problem, template))
             for template in (None, *data.TEMPLATES)}
     assert text[None] == text["none"] == "2+2?"  # this tokenizer has no chat template
@@ -247,6 +250,9 @@ def test_templates(tokenizer, monkeypatch):
     assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "[user]2+2?:"
     table = dict(problem, reward="table")
     assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
+    system, user = (message["content"] for message in puzzle["messages"])
+    assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[system]{system}[user]{user}:"
+    assert "<answer>" in user and user in puzzle["prompt"]
 
 
 def test_overlap(tmp_path):
