@@ -23,7 +23,7 @@ import data
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
-from engine.sampler import default_kind, has_vllm, make_sampler
+from engine.sampler import default_kind, make_sampler
 from experiment import failures
 from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser
@@ -97,8 +97,6 @@ def parse_args(argv=None):
         refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
-    if args.sampler == "vllm" and not has_vllm():
-        refuse("--sampler vllm: vllm is not installed; --sampler transformers needs no more")
     if args.lcb_release and args.data_dir:
         refuse("--lcb_release is for the Hub: --data_dir has one file")
     if args.completions:
@@ -144,7 +142,8 @@ def load_model(args, problems):
                             max_length=total, head_dtype=args.head_dtype,
                             stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
-        refuse(f"--model {args.model} cannot be loaded: {data.hub.reason(e)}")
+        refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
+               f"{data.hub.reason(e)}")
 
 
 def read_groups(path, problems):
@@ -172,16 +171,17 @@ def graded(problems, groups):
             for pair in zip(groups, rewards, strict=True)]
 
 
-def read_other(folder, problems, n):
-    """-> for each problem the graded rows of --against, which are n, too."""
-    path = Path(folder) / "completions.jsonl"
+def read_whole(path, problems, flag, n=None):
+    """-> for each problem its graded rows in another file; refused unless there are n of each, or
+    the same number."""
     if not path.is_file():
-        refuse(f"--against {folder} is no evaluation's folder: it has no completions.jsonl")
+        refuse(f"{flag}: there is no file {path}")
     groups = read_groups(path, problems)
+    n = n or max(1, *map(len, groups))
     for problem, rows in zip(problems, groups, strict=True):
         if len(rows) != n:
-            refuse(f"--against {folder} has {len(rows)} completions of problem {problem['id']}, not"
-                   f" {n}: both have to be of the same problems and --samples")
+            refuse(f"{flag}: {path} has {len(rows)} completions of problem {problem['id']}, not "
+                   f"{n} as of the others; --limit N takes the first N problems")
     return graded(problems, groups)
 
 
@@ -210,20 +210,17 @@ def begin(args, problems, out, size):
         refuse(f"--out {out} is another process's at this moment")
     except (OSError, ValueError) as e:
         refuse(f"--out {out} cannot be used: {e}")
-    source = Path(args.completions or path)
-    if args.completions and not source.is_file():
-        refuse(f"--completions {source}: there is no such file")
-    groups = read_groups(source, problems) if source.exists() else []
-    counts = list(map(len, groups))
-    n = args.samples or min(counts)
-    if args.completions and not 0 < n == max(counts):
-        refuse(f"{source} has {n} completions of problem {problems[counts.index(n)]['id']} and "
-               f"{max(counts)} of another; --limit N grades the first N problems")
+    if args.completions:
+        groups = read_whole(Path(args.completions), problems, "--completions")
+    else:
+        groups = read_groups(path, problems) if path.exists() else []
+        whole = next((i for i, rows in enumerate(groups) if len(rows) != args.samples), len(groups))
+        if whole < len(problems):
+            whole -= whole % size
+        groups = graded(problems[:whole], groups[:whole])
+    n = args.samples or len(groups[0])
     if args.k and not 1 <= args.k[0] <= args.k[-1] <= n:
         refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
-    whole = next((i for i, count in enumerate(counts) if count != n), len(counts))
-    groups = groups[:whole if whole == len(problems) else whole // size * size]
-    groups = graded(problems[:len(groups)], groups)
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -283,9 +280,8 @@ def summarise(groups, ks):
 def benchmark_results(problems, groups, ks):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
     n, results = len(groups[0]), summarise(groups, ks)
-    accuracies = [mean(row["score"] == 1 for row in rows) for rows in groups]
-    results.update(problems=len(problems), samples=n, interval=list(interval(accuracies)),
-                   standard_error=results[f"mean@{n}_stderr"])
+    results.update(problems=len(problems), samples=n,
+                   interval=list(interval(by_problem(groups, ks)[f"mean@{n}"])))
     if problems[0]["reward"] in ("math", "table"):
         results[f"maj@{n}"] = mean(
             majority([vote(row["completion"]) for row in rows], [row["score"] for row in rows])
@@ -322,7 +318,8 @@ def main(argv=None):
         size = max(1, CHUNK * parallel.world() // (args.samples or 1))
         groups = parallel.on_rank0(partial(begin, args, problems, out, size))
         others = args.against and parallel.on_rank0(partial(
-            read_other, args.against, problems, args.samples or len(groups[0])))
+            read_whole, Path(args.against, "completions.jsonl"), problems, "--against",
+            args.samples or len(groups[0])))
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)

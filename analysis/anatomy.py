@@ -1,21 +1,13 @@
 """The anatomy of an update: ratios, clipping and gradients along the optimizer steps on a kept
-rollout, and the gradients of all methods on it.
+rollout."""
 
-Each analysis takes an open rollout (analysis/rollout.py) and returns plain numbers; the function
-..._table beside it writes them as a Markdown table.
-"""
-
-import statistics
 from dataclasses import replace
 
 import torch
 
 from analysis.rollout import walk
-from engine.policy import in_pass
 from experiment.tables import markdown_table
-from losses import METHODS, measure, objective_of
-
-# ---------------------------------------------------------------------------- a token's gradient
+from losses import measure, objective_of
 
 
 def weight_on_logprob(tokens, method):
@@ -85,47 +77,3 @@ def steps_table(result):
         "a token's gradient, G = (1 - pi) rho A, 0 where it is clipped, of the tokens of\nlow "
         "(pi < 0.2) and high (pi > 0.8) probability.\nLook at which tokens have the larger "
         "gradient, and in the figure whose ratios spread and which are clipped.\n")
-
-
-# ---------------------------------------------------------------------------- replay
-
-
-def replay(kept, methods=None):
-    """The gradients of the methods on the rollout, all of it as one optimizer step: loss, gradient
-    norm and clip fraction of each, and the cosine between every two. Methods are as Kept.follow
-    has them. The ratios are 1 at the weights that sampled; a later checkpoint spreads them."""
-    gradients, result = {}, {}
-    for name in methods or METHODS:
-        try:
-            kept.follow(name)
-        except ValueError as e:
-            print(f"{name} is left out: {e}")
-            continue
-        kept.policy.zero_grad()
-        passes = [kept.backward(in_pass(kept.batch, kept.method, weigh))
-                  for weigh in kept.method.passes]
-        gradients[name] = torch.cat([p.grad.flatten().cpu() for p in kept.policy.parameters()])
-        result[name] = dict(loss=sum(metrics["loss"].item() for metrics in passes),
-                            grad_norm=gradients[name].norm().item(),
-                            **{key: statistics.fmean(metrics[key].item() for metrics in passes)
-                               for key in ("clip_frac", "approx_kl", "ess")})
-
-    def dot(a, b):  # a float32 sum over all parameters is off by 1e-4 and more
-        return (gradients[a] * gradients[b]).sum(dtype=torch.float64)
-    return dict(methods=result, cosine=[
-        [(dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).item() for b in result] for a in result])
-
-
-def replay_table(result):
-    names = list(result["methods"])
-    own = names.index(result["method"]) if result["method"] in names else 0
-    rows = [(name, *(f"{x:.4g}" for x in (*result["methods"][name].values(), cosines[own])))
-            for name, cosines in zip(names, result["cosine"])]
-    return markdown_table(("method", "loss", "gradient norm", "clipped", "KL", "ess",
-                           f"cosine to {names[own]}"), rows) + (
-        "\n\nThe whole rollout is one optimizer step. clipped: share of the tokens without a "
-        "gradient because of their\nratio. KL: to the policy that sampled, in nats. ess: effective "
-        "sample size, 1 where all ratios are 1. At the\nweights that sampled, KL and clipped are "
-        "0; --model with a later checkpoint spreads the ratios.\nLook at the cosine of the "
-        "gradients (the .json has all pairs): near 1, two methods make the same update,\nwhatever "
-        "their norms, because AdamW divides the norm out.\n")

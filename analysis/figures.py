@@ -76,14 +76,15 @@ def line_of(records, name, x):
     return line
 
 
-def curves(groups, out, kind="curves", panels=None):
-    """Metrics over the rollouts, for p3o over the optimizer steps of a rollout. groups: {label:
-    [run]}. panels: {metric: label of its panel}, by default PANELS[kind]."""
+def curves(groups, out, kind="curves", metric=None):
+    """The panels of a kind, or one metric's, over the rollouts, for p3o over the optimizer steps of
+    a rollout. groups: {label: [run]}."""
     kept, x = ("steps", "step") if kind == "p3o" else ("records", "rollout")
+    panels = {metric: metric} if metric else PANELS[kind]
     drawn = {label: {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
                      line_of([record for run in runs for record in run[kept]], name, x)
                      for group, runs in groups.items()}
-             for name, label in (panels or PANELS[kind]).items()}
+             for name, label in panels.items()}
     draw(drawn, out, OF_SEEDS, x)
 
 

@@ -31,6 +31,14 @@ def bound(method, text):
     return method.bind(**vars(values))
 
 
+def method_names(text):
+    """["grpo", "cispo --eps_high 4"] of a text with commas between. Raises ValueError as bound."""
+    names = [" ".join(part.split()) for part in text.split(",")]
+    for name in names:
+        bound(None, name)
+    return names
+
+
 @dataclass
 class Kept:
     """A kept rollout of N completions, and the policy that its steps are taken with again."""
@@ -61,13 +69,9 @@ class Kept:
         method, self.coefficients = self.own if is_own else (None, {})
         self.use(bound(method, text))
 
-    def part(self, rows):
-        """The batch of the rollout, or of some of its rows."""
-        return self.batch if rows is None else self.batch.rows(rows)
-
     def tokens(self, rows=None):
         """The Tokens of the rollout, or of some of its rows, at the policy's present weights."""
-        batch = self.part(rows)
+        batch = self.batch if rows is None else self.batch.rows(rows)
         return batch.tokens(*compute_logprobs(self.policy, batch))
 
     def backward(self, batch):
@@ -114,7 +118,7 @@ def open_rollout(path, model=None):
     return kept
 
 
-def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
+def walk(kept, steps=None, lr=None):
     """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0.
 
     Yields (steps taken, rows of the next step); the rows are None after the last step.
@@ -125,8 +129,8 @@ def walk(kept, steps=None, lr=None, optimizer=torch.optim.AdamW):
     if len(kept.batch.ids) // together % count:
         raise ValueError(f"its {len(kept.batch.ids)} completions, {together} in one piece, do not "
                          f"divide into {count} steps")
-    optimizer = optimizer(kept.policy.parameters(), lr, weight_decay=flags["weight_decay"],
-                          fused=True)
+    optimizer = torch.optim.AdamW(kept.policy.parameters(), lr, fused=True,
+                                  weight_decay=flags["weight_decay"])
     # the learning rate goes on from where the run's was when it came to this rollout
     per_rollout = flags["steps_per_rollout"] * len(passes)
     factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)

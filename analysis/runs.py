@@ -138,7 +138,7 @@ def held_out(flags):
 
 def pass_at_k(groups):
     """{label: {k: (pass@k, low, high)}} at the end of the runs, where they were evaluated after
-    training, and as "base" (of each model and held-out set) before it, for each seed once."""
+    training, and as "base MODEL DATA" before it, for each seed once."""
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
@@ -146,10 +146,9 @@ def pass_at_k(groups):
                              for key in ("model", "data", "eval_data") if run["flags"][key])
             for record in run["records"]:
                 if "pass@n" in record:
-                    curves, key = (after, label) if record["rollout"] else (before, names)
+                    curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
                     curves.setdefault(key, {})[run["seed"]] = record
-    base = {f"base {names}" if len(before) > 1 else "base": of for names, of in before.items()}
-    return {label: pass_at_k_curve([*of.values()]) for label, of in {**base, **after}.items()}
+    return {label: pass_at_k_curve([*of.values()]) for label, of in {**before, **after}.items()}
 
 
 def pass_at_k_curve(records):

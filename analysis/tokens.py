@@ -12,8 +12,8 @@ that nothing of a text is ever markup. A number is a whole number of 16 bits (it
     x of any   0 for 0, else the sign of x times 1 + round(GRADIENT * ln(|x| / SMALLEST)),
     sign       where an |x| below SMALLEST counts as SMALLEST
 
-An array [states, tokens] is written as its change from state to state, and these changes as low
-bytes, then high bytes: most are small, so that they deflate well.
+An array [states, tokens] is written as its change from state to state, modulo 2^16, and these
+changes as low bytes, then high bytes: most are small, so that they deflate well.
 """
 
 import base64
@@ -29,52 +29,18 @@ import numpy as np
 import torch
 
 from analysis.anatomy import logged, weight_on_logprob
-from analysis.rollout import first_line, open_rollout, walk
-from engine.loading import eos_ids
+from analysis.rollout import open_rollout, walk
 from experiment.log import numbers
+from experiment.model import read_tokenizer
 from losses import correct, describe
 
 LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
 TEMPLATE = Path(__file__).with_suffix(".html")
-PRECISION = (
-    f"Numbers are rounded: log probabilities to 1/{LOGPROB} nat (probabilities and ratios to 0.05% "
-    f"of their size), entropies to 1/{ENTROPY} nat, gradients and the difference to the sampler to "
-    f"{50 / GRADIENT:g}% of their size; what is not 0 there but below {SMALLEST:g} is shown as "
-    f"{SMALLEST:g}. Log probabilities below {-65535 / LOGPROB:.0f} are shown as that.")
-
-# name, meaning, colour, and the class of a mark for readers who do not see the colour
-STATUSES = [
-    ("passes", "the token has a gradient", "#eeeeee", ""),
-    ("clipped up", "advantage above 0, and the objective gives no gradient", "#fdae61", "up"),
-    ("clipped down", "advantage below 0, and the objective gives no gradient", "#74add1", "down"),
-    ("not selected", "the method's select or --correction gives it weight 0", "#bdbdbd", "dotted"),
-    ("out of the loss", "its completion was cut off, and --mask_truncated leaves it out",
-     "#ffffff", "struck"),
-    ("advantage 0", "there is nothing to clip", "#ffffff", "")]
-PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(len(STATUSES))
-MAPS = dict(  # equally spaced stops; the dark end is the conspicuous one
-    low_is_dark=["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779",
-                 "#6ece58", "#b5de2b", "#fde725"],
-    diverging=["#08519c", "#4292c6", "#9ecae1", "#f7f7f7", "#fdbe85", "#e6762b", "#8c2d04"])
-MAPS["high_is_dark"] = MAPS["low_is_dark"][::-1]
+# of a token; the page has their names and colours
+PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
 
 
 # ---------------------------------------------------------------------------- texts
-
-
-def read_tokenizer(model, prompt):
-    """-> the tokenizer, and the ids that end a completion. Raises ValueError for a model without
-    one, or without a text for the ids of a prompt."""
-    from transformers import AutoTokenizer
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        eos = eos_ids(model, tokenizer)
-        if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
-            raise ValueError("it has no text for the rollout's tokens")
-    except Exception as e:  # a folder can be wrong in any way
-        raise ValueError(f"the tokenizer of {model} cannot be used ({first_line(e)}); --model "
-                         "names a folder that has one, such as a checkpoint of the run") from None
-    return tokenizer, eos
 
 
 def token_texts(tokenizer, ids):
@@ -84,9 +50,6 @@ def token_texts(tokenizer, ids):
     character that is never completed is U+FFFD."""
     def decode(part):
         return tokenizer.decode(part, clean_up_tokenization_spaces=False)
-    pieces = [decode([i]) for i in ids]
-    if "".join(pieces) == decode(ids):
-        return pieces
     pieces, start, done = [], 0, 0  # the text of ids[:done] is out; ids[start:done] is context
     for end in range(1, len(ids) + 1):
         before, text = decode(ids[start:done]), decode(ids[start:end])
@@ -208,13 +171,11 @@ def deflated(raw):
 
 def pack(arrays, part):
     """A part, a slice of the tokens, of {name: codes [states, n]} -> text."""
-    parts = []
+    pieces = []
     for array in arrays.values():
-        change = np.diff(array[:, part], axis=0, prepend=0)
-        change = change.astype(np.int16).astype(np.int32)  # modulo 2^16
-        folded = ((change << 1) ^ (change >> 31)).astype(np.uint16)  # 0, -1, 1, -2: 0, 1, 2, 3
-        parts += [(folded & 255).astype(np.uint8), (folded >> 8).astype(np.uint8)]
-    return deflated(b"".join(part.tobytes() for part in parts))
+        change = np.diff(array[:, part], axis=0, prepend=0).astype("<i2")  # modulo 2^16
+        pieces.append(change.view(np.uint8).reshape(-1, 2).T.tobytes())
+    return deflated(b"".join(pieces))
 
 
 def reference_codes(kept, shown, start):
@@ -238,25 +199,19 @@ def round_up(x):
     return next(f * unit for f in (1, 2, 5, 10) if f * unit >= x * 0.999)
 
 
-def quantities(methods, codes, reference):
-    """The quantities that colour a token, and the ends of their colours: for ratio, |G| and the
-    sampler, one token in a hundred may lie beyond."""
+def largest(methods, codes, reference):
+    """{quantity: the end of its colours}: for ratio, gradient and gap, one token in a hundred may
+    lie beyond."""
     def far(values):
-        return round_up(float(np.quantile(np.abs(values), 0.99)))
-    entropy = round_up(max(c["entropy"].max() for c in codes) / ENTROPY)
-    advantage = round_up(max(abs(a) for method in methods for a in method["advantages"]))
-    spread = max(np.quantile(np.abs(c["logprob"] - reference["old"]), 0.99) for c in codes)
-    ratio = 1 + round_up(math.expm1(min(spread / LOGPROB, 10)))
-    gradient = max(far(signed_value(c["gradient"])) for c in codes)
-    gap = far(signed_value(reference["gap"]))
-    rows = (("probability", "probability", "low_is_dark", 0, 1, "linear"),
-            ("entropy", "entropy (nats)", "high_is_dark", 0, entropy, "linear"),
-            ("advantage", "advantage", "diverging", -advantage, advantage, "linear"),
-            ("ratio", "ratio", "diverging", 1 / ratio, ratio, "log"),
-            ("clipped", "clipped or not", None, 0, 0, "linear"),
-            ("gradient", "|gradient|", "high_is_dark", gradient / 1000, gradient, "log"),
-            ("gap", "trainer against sampler", "diverging", -gap, gap, "linear"))
-    return [dict(zip(("key", "name", "map", "low", "high", "scale"), row)) for row in rows]
+        return float(np.quantile(np.abs(values), 0.99))
+    log_ratio = max(far(c["logprob"] - reference["old"]) for c in codes) / LOGPROB
+    ends = dict(
+        entropy=max(c["entropy"].max() for c in codes) / ENTROPY,
+        advantage=max(abs(a) for method in methods for a in method["advantages"]),
+        ratio=math.expm1(min(log_ratio, 10)),
+        gradient=max(far(signed_value(c["gradient"])) for c in codes),
+        gap=far(signed_value(reference["gap"])))
+    return {name: round_up(x) for name, x in ends.items()}
 
 
 def note_on_start(kept):
@@ -269,12 +224,6 @@ def note_on_start(kept):
             f"{away.max():.2g}: the model is not quite the one that the ratio is taken against")
 
 
-def short(name):
-    """An id of the Hub, or the name of a folder or file: a page that is passed on names no paths of
-    the machine."""
-    return Path(name).name if Path(name).exists() else str(name)
-
-
 def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None):
     """-> the HTML of a kept rollout's page.
 
@@ -282,8 +231,8 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     is all. Raises ValueError for a rollout, a model or a method whose steps cannot be taken."""
     kept = open_rollout(path, model)
     flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape
-    tokenizer, eos = read_tokenizer(model or flags["model"],
-                                    batch.ids[0, :batch.prompt_len[0]].tolist())
+    # with a prompt: transformers makes an empty tokenizer of some folders without one
+    tokenizer, eos, *_ = read_tokenizer(model or flags["model"], [dict(id=0, prompt="1+1")], "none")
     n = min(problems or count, count) * size
     lengths = batch.completion_len
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
@@ -293,11 +242,10 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     reference, facts = reference_codes(kept, shown, codes[0]), completions_of(kept, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
-        rollout=kept.rollout, run=flags["loss"], model=short(tokenizer.name_or_path),
-        data=short(flags["data"]), lr=lr or flags["lr"], note=note, size=size,
-        precision=PRECISION, statuses=STATUSES, maps=MAPS,
+        rollout=kept.rollout, run=flags["loss"], model=Path(tokenizer.name_or_path).name,
+        data=Path(flags["data"]).name, lr=lr or flags["lr"], note=note, size=size,
         codes=dict(logprob=LOGPROB, entropy=ENTROPY, gradient=GRADIENT, smallest=SMALLEST),
-        quantities=quantities(of_methods, codes, reference),
+        largest=largest(of_methods, codes, reference),
         problems=[[facts[row] for row in rows] for rows in groups],
         methods=[dict(method, advantages=method["advantages"][:n]) for method in of_methods])
     ends, pieces = [0, *lengths.cumsum(0).tolist()], {}

@@ -105,17 +105,18 @@ def load_file(path, left_out=None):
 
 def problem_of_row(place, row, number):
     """A row of a user's file as a problem; its id is `number` where it has none."""
-    if missing := {"prompt", "answer", "reward"} - {*row, "prompt" if "messages" in row else ""}:
+    if missing := {"answer", "reward"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, reward}; --data NAME --data_dir FOLDER reads a set's")
-    if str(row["reward"]) not in REWARDS:
+    if row["reward"] not in list(REWARDS):
         raise DataError(f"{place}: reward {row['reward']!r} is none of {', '.join(REWARDS)}")
     try:
         prompt = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
     except (TypeError, LookupError):
         prompt = None
     if not prompt or not isinstance(prompt, str):
-        raise DataError(f"{place}: prompt is a text, or messages a list of {{role, content}}")
+        raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, "
+                        "content}}")
     return {**row, "prompt": prompt, "id": str(row.get("id", number))}
 
 

@@ -5,6 +5,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+import torch
+
 
 class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""
@@ -22,7 +24,6 @@ class NotFinite(FloatingPointError):
 def room_for(phase, flags=None):
     """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
     bytes asked for, the flags that help, train.py's if none are given."""
-    import torch  # takes a second, and `python -m analysis --help` needs none of it
     try:
         yield
     except torch.OutOfMemoryError as e:

@@ -13,7 +13,7 @@ def results_table(results, ks):
     def shown(value):
         return "-" if value is None else f"{value:.3f}"
     rows = [{"benchmark": name, "problems": r["problems"],
-             "mean@n": f"{r[f'mean@{n}']:.3f} (n={n}, se {shown(r['standard_error'])})",
+             "mean@n": f"{r[f'mean@{n}']:.3f} (n={n}, se {shown(r[f'mean@{n}_stderr'])})",
              "95% interval": "-".join(map(shown, r["interval"])),
              **{f"pass@{k} (se)": f"{r[f'pass@{k}']:.3f} ({shown(r[f'pass@{k}_stderr'])})"
                 for k in ks},

@@ -73,17 +73,6 @@ def test_batches_are_functions_of_seed_and_rollout():
     assert ids(0, 0, 1) != ids(0, 0, 0)
 
 
-def test_large_form_is_asked_as_the_papers_ask_it():
-    problem = countdown.problem("countdown34", 0, 0, "train")
-    assert "<answer>" in problem["messages"][1]["content"]
-    assert str(problem["answer"]["target"]) in problem["prompt"]
-
-
-def test_unknown_data_is_a_sentence():
-    with pytest.raises(data.DataError, match="nope.*countdown"):
-        data.load("nope", "train")
-
-
 def test_tokenizer_round_trip(tokenizer, base):
     from transformers import AutoTokenizer
     text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
@@ -96,14 +85,3 @@ def test_tokenizer_round_trip(tokenizer, base):
         assert tok.decode(tok.encode(unicode)) == unicode
         first_tokens = ["<pad>", "<eos>", "<unk>", "<answer>", "</answer>"]
         assert tok.convert_ids_to_tokens([0, 1, 2, 3, 4]) == first_tokens
-
-
-def test_encode_takes_the_chat_template_where_there_is_one(tokenizer):
-    problem = countdown.problem("countdown34", 0, 0, "train")
-    assert tokenizer.decode(data.encode(tokenizer, problem)) == problem["prompt"]
-    chat = tiny.tokenizer()
-    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    chat.chat_template = turns + "[assistant]"
-    text = chat.decode(data.encode(chat, problem))
-    assert text.startswith("[system]") and text.endswith("[assistant]")
-    assert problem["messages"][1]["content"] in text

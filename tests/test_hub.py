@@ -73,61 +73,48 @@ def contest_infos(train, test):
 
 def layouts(rows):
     """-> {set: {path: bytes}}, laid out as the repositories are. rows: {(set, split): rows}."""
-    def both(name):
-        return rows[name, "train"], rows[name, "test"]
-
     def test(name):
         return rows[name, "test"]
-    lcb, orz = test("livecodebench"), rows["orz", "train"]
-    parts = [lcb[i * len(lcb) // 6:(i + 1) * len(lcb) // 6] for i in range(6)]
-    pairs = [[row["0"], row["1"]] for row in orz]
+
+    def tables(folder, name, number=None):
+        return {path: content for split in ("train", "test") for path, content in
+                shards(folder, split, rows[name, split][:number], 1).items()}
+    lcb, pairs = test("livecodebench"), [[row["0"], row["1"]] for row in rows["orz", "train"]]
     solutions = dict(solution=["print(1)"] * 50, language=[1] * 50)
-    contests, contest_tests = ([dict(row, solutions=solutions) for row in part]
-                               for part in both("code_contests"))
+    contests, contest_tests = ([dict(row, solutions=solutions) for row in rows[name]]
+                               for name in (("code_contests", "train"), ("code_contests", "test")))
     olympiad = "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet"
-    return dict(
-        orz={"README.md": card(), "orz_math_57k_collection.json": json.dumps(pairs).encode()},
-        deepscaler={"README.md": card(),
-                    "deepscaler.json": json.dumps(rows["deepscaler", "train"], indent=2).encode()},
+    found = dict(
+        orz={"orz_math_57k_collection.json": json.dumps(pairs).encode()},
+        deepscaler={"deepscaler.json": json.dumps(rows["deepscaler", "train"], indent=2).encode()},
         math={"README.md": card(algebra=dict(train="algebra/train-*", test="algebra/test-*"),
                                 default=dict(train="data/train-*", test="data/test-*")),
-              **shards("algebra", "train", rows["math", "train"][:1], 1),
-              **shards("algebra", "test", rows["math", "test"][:1], 1),
-              **shards("data", "train", rows["math", "train"], 1),
-              **shards("data", "test", rows["math", "test"], 1)},
+              **tables("algebra", "math", 1), **tables("data", "math")},
         gsm8k={"README.md": card(main=dict(train="main/train-*", test="main/test-*"),
                                  socratic=dict(train="socratic/train-*", test="socratic/test-*")),
-               **shards("main", "train", rows["gsm8k", "train"], 1),
-               **shards("main", "test", rows["gsm8k", "test"], 1),
-               **shards("socratic", "train", rows["gsm8k", "train"][:1], 1),
-               **shards("socratic", "test", rows["gsm8k", "test"][:1], 1)},
-        hitab={"README.md": card(),
-               **shards("data", "train", list(map(as_text, rows["hitab", "train"])), 1, "-1a2b"),
-               **shards("data", "validation", list(map(as_text, rows["hitab", "test"]))[:1], 1,
-                        "-1a2b"),
-               **shards("data", "test", list(map(as_text, rows["hitab", "test"])), 1, "-1a2b")},
+               **tables("main", "gsm8k"), **tables("socratic", "gsm8k", 1)},
+        hitab={path: content for split, of in (("train", "train"), ("validation", "test"),
+                                               ("test", "test")) for path, content in
+               shards("data", split, list(map(as_text, rows["hitab", of])), 1, "-1a2b").items()},
         code_contests={
-            "README.md": card(), "dataset_infos.json": contest_infos(contests, contest_tests),
+            "dataset_infos.json": contest_infos(contests, contest_tests),
             **shards("data", "train", contests, 3, "-e9"),
             **shards("data", "valid", contests, 1, "-e9"),
             **shards("data", "test", contest_tests, 1, "-9c")},
-        aime24={"README.md": card(default=dict(train="data/train-*")),
-                **shards("data", "train", test("aime24"), 1)},
-        aime25={"README.md": card(), "test.jsonl": lines(test("aime25"))},
-        aime26={"README.md": card(default=dict(train="data/train-*")),
-                **shards("data", "train", test("aime26"), 1)},
-        amc23={"README.md": card(), **shards("data", "test", test("amc23"), 1)},
-        amc={"README.md": card(default=dict(train="data/train-*")),
-             **shards("data", "train", test("amc"), 1)},
-        math500={"README.md": card(), "test.jsonl": lines(test("math500"))},
-        minerva={"README.md": card(), "test.jsonl": lines(test("minerva"))},
+        amc23=shards("data", "test", test("amc23"), 1),
         olympiad={"README.md": card(OE_TO_maths_en_COMP=dict(train=olympiad),
                                     TP_TO_maths_en_COMP=dict(train=olympiad.replace("OE", "TP"))),
                   olympiad: parquet(test("olympiad")),
                   olympiad.replace("OE", "TP"): parquet(test("olympiad")[:1])},
-        livecodebench={"README.md": card(), "code_generation_lite.py": b"raise SystemExit('no')",
-                       **{f"test{i + 1 if i else ''}.jsonl": lines(part)
-                          for i, part in enumerate(parts)}})
+        livecodebench={"code_generation_lite.py": b"raise SystemExit('no')",
+                       **{f"test{i + 1 if i else ''}.jsonl": lines(
+                           lcb[i * len(lcb) // 6:(i + 1) * len(lcb) // 6]) for i in range(6)}})
+    for name in ("aime24", "aime26", "amc"):
+        found[name] = {"README.md": card(default=dict(train="data/train-*")),
+                       **shards("data", "train", test(name), 1)}
+    for name in ("aime25", "math500", "minerva"):
+        found[name] = {"test.jsonl": lines(test(name))}
+    return {name: {"README.md": card(), **files} for name, files in found.items()}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from engine.sampler import Completion
 from experiment.checkpoint import save_rollout
 from experiment.flags import flags_of
 from losses import measure
+from test_analysis import refused
 
 HOSTILE = "<script>window.hacked=1</script>"
 COMPLETIONS = [  # of two problems
@@ -100,9 +101,7 @@ def header(text):
 def codes(text, name, states, n):
     """The arrays [states, n] of a piece, by another way than the page's."""
     data = np.frombuffer(raw(text, name), np.uint8).reshape(-1, 2, states, n).astype(np.int64)
-    folded = data[:, 0] + 256 * data[:, 1]
-    change = np.where(folded % 2, -(folded + 1) // 2, folded // 2)
-    return change.cumsum(1) % 65536
+    return (data[:, 0] + 256 * data[:, 1]).cumsum(1) % 65536
 
 
 @functools.cache
@@ -334,41 +333,34 @@ def test_no_text_is_markup(page):
 # ---------------------------------------------------------------------------- bad input
 
 
-def refused(capsys, *args):
-    """-> the one sentence with which the command ends, exit code 2"""
-    with pytest.raises(SystemExit) as e:
-        main(["tokens", *map(str, args)])
-    assert e.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)
-        assert "no rollout that" in refused(capsys, tmp_path / f"{number}.pt")
+        assert "no rollout that" in refused(capsys, "tokens", tmp_path / f"{number}.pt")
     saved = torch.load(rollout)
     for part in ("rewards", "hp", "state"):
         torch.save({name: x for name, x in saved.items() if name != part}, tmp_path / "part.pt")
-        assert "no rollout that" in refused(capsys, tmp_path / "part.pt")
-    assert "--problems" in refused(capsys, rollout, "--problems", "0")
+        assert "no rollout that" in refused(capsys, "tokens", tmp_path / "part.pt")
+    assert "--problems" in refused(capsys, "tokens", rollout, "--problems", "0")
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
-    said = refused(capsys, rollout, "--model", bare)
-    assert f"the tokenizer of {bare}" in said and "--model" in said
+    said = refused(capsys, "tokens", rollout, "--model", bare)
+    assert f"--model {bare}" in said and "tokenizer" in said
 
 
 def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
-    said = refused(capsys, rollout, "--steps", "3")
+    said = refused(capsys, "tokens", rollout, "--steps", "3")
     assert "the steps of grpo cannot be taken: its 8 completions" in said
-    said = refused(capsys, rollout, "--lr", "1e8")
+    said = refused(capsys, "tokens", rollout, "--lr", "1e8")
     assert "the steps of grpo cannot be taken: they lead to weights whose probabilities" in said
     saved = torch.load(rollout)
     saved["batch"]["mask"][:] = False
     torch.save(saved, tmp_path / "none.pt")
-    assert "none of its completions has a gradient" in refused(capsys, tmp_path / "none.pt")
+    said = refused(capsys, "tokens", tmp_path / "none.pt")
+    assert "none of its completions has a gradient" in said
     path = kept_rollout(tmp_path / "a", model, rewards=[[0.5, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]])
     assert "the steps of passk cannot be taken: passk counts successes" in refused(
-        capsys, path, "--methods", "grpo,passk")
+        capsys, "tokens", path, "--methods", "grpo,passk")
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
@@ -437,13 +429,12 @@ PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 
 
-def colour_of(quantity, x):
+def colour_of(quantity, stops, x):
     """The colour that a value has by the page's own legend, reckoned anew."""
     low, high = quantity["low"], quantity["high"]
-    if quantity["scale"] == "log":
+    if "log" in quantity:
         low, high, x = math.log(low), math.log(high), math.log(x)
-    stops = np.array([[int(stop[i:i + 2], 16) for i in (1, 3, 5)]
-                      for stop in tokens.MAPS[quantity["map"]]])
+    stops = np.array([[int(stop[i:i + 2], 16) for i in (1, 3, 5)] for stop in stops])
     place = min(max((x - low) / (high - low), 0), 1) * (len(stops) - 1)
     return [np.interp(place, range(len(stops)), stops[:, c]) for c in range(3)]
 
@@ -481,9 +472,9 @@ def panel(tab):
 
 def test_colours_are_those_of_the_numbers(visit, rollout, page):
     """Each quantity, before the first step and after the last, of tokens of two completions."""
-    tab, head, (kept, states) = visit(page), header(page.read_text()), expected(rollout, "grpo")
-    drawn = {}
-    for quantity in head["quantities"]:
+    tab, (kept, states), drawn = visit(page), expected(rollout, "grpo"), {}
+    maps = tab.evaluate("MAPS")
+    for quantity in tab.evaluate("QUANTITIES"):
         if quantity["key"] == "clipped":
             continue
         colour_by(tab, quantity["name"])
@@ -493,8 +484,8 @@ def test_colours_are_those_of_the_numbers(visit, rollout, page):
                 x = values_of(states[step], kept, row, place)[quantity["key"]]
                 have = drawn[quantity["key"], step, row, place] = background(tab, row + 1,
                                                                              place + 1)
-                want = [238] * 3 if quantity["scale"] == "log" and x == 0 else colour_of(
-                    quantity, x)
+                want = [238] * 3 if "log" in quantity and x == 0 else colour_of(
+                    quantity, maps[quantity["map"]], x)
                 # half of a 256th along the map, and the rounding of the number
                 assert have == pytest.approx(want, abs=4), (quantity["key"], step, row, place)
     for key in ("probability", "entropy", "ratio", "gradient"):
@@ -504,6 +495,7 @@ def test_colours_are_those_of_the_numbers(visit, rollout, page):
 
 def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
     tab, states = visit(page), expected(rollout, "grpo")[1]
+    colours = [status[2] for status in tab.evaluate("STATUSES")]
     colour_by(tab, "clipped or not")
     at_step(tab, 4)
     marks, found = {tokens.UP: "overline", tokens.DOWN: "underline"}, set()
@@ -516,7 +508,7 @@ def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
             if states[4].gradient[row, place] == 0:
                 status = tokens.UP if states[4].advantages[row, place] > 0 else tokens.DOWN
             assert line == marks.get(status, "none")
-            wanted = tokens.STATUSES[status][2]
+            wanted = colours[status]
             assert [int(x) for x in re.findall(r"\d+", drawn)] == [
                 int(wanted[i:i + 2], 16) for i in (1, 3, 5)]
             found.add(status)
