@@ -59,8 +59,8 @@ def outcome(groups):
 
 def examples(groups, tokenizer):
     """The records of samples.jsonl: two completions of each of the first two groups."""
-    return [dict(prompt=tokenizer.decode(group.prompt), answer=group.problem["answer"],
-                 reward=group.problem["reward"], fault=fault, **row)
+    return [dict(prompt=tokenizer.decode(group.prompt), **row, fault=fault,
+                 answer=group.problem["answer"], reward=group.problem["reward"])
             for group in groups[:2] for row, fault in [*zip(group.rows(), group.faults)][:2]]
 
 
@@ -118,18 +118,14 @@ def commit():
 
 
 def numbers(x):
-    """x with null for nan and infinity, which JSON lacks."""
-    if isinstance(x, dict):
-        return {k: numbers(v) for k, v in x.items()}
-    if isinstance(x, list):
-        return [numbers(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    """x with None for nan and infinity, which JSON lacks."""
+    return json.loads(json.dumps(x), parse_constant=lambda _: None)
 
 
 def append(path, rows):
     """Adds rows to a file of JSON lines. Raises OSError."""
     with writing(path), open(path, "a") as file:
-        file.writelines(json.dumps(numbers(row), allow_nan=False) + "\n" for row in rows)
+        file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
 
 
 def trackers(out, args, config):
@@ -157,11 +153,11 @@ def line(record):
              "optim/grad_norm": "grad"}
     for name in record:
         if match := re.fullmatch(r"(eval/.+/)mean@(\d+)", name):
-            data, n = match.groups()
-            shown.update({f"{data}mean@{n}": f"mean@{n}", f"{data}pass@{n}": f"pass@{n}"})
+            of_data, n = match.groups()
+            shown.update({f"{of_data}{metric}@{n}": f"{metric}@{n}" for metric in ("mean", "pass")})
             # there are other rewards than 0 and 1
-            if not math.isclose(record[f"{data}reward"], record[name], abs_tol=1e-9):
-                shown[f"{data}reward"] = "mean reward"
+            if not math.isclose(record[f"{of_data}reward"], record[name], abs_tol=1e-9):
+                shown[f"{of_data}reward"] = "mean reward"
     values = []
     for name, short in shown.items():
         if record.get(name) is not None:
@@ -180,9 +176,9 @@ def nothing_to_learn(example, record):
     prompt, completion, answer = (shorten.repr(example[name])
                                   for name in ("prompt", "completion", "answer"))
     return f"""\
-WARNING  rollout {record['rollout']}: every advantage is 0 (in no group do rewards differ): nothing \
-to learn. Mean reward {record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the \
-completions unreadable, {record['len/truncated_frac']:.0%} cut off at max_tokens. One of them:
+WARNING  rollout {record['rollout']}: every advantage is 0 (in no group do rewards differ): \
+nothing to learn. Mean reward {record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} \
+of the completions unreadable, {record['len/truncated_frac']:.0%} cut off at max_tokens. One of them:
   prompt      {prompt}
   completion  {completion}
   answer      {answer}

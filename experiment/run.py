@@ -10,6 +10,7 @@ from collections import Counter, deque
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -26,20 +27,15 @@ from experiment.files import default_out, lock, write
 from experiment.flags import flags_of, refuse
 
 
-def claim_folder(args, resumed_at=None):
-    """-> the run's folder, which belongs to this process from here on.
-
-    A new run gets one that no other has. A resumed one has its logs set back to rollout
-    `resumed_at`; None is its start."""
-    out, number = default_out(args), 1
-    name = out.name
-    while True:
+def claim_folder(args):
+    """-> the run's folder, which belongs to this process from here on. A new run gets one that no
+    other has."""
+    out = first = default_out(args)
+    for number in count(2):
         try:
             out.mkdir(parents=True, exist_ok=True)
             lock(out)
-            if args.resume:
-                checkpoint.rewind(out, resumed_at)
-            else:
+            if not args.resume:
                 (out / "metrics.jsonl").open("x").close()
             return out
         except (FileExistsError, BlockingIOError):
@@ -47,8 +43,25 @@ def claim_folder(args, resumed_at=None):
                 refuse(f"--out {out} is another process's")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror}")
-        number += 1
-        out = out.with_name(f"{name}.{number}")
+        out = first.with_name(f"{first.name}.{number}")
+
+
+def begin(args, method, resumed):
+    """-> the run's folder, with the logs until now, and its config.json: flags, method, versions,
+    commit, and the same of the run until a resume."""
+    out = claim_folder(args)
+    config = dict(flags=flags_of(args), method=losses.describe(args.loss, method),
+                  checksums=args.checksums, command=sys.argv, versions=log.versions(),
+                  git=log.commit(), id=uuid.uuid4().hex, before=[])
+    rollout = resumed.state["rollout"] if resumed else None
+    if args.resume:
+        checkpoint.rewind(out, rollout)
+    if resumed:  # the id is that of Weights & Biases, too
+        last = json.loads((out / "config.json").read_text())
+        before = [*last.pop("before"), dict(last, until_rollout=rollout)]
+        config.update(id=last["id"], before=before)
+    write(out / "config.json", json.dumps(config, indent=1))
+    return out, config
 
 
 class Run(AbstractContextManager):
@@ -63,7 +76,7 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, method, trainer, tokenizer, resumed):
         self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
-        flags, device, on_first = flags_of(args), parallel.device(), parallel.rank() == 0
+        flags, device = flags_of(args), parallel.device()
         saved = dict(flags=flags, rollout=0, best=None, state={}, totals={}, pending=[])
         if resumed:
             saved = resumed.state
@@ -80,26 +93,11 @@ class Run(AbstractContextManager):
                              for batch, rewards, *rest in saved["pending"])
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), time.perf_counter()
+        on_first = parallel.rank() == 0
         self.first_head = head_of(args.model) if args.rank_every and on_first else None
-        self.out = parallel.on_rank0(partial(
-            claim_folder, args, self.rollout if resumed else None))
-        config = parallel.on_rank0(partial(self.write_config, resumed))
+        self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
         self.trackers = log.trackers(self.out, args, config) if on_first else []
         say(banner(args, method, trainer.policy, self.out, self.rollout))
-
-    def write_config(self, resumed):
-        """config.json: flags, method, versions, commit, and the same of the run until a resume."""
-        path = self.out / "config.json"
-        config = dict(
-            flags=flags_of(self.args), method=losses.describe(self.args.loss, self.method),
-            checksums=self.args.checksums, command=sys.argv, versions=log.versions(), git=log.commit(),
-            id=uuid.uuid4().hex, before=[])
-        if resumed:  # the id is that of Weights & Biases, too
-            last = json.loads(path.read_text())
-            before = [*last.pop("before"), dict(last, until_rollout=self.rollout)]
-            config.update(id=last["id"], before=before)
-        write(path, json.dumps(config, indent=1))
-        return config
 
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):
@@ -170,10 +168,6 @@ class Run(AbstractContextManager):
                                     state=dict(self.state), hp=self.method.flags,
                                     flags=dict(flags_of(self.args), model=self.args.model))
 
-    def log_evaluation(self, scores):
-        """The record of the model before training."""
-        self.write(dict(rollout=self.rollout, **scores))
-
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions."""
@@ -187,8 +181,7 @@ class Run(AbstractContextManager):
         flops = 2 * sum(p.numel() for p in policy.parameters()) * (scored + 3 * learnt)
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
-        record = {"rollout": self.rollout, **self.totals,
-                  **of_steps, **metrics,  # whose entropy is the rollout's
+        record = {**self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
                   "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
                   **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
                   **self.times, "perf/tokens_per_s": tokens / seconds,
@@ -197,7 +190,7 @@ class Run(AbstractContextManager):
             head = parallel.full(policy.model.get_output_embeddings().weight.detach()).cpu()
             if self.first_head is not None:
                 record["optim/head_rank1_share"] = log.rank1_share(head - self.first_head)
-        self.write(record, samples)
+        record = self.write(record, samples)
         if advantages.abs().max() < 1e-6:
             self.warn(log.nothing_to_learn, samples[0], record)
         if record["len/truncated_frac"] > 0.5:
@@ -206,9 +199,10 @@ class Run(AbstractContextManager):
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
                             "are printed above; the verifiers are in rewards.py")
 
-    def write(self, record, samples=()):
-        """Adds a record to the logs, with the seconds of its rollout."""
-        record["time/rollout"] = time.perf_counter() - self.began
+    def write(self, entries, samples=()):
+        """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
+        record = {"rollout": self.rollout, **entries,
+                  "time/rollout": time.perf_counter() - self.began}
         if parallel.rank() == 0:
             log.append(self.out / "metrics.jsonl", [record])
             log.append(self.out / "samples.jsonl",
@@ -216,6 +210,7 @@ class Run(AbstractContextManager):
             for tracker in self.trackers:
                 tracker({name: x for name, x in record.items() if isinstance(x, (int, float))})
             say(log.line(record))
+        return record
 
     def warn(self, warning, *facts):
         """Prints a warning of log.py, each once in a run."""
