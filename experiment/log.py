@@ -178,7 +178,8 @@ def nothing_to_learn(example, record):
     return f"""\
 WARNING  rollout {record['rollout']}: every advantage is 0 (in no group do rewards differ): \
 nothing to learn. Mean reward {record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} \
-of the completions unreadable, {record['len/truncated_frac']:.0%} cut off at max_tokens. One of them:
+of the completions unreadable, {record['len/truncated_frac']:.0%} cut off at max_tokens. One of \
+them:
   prompt      {prompt}
   completion  {completion}
   answer      {answer}
