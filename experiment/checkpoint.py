@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as gathered
 
 from engine import parallel
 from experiment.failures import RunFailed
@@ -57,15 +52,15 @@ def resumed(args):
 def restore(trainer, state):
     """Gives a Trainer, loaded with a checkpoint's weights, the rest of its state."""
     policy, _, optimizer, schedule, scaler = trainer
-    options = StateDictOptions(full_state_dict=True, strict=False)
+    options = gathered.StateDictOptions(full_state_dict=True, strict=False)
     if state["adapter"]:
-        set_model_state_dict(policy, state["adapter"], options=options)
-    set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
+        gathered.set_model_state_dict(policy, state["adapter"], options=options)
+    gathered.set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
     schedule.last_epoch = state["optimizer_steps"]
     # learning rate and weight decay follow the flags, which --force may have changed
-    (group,), (factor,), flags = optimizer.param_groups, schedule.lr_lambdas, optimizer.defaults
-    group.update(initial_lr=flags["lr"], lr=flags["lr"] * factor(schedule.last_epoch),
-                 weight_decay=flags["weight_decay"])
+    (group,), (factor,) = optimizer.param_groups, schedule.lr_lambdas
+    lr, weight_decay = optimizer.defaults["lr"], optimizer.defaults["weight_decay"]
+    group.update(initial_lr=lr, lr=lr * factor(schedule.last_epoch), weight_decay=weight_decay)
     if state["scaler"]:  # {} where the run was not in float16
         scaler.load_state_dict(state["scaler"])
 
@@ -78,12 +73,12 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     policy, _, optimizer, schedule, scaler = trainer
     on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
+    adapter = {name: parallel.full(p).cpu()
+               for name, p in policy.state_dict().items() if "lora_" in name}
+    options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
     state.update(
-        adapter={name: parallel.full(p).cpu()
-                 for name, p in policy.state_dict().items() if "lora_" in name},
-        optimizer=get_optimizer_state_dict(policy, optimizer, options=StateDictOptions(
-            full_state_dict=True, cpu_offload=True)),
-        optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict())
+        adapter=adapter, optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict(),
+        optimizer=gathered.get_optimizer_state_dict(policy, optimizer, options=options))
     aside = out / "checkpoints" / "unfinished"
 
     def folder_of(rollout):
