@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
 
 def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
     scores = iter([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores)})
+    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores), "reward": 0.0})
     train.main(["--model", base, *SMALL, "--eval_every", "1", "--keep", "1", "--out",
                 str(tmp_path / "run")])
     assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {
