@@ -194,7 +194,7 @@ def main(argv=None):
             sampler.load_weights(parallel.weights(trainer.policy))
         elif args.eval_every:
             with run.timed("eval"):
-                run.log_evaluation(evaluate(sampler, tokenizer, test_set, args))
+                run.write(evaluate(sampler, tokenizer, test_set, args))
 
         # ---- sample P problems x G completions, grade them, score them: log pi of every token
         for batch, rewards, metrics, examples in scored_rollouts(

@@ -553,11 +553,10 @@ def round_trip(batch, *flags):
     first.start_trainer()
     first.update(batch)
     timed = watched(lambda: checkpoint.save(
-        Path(first.folder), 1, first.trainer, first.tokenizer, 1, None, Path("none"), "",
-        sampled=0, state={}, totals={}, pending=[]))
+        Path(first.folder), first.trainer, first.tokenizer, Path("none"), 1, rollout=1, best=None))
     folder = Path(first.folder, "checkpoints", "rollout_000001")
     state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
-    second.start_trainer(checkpoint.Resumed({}, folder, state))
+    second.start_trainer(checkpoint.Resumed(folder, state))
     checkpoint.restore(second.trainer, state)
     kept, restored = ([parallel.full(x) for p in run.policy.parameters()
                        for x in (p, *map(run.trainer.optimizer.state[p].get, (

@@ -66,7 +66,6 @@ class Group(NamedTuple):
     texts: list
     rewards: list
     faults: list        # of each completion: None, or why it could not be graded
-    seconds: float      # of the slowest grading
 
     def rows(self):
         """The completions as rows of eval.py's completions.jsonl."""
@@ -89,6 +88,5 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
         rewards, _ = grade(problems, texts, details=details)
     found = [details[i:i + samples] for i in range(0, len(details), samples)]
     faults = [[fault for _, fault, _ in group] for group in found]
-    slowest = [max(seconds for *_, seconds in group) for group in found]
     return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
-                                             faults, slowest, strict=True)]
+                                             faults, strict=True)]

@@ -11,26 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as gathered
 
 from engine import parallel
 from experiment.failures import RunFailed
-from experiment.files import checkpoint_folders, default_out, write
-
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+from experiment.files import checkpoint_folders, default_out, write, writing
 
 
 class Resumed(NamedTuple):
-    """The run that --resume continues, at its newest checkpoint."""
+    """The newest checkpoint of the run that --resume continues."""
 
-    flags: dict    # of its config.json
-    folder: Path   # of the checkpoint: an ordinary model's
+    folder: Path   # an ordinary model's
     state: dict    # trainer.pt
 
 
@@ -50,66 +41,68 @@ def resumed(args):
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    flags = json.loads((default_out(args) / "config.json").read_text())["flags"]
+    path = folders[-1] / "trainer.pt"
     try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
-        state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
+        return Resumed(folders[-1], read_pickle(path, map_location="cpu", mmap=True))
     except ValueError as e:
-        raise RunFailed(f"{folders[-1] / 'trainer.pt'} cannot be read ({e}): with this folder "
-                        "renamed, --resume continues from the checkpoint before it") from None
-    return Resumed(flags, folders[-1], state)
+        raise RunFailed(f"{path} cannot be read ({e}): with this folder renamed, --resume continues"
+                        " from the checkpoint before it") from None
 
 
 def restore(trainer, state):
     """Gives a Trainer, loaded with a checkpoint's weights, the rest of its state."""
-    options = StateDictOptions(full_state_dict=True, strict=False)
+    policy, _, optimizer, schedule, scaler = trainer
+    options = gathered.StateDictOptions(full_state_dict=True, strict=False)
     if state["adapter"]:
-        set_model_state_dict(trainer.policy, state["adapter"], options=options)
+        gathered.set_model_state_dict(policy, state["adapter"], options=options)
+    gathered.set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
+    schedule.last_epoch = state["optimizer_steps"]
     # learning rate and weight decay follow the flags, which --force may have changed
-    own = [{name: group[name] for name in ("initial_lr", "weight_decay")}
-           for group in trainer.optimizer.param_groups]
-    set_optimizer_state_dict(trainer.policy, trainer.optimizer, state["optimizer"],
-                             options=options)
-    trainer.schedule.last_epoch = state["optimizer_steps"]
-    factor = trainer.schedule.lr_lambdas[0](state["optimizer_steps"])
-    for group, values in zip(trainer.optimizer.param_groups, own, strict=True):
-        group.update(values, lr=values["initial_lr"] * factor)
+    (group,), (factor,) = optimizer.param_groups, schedule.lr_lambdas
+    lr, weight_decay = optimizer.defaults["lr"], optimizer.defaults["weight_decay"]
+    group.update(initial_lr=lr, lr=lr * factor(schedule.last_epoch), weight_decay=weight_decay)
     if state["scaler"]:  # {} where the run was not in float16
-        trainer.scaler.load_state_dict(state["scaler"])
+        scaler.load_state_dict(state["scaler"])
 
 
-def save(out, rollout, trainer, tokenizer, keep, best, recipe, card, **state):
+def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
-    `keep` stay, and that of rollout best["rollout"]. recipe: the model's recipe.json, which goes on
-    with it. card: the text of README.md, on rank 0. Raises RunFailed where there is no room, or no
-    permission: the checkpoints before it stay as they are."""
-    on_first, policy = parallel.rank() == 0, trainer.policy
+    `keep` stay, and the best one. state: of the run, with `rollout`, its number, and `best`, None
+    or that of the best rollout. recipe: the model's recipe.json, copied if there is one. Raises
+    OSError where there is no room, or no permission: the checkpoints before it stay as they are."""
+    policy, _, optimizer, schedule, scaler = trainer
+    on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
     adapter = {name: parallel.full(p).cpu()
                for name, p in policy.state_dict().items() if "lora_" in name}
-    state.update(rollout=rollout, best=best, adapter=adapter, scaler=trainer.scaler.state_dict(),
-                 optimizer_steps=trainer.schedule.last_epoch,
-                 optimizer=get_optimizer_state_dict(policy, trainer.optimizer, options=WHOLE))
-    folder = out / "checkpoints" / f"rollout_{rollout:06d}"
-    aside = folder.with_name("unfinished")
+    options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state.update(
+        adapter=adapter, optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict(),
+        optimizer=gathered.get_optimizer_state_dict(policy, optimizer, options=options))
+    aside = out / "checkpoints" / "unfinished"
+
+    def folder_of(rollout):
+        return aside.with_name(f"rollout_{rollout:06d}")
 
     def write_folder():
-        shutil.rmtree(aside, ignore_errors=True)
+        folder = folder_of(state["rollout"])
+        shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
-            policy.model.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
-            torch.save(state, aside / "trainer.pt")
-            if recipe.is_file():
-                shutil.copy(recipe, aside)
-            write(aside / "README.md", card)
-        except (OSError, RuntimeError, SafetensorError) as e:  # torch's, safetensors' full disk
+            with writing(folder):
+                policy.model.save_pretrained(aside, state_dict=weights)
+                tokenizer.save_pretrained(aside)
+                torch.save(state, aside / "trainer.pt")
+                if recipe.is_file():
+                    shutil.copy(recipe, aside)
+                aside.rename(folder)
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
-            raise RunFailed(f"{folder} cannot be written ({str(e).splitlines()[0]}); --resume "
-                            "continues from the checkpoint before it") from None
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-        best_name = f"rollout_{best['rollout']:06d}" if best else None
-        for old in checkpoint_folders(out)[:-keep]:
-            if old != folder and old.name != best_name:
+        folders = checkpoint_folders(out)
+        kept = folders[-keep:]
+        if state["best"]:
+            kept.append(folder_of(state["best"]["rollout"]))
+        for old in folders:
+            if old not in kept:
                 shutil.rmtree(old.rename(aside))
     parallel.on_rank0(write_folder)
 
@@ -120,10 +113,11 @@ def rewind(out, rollout):
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         if rollout is None and path.exists():
             path.replace(path.with_name(path.name + ".old"))
-        # the last line may have been cut off while it was written
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         try:
-            kept = [line + b"\n" for line in lines if json.loads(line)["rollout"] <= rollout]
+            kept = [line for line in lines
+                    if line.endswith(b"\n")  # else the process was killed while it wrote the line
+                    and json.loads(line)["rollout"] <= rollout]
         except (ValueError, LookupError, TypeError) as e:
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
@@ -131,11 +125,10 @@ def rewind(out, rollout):
 
 
 def save_rollout(out, rollout, **content):
-    """One rollout as one file, for the analysis. Raises RunFailed."""
+    """One rollout as one file, for the analysis. Raises OSError."""
     path = out / "rollouts" / f"rollout_{rollout:06d}.pt"
-    try:
+    aside = path.with_suffix(".unfinished")
+    with writing(path):
         path.parent.mkdir(exist_ok=True)
-        torch.save(dict(content, rollout=rollout), path.with_suffix(".unfinished"))
-        path.with_suffix(".unfinished").rename(path)
-    except (OSError, RuntimeError) as e:
-        raise RunFailed(f"{path} cannot be written: {str(e).splitlines()[0]}") from None
+        torch.save(dict(content, rollout=rollout), aside)
+        aside.rename(path)

@@ -20,22 +20,27 @@ class NotFinite(FloatingPointError):
         self.minibatch = minibatch
 
 
+# the log's time/<phase>: {phase: its name in a sentence, the flags that make room}
+PHASES = dict(
+    sample=("sampling", "less --gpu_memory_utilization or fewer --max_num_seqs"),
+    eval=("evaluation", "less --gpu_memory_utilization or fewer --max_num_seqs"),
+    logp=("scoring", "--lora_rank 16 or fewer --tokens_per_micro_batch"),
+    update=("update", "--activation_checkpointing or fewer --tokens_per_micro_batch"))
+
+
 @contextmanager
 def room_for(phase, flags=None):
-    """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
-    bytes asked for, the flags that help, train.py's if none are given."""
+    """Makes CUDA's error of a full memory RunFailed: the phase, the bytes asked for, and the flags
+    that help, which are train.py's if none are given."""
+    import torch  # takes a second, and `python -m analysis --help` needs none of it
     try:
         yield
     except torch.OutOfMemoryError as e:
-        asked, one = ". ".join(str(e).split(". ")[:2]), "less --gpu_memory_utilization or "
-        helpful = flags or dict(
-            update="--activation_checkpointing or fewer --tokens_per_micro_batch",
-            logp="--lora_rank 16 or fewer --tokens_per_micro_batch",
-            sample=one + "fewer --max_num_seqs", eval=one + "fewer --max_num_seqs",
-        ).get(phase, one + "--lora_rank 16")
-        name = dict(sample="sampling", logp="scoring", eval="evaluation").get(phase, phase)
-        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {helpful} make room"
-                        ) from None
+        asked = ". ".join(str(e).split(". ")[:2])
+        name, helpful = PHASES.get(
+            phase, (phase, "less --gpu_memory_utilization or --lora_rank 16"))
+        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {flags or helpful} make "
+                        "room") from None
 
 
 def refuse(program, message):

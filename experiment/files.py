@@ -3,7 +3,10 @@
 import fcntl
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
 
@@ -18,15 +21,23 @@ def lock(out):
         LOCKED.add(place)
 
 
+@contextmanager
+def writing(path):
+    """Makes the errors of a full disk, torch's and safetensors' too, one OSError that names the
+    path: their own need not."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as e:
+        raise OSError(f"{path} cannot be written: {str(e).splitlines()[0]}") from None
+
+
 def write(path, content):
     """Replaces a file, by a text or bytes, atomically: a reader finds the old content or the new
     one. Raises OSError."""
     aside = path.with_name(f".{path.name}")
-    try:
+    with writing(path):
         aside.write_bytes(content if isinstance(content, bytes) else content.encode())
         aside.replace(path)
-    except OSError as e:  # a full disk's names no file
-        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def default_out(args):

@@ -244,7 +244,7 @@ def parse_args(argv, description):
                    **dict.fromkeys(given, "given")}
     if args.resume and not saved and given <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
-    args.checksums = {"functions of the method": refusals.checksum(method)}
+    args.checksums = {}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)

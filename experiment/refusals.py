@@ -4,7 +4,6 @@ exit code 2, before a model loads."""
 import importlib.util
 import inspect
 import os
-import zlib
 from dataclasses import replace
 from functools import partial
 
@@ -97,8 +96,8 @@ def check_packages(args):
 # ---------------------------------------------------------------------------- a row of METHODS
 
 # logged for every method, beside losses.measure
-LOGGED = {"mean", "max", "min", "mass_pos", "mass_neg", "token_mass_pos", "token_mass_neg",
-          "pg_loss", "loss", "weight_mean", "grad_norm", "lr", "overflow", "learnt_tokens"}
+LOGGED = {"mass_pos", "mass_neg", "pg_loss", "loss", "weight_mean", "grad_norm", "lr", "overflow",
+          "learnt_tokens"}
 
 
 def check_row(name, method, common):
@@ -232,11 +231,3 @@ def check_method(name, method, group_size, shaped=False):
                             "them")
             if key in taken or key == "entropy" and f is method.objective:
                 trial.fault(f, f"logs {key!r}, which is logged already; give it another name")
-
-
-def checksum(method):
-    """Of the source of a row's functions; None where there is no source, as in a notebook."""
-    try:
-        return zlib.crc32("".join(inspect.getsource(f) for f in method.functions).encode())
-    except (OSError, TypeError):
-        return None

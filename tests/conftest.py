@@ -93,10 +93,6 @@ QUICK = {
         "test_commands_have_flags_that_exist",
         "test_the_examples_of_new_methods",
     ),
-    "test_card.py": (
-        "test_a_model_and_a_data_set_of_the_hub",
-        "test_the_command_uploads_no_state_of_the_trainer",
-    ),
     "test_portable.py": (
         "test_the_lock_meets_each_requirement",
         "test_the_lock_is_installed_where_it_fits",

@@ -95,7 +95,7 @@ def groups_of(completions, tokenizer, problems):
     found = [Completion(ids[mask].tolist(), logprobs[mask].tolist(),
                         ids[mask][-1] != tokenizer.eos_token_id) for ids, mask, logprobs in rows]
     return [data.Group(problem, data.encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
-                       REWARDS[i].tolist(), [None] * G, 0.0) for i, problem in enumerate(problems)]
+                       REWARDS[i].tolist(), [None] * G) for i, problem in enumerate(problems)]
 
 
 def by_train(model, name, method, groups):

@@ -1,19 +1,25 @@
 """Resuming: killed anywhere, a run ends as if it had not been; what is damaged is not used; what
 changes is said."""
 
+import contextlib
 import json
 import os
 import random
+import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.cli.hf import app
 
 import train
 from analysis.__main__ import main as analyse
@@ -27,29 +33,17 @@ SMALL = (
     "--max_prompt_tokens 16 --lr 1e-4 --eval_every 2 --eval_problems 4 --eval_samples 2 "
     "--save_every 1 --schedule cosine --warmup 2"
 ).split()
-MEASURED = ("time/", "perf/", "seconds", "grader/seconds")
+MEASURED = ("time/", "perf/", "seconds")
 
 
 def records(out):
     """metrics.jsonl without what a clock measured."""
-    return [
-        {k: v for k, v in json.loads(line).items() if not k.startswith(MEASURED)}
-        for line in Path(out, "metrics.jsonl").read_text().splitlines()
-    ]
+    return [{name: x for name, x in json.loads(line).items() if not name.startswith(MEASURED)}
+            for line in Path(out, "metrics.jsonl").open()]
 
 
 def weights(out, rollout=4):
     return Path(out, "checkpoints", f"rollout_{rollout:06d}", "model.safetensors").read_bytes()
-
-
-def command(*flags, **kw):
-    return subprocess.run(
-        [sys.executable, "train.py", *map(str, flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        **kw,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +64,19 @@ def without(whole, out, *rollouts):
     return out
 
 
+def resume(out, *flags):
+    train.main(["--out", str(out), "--resume", *flags])
+
+
+def refused(capsys, out, *flags):
+    """-> the sentence with which --resume is refused."""
+    with pytest.raises(SystemExit) as stop:
+        resume(out, *flags)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1, said
+    return said
+
+
 def same(out, whole):
     assert weights(out) == weights(whole)
     assert records(out) == records(whole)
@@ -81,14 +88,11 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 2, 3, 4)
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"rollout": 5, "rew')  # cut off while it was written
-    train.main(["--out", str(out), "--resume"])  # the run's own flags
+    resume(out)  # the run's own flags
     assert same(out, whole[0]) and "from rollout 1" in capsys.readouterr().out
-    config = json.loads((out / "config.json").read_text())
-    assert (
-        config["before"][0]["until_rollout"] == 1
-        and config["id"] == json.loads((whole[0] / "config.json").read_text())["id"]
-    )
-    train.main(["--out", str(out), "--resume"])  # done already: nothing happens
+    config, first = (json.loads((folder / "config.json").read_text()) for folder in (out, whole[0]))
+    assert config["before"][0]["until_rollout"] == 1 and config["id"] == first["id"]
+    resume(out)  # done already: nothing happens
     assert same(out, whole[0])
 
 
@@ -98,7 +102,7 @@ def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
     flags = ["--model", base, *SMALL, "--loss", "grpo", "--shuffle", "groups", "--keep", "9"]
     train.main([*flags, "--out", str(tmp_path / "whole")])
     out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
-    train.main(["--out", str(out), "--resume"])
+    resume(out)
     assert same(out, tmp_path / "whole")
     steps = [step for record in records(out)[1:] for step in record["steps"]]
     assert len({step["optim/learnt_tokens"] for step in steps}) > 1
@@ -108,7 +112,7 @@ def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
 
 def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
-    train.main(["--out", str(out), "--resume", "--no-share_prompts"])
+    resume(out, "--no-share_prompts")
     said = capsys.readouterr().out
     assert "--share_prompts was True and is now False" in said and "tokens, padded" in said
 
@@ -139,9 +143,9 @@ def test_a_damaged_checkpoint_is_one_sentence(whole, tmp_path, capsys):
     damaged = out / "checkpoints" / "rollout_000003"
     (damaged / "trainer.pt").write_bytes((damaged / "trainer.pt").read_bytes()[:-100])
     with pytest.raises(train.RunFailed, match="rollout_000003/trainer.pt cannot be read"):
-        train.main(["--out", str(out), "--resume"])
+        resume(out)
     damaged.rename(damaged.with_name("damaged"))
-    train.main(["--out", str(out), "--resume"])
+    resume(out)
     assert "from rollout 2" in capsys.readouterr().out and same(out, whole[0])
 
 
@@ -157,7 +161,7 @@ def test_a_strangers_pickle_is_not_run(whole, tmp_path, monkeypatch, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     torch.save(dict(state=Program()), out / "checkpoints/rollout_000003/trainer.pt")
     with pytest.raises(train.RunFailed, match="trainer.pt cannot be read .*more than tensors"):
-        train.main(["--out", str(out), "--resume"])
+        resume(out)
     torch.save(dict(batch=Program()), "rollout.pt")
     with pytest.raises(SystemExit) as stop:
         analyse(["tokens", "rollout.pt"])
@@ -165,17 +169,14 @@ def test_a_strangers_pickle_is_not_run(whole, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_damaged_log_is_one_sentence_and_an_older_config_does_not_stop_a_run(whole, tmp_path):
+def test_a_damaged_log_is_one_sentence(whole, tmp_path):
     out = without(whole[0], tmp_path / "run", 3, 4)
     log = (out / "metrics.jsonl").read_bytes()
     (out / "metrics.jsonl").write_bytes(log.replace(b"{", b'{"\xff": 1}\n{', 1))
     with pytest.raises(train.RunFailed, match="metrics.jsonl is damaged .*--resume continues"):
-        train.main(["--out", str(out), "--resume"])
+        resume(out)
     (out / "metrics.jsonl").write_bytes(log)
-    config = json.loads((out / "config.json").read_text())
-    del config["before"], config["id"]
-    (out / "config.json").write_text(json.dumps(config))
-    train.main(["--out", str(out), "--resume"])
+    resume(out)
     assert same(out, whole[0])
 
 
@@ -193,7 +194,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence_and_nothing_is_lost(
     assert stop.value.code == 1 and said.startswith("train.py: ") and str(out / name) in said
     assert (out / name).read_bytes() == before
     (out / f".{name}").rmdir()
-    train.main(["--out", str(out), "--resume"])
+    resume(out)
     assert same(out, whole[0])
 
 
@@ -202,16 +203,8 @@ def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
     with open(out / "metrics.jsonl", "a") as file:
         file.write("garbage\n")
     train.main([*whole[1], "--out", str(out), "--resume"])
-    assert (
-        same(out, whole[0]) and "garbage" in (out / "metrics.jsonl.old").read_text()
-    )  # what there was is not thrown away
-    out = tmp_path / "new"
-    out.mkdir()
-    (out / "config.json").write_text(
-        '{"fla'
-    )  # killed while it was written, in a version that did not write aside
-    train.main([*whole[1], "--out", str(out), "--resume"])
     assert same(out, whole[0])
+    assert "garbage" in (out / "metrics.jsonl.old").read_text()  # nothing is thrown away
 
 
 def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path, capsys):
@@ -224,115 +217,49 @@ def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path,
         ("--rollouts 9", "--rollouts"),
         ("--temperature 0.5", "--temperature"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            train.main(["--out", str(out), "--resume", *flags.split()])
-        said = capsys.readouterr().err
-        assert (
-            stop.value.code == 2 and named in said and "--force" in said and said.count("\n") == 1
-        )
-    train.main(["--out", str(out), "--resume", "--keep", "5", "--save_every", "3"])
-    assert "resuming, but --keep was 9 and is now 5" in capsys.readouterr().out and same(
-        out, whole[0]
-    )
+        said = refused(capsys, out, *flags.split())
+        assert named in said and "--force" in said
+    resume(out, "--keep", "5", "--save_every", "3")
+    assert "resuming, but --keep was 9 and is now 5" in capsys.readouterr().out
+    assert same(out, whole[0])
     out = without(whole[0], tmp_path / "other", 4)
-    train.main(
-        [
-            "--out",
-            str(out),
-            "--resume",
-            "--lr",
-            "1e-3",
-            "--loss",
-            "grpo",
-            "--temperature",
-            "0.8",
-            "--schedule",
-            "constant",
-            "--force",
-        ]
-    )
+    resume(out, *"--lr 1e-3 --loss grpo --temperature 0.8 --schedule constant --force".split())
     assert "--lr was" in capsys.readouterr().out and weights(out) != weights(whole[0])
-    last = json.loads(
-        (out / "metrics.jsonl").read_text().splitlines()[-1]
-    )  # what was forced is done
-    assert (
-        last["optim/lr"] == pytest.approx(1e-3)
-        and "adv/fade_alpha" not in last
-        and last["sampler/logp_absdiff_max"] < 1e-4
-    )
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])  # as forced
+    assert last["optim/lr"] == pytest.approx(1e-3) and last["sampler/logp_absdiff_max"] < 1e-4
+    assert "adv/fade_alpha" not in last
     for fixed in ("--lora_rank 2", f"--model {out}/checkpoints/rollout_000003"):
-        with pytest.raises(SystemExit) as stop:
-            train.main(["--out", str(out), "--resume", "--force", *fixed.split()])
-        assert stop.value.code == 2 and "train another" in capsys.readouterr().err
+        assert "train another" in refused(capsys, out, "--force", *fixed.split())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        '{"flags": ',
-        '{"flags": {"lr": null, "schedule": "cosin"}}',
-        '{"flags": {"group_size": "x"}}',
-        None,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "", "[]", '{"flags": ', '{"flags": {}}', '{"flags": {"lr": null, "schedule": "cosin"}}',
+    '{"flags": {"group_size": "x"}}', None])
 def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     (out / "config.json").unlink() if content is None else (out / "config.json").write_text(content)
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--out", str(out), "--resume"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1 and records(out) == records(whole[0])
+    assert "cannot be read" in refused(capsys, out) and records(out) == records(whole[0])
 
 
 def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
-    def rows(n):
-        return "".join(
-            json.dumps(
-                dict(
-                    prompt=f"{i},2={i + 2}:",
-                    answer=dict(nums=[i, 2], target=i + 2),
-                    reward="countdown",
-                )
-            )
-            + "\n"
-            for i in range(n)
-        )
-
     file, out = tmp_path / "own.jsonl", tmp_path / "run"
-    file.write_text(rows(8))
-    train.main(
-        [
-            "--model",
-            base,
-            *SMALL,
-            "--data",
-            str(file),
-            "--rollouts",
-            "1",
-            "--schedule",
-            "constant",
-            "--out",
-            str(out),
-        ]
-    )
-    file.write_text(rows(9))
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--out", str(out), "--resume", "--rollouts", "2"])
-    assert stop.value.code == 2 and "the problems are not those" in capsys.readouterr().err
+    rows = [json.dumps(dict(prompt=f"{i},2={i + 2}:", answer=dict(nums=[i, 2], target=i + 2),
+                            reward="countdown")) for i in range(9)]
+    file.write_text("\n".join(rows[:8]))
+    train.main(["--model", base, *SMALL, "--data", str(file), "--rollouts", "1", "--schedule",
+                "constant", "--out", str(out)])
+    file.write_text("\n".join(rows))
+    capsys.readouterr()
+    said = refused(capsys, out, "--rollouts", "2")
+    assert "the problems are not those" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(whole, tmp_path, number):
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "train.py", *whole[1], "--out", str(out), "--save_every", "0"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+        [sys.executable, "train.py", *whole[1], "--out", str(out), "--save_every", "0"], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 600
     log = out / "metrics.jsonl"
     while process.poll() is None and time.monotonic() < deadline and not (
@@ -340,14 +267,10 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
         time.sleep(0.05)
     process.send_signal(number)
     said, _ = process.communicate(timeout=600)
-    assert (
-        process.returncode == 128 + number
-        and "--resume continues" in said
-        and "Traceback" not in said
-    )
-    saved = [p.name for p in (out / "checkpoints").iterdir()]
-    assert len(saved) == 1
-    train.main(["--out", str(out), "--resume"])
+    assert process.returncode == 128 + number
+    assert "--resume continues" in said and "Traceback" not in said
+    assert len(list((out / "checkpoints").iterdir())) == 1
+    resume(out)
     assert same(out, whole[0])
 
 
@@ -359,7 +282,7 @@ def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path, capsys):
                               stdout=subprocess.PIPE)
     holder.stdout.readline()
     with pytest.raises(SystemExit) as stop:
-        train.main(["--out", str(out), "--resume"])
+        resume(out)
     holder.communicate(b"\n")
     assert stop.value.code == 2 and "another process" in capsys.readouterr().err
     assert records(out) == records(whole[0])
@@ -373,12 +296,8 @@ def tmpfs(tmp_path):
     def mount(options):
         folder = tmp_path / f"tmpfs{len(made)}"
         folder.mkdir()
-        if (
-            os.geteuid()
-            or subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True
-            ).returncode
-        ):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
             pytest.skip("mounting is not allowed here")
         made.append(folder)
         return folder
@@ -396,14 +315,16 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs)
     assert checkpoint_folders(out)[-1].name == "rollout_000002"
     assert not (out / "checkpoints" / "unfinished").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
-    train.main(["--out", str(out), "--resume"])
+    resume(out)
     assert same(out, whole[0])
 
 
 def test_a_full_disk_in_the_middle_of_the_log(base, tmpfs):
     folder = tmpfs("size=40k")
-    done = command("--model", base, *SMALL, "--save_every", "0", "--rollouts", "40",
-                   "--eval_every", "0", "--out", folder / "run")
+    done = subprocess.run(
+        [sys.executable, "train.py", "--model", base, *SMALL, "--save_every", "0", "--rollouts",
+         "40", "--eval_every", "0", "--out", folder / "run"], cwd=ROOT, capture_output=True,
+        text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "cannot be written" in done.stderr
 
@@ -418,55 +339,36 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
 
 def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
     scores = iter([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores)})
-    train.main(
-        [
-            "--model",
-            base,
-            *SMALL,
-            "--eval_every",
-            "1",
-            "--keep",
-            "1",
-            "--out",
-            str(tmp_path / "run"),
-        ]
-    )
+    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores), "reward": 0.0})
+    train.main(["--model", base, *SMALL, "--eval_every", "1", "--keep", "1", "--out",
+                str(tmp_path / "run")])
     assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {
-        "rollout_000002",
-        "rollout_000004",
-    }
-    train.main(["--out", str(tmp_path / "run"), "--resume"])
+        "rollout_000002", "rollout_000004"}
+    resume(tmp_path / "run")
 
 
 def test_lora_resumes(base, tmp_path, graded):
     flags = ["--model", base, *SMALL, "--lora_rank", "4", "--keep", "9"]
     train.main([*flags, "--out", str(tmp_path / "whole")])
     out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
-    train.main(["--out", str(out), "--resume"])
-    same(out, tmp_path / "whole")
+    resume(out)
+    assert same(out, tmp_path / "whole")
     from transformers import AutoModelForCausalLM
 
-    merged, first = (
-        AutoModelForCausalLM.from_pretrained(p).state_dict()
-        for p in (out / "checkpoints" / "rollout_000004", base)
-    )
+    merged, first = (AutoModelForCausalLM.from_pretrained(p).state_dict()
+                     for p in (out / "checkpoints" / "rollout_000004", base))
     changed = [k for k in first if (merged[k] - first[k]).abs().max() > 1e-6]
-    assert (
-        merged.keys() == first.keys()
-        and changed
-        and all(".mlp." in k or ".self_attn." in k for k in changed)
-    )
-    assert all(
-        r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:]
-    )  # the sampler has the merged weights
+    assert merged.keys() == first.keys() and changed
+    assert all(".mlp." in k or ".self_attn." in k for k in changed)
+    # the sampler has the merged weights
+    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:])
 
 
 # ---------------------------------------------------------------------------- signals and flags
 
 def stop_signal_at(monkeypatch, where, nth):
-    """SIGTERM at the nth call of experiment.run's tqdm.update or checkpoint.save."""
-    owner, name = dict(bar=(run.tqdm, "update"), save=(checkpoint, "save"))[where]
+    """SIGTERM at the nth start of a rollout, or the nth checkpoint.save."""
+    owner, name = dict(start=(run, "seed_of"), save=(checkpoint, "save"))[where]
     original, calls = getattr(owner, name), []
 
     def called(*args, **kwargs):
@@ -479,7 +381,7 @@ def stop_signal_at(monkeypatch, where, nth):
 
 
 def test_a_signal_between_two_rollouts_saves_after_the_next(base, tmp_path, monkeypatch):
-    stop_signal_at(monkeypatch, "bar", 2)
+    stop_signal_at(monkeypatch, "start", 3)
     with pytest.raises(SystemExit) as stop:
         train.main(["--model", base, *SMALL, "--save_every", "0", "--out", str(tmp_path / "run")])
     assert stop.value.code == 128 + signal.SIGTERM
@@ -493,30 +395,30 @@ def test_a_signal_during_the_last_checkpoint_changes_nothing(base, tmp_path, mon
     assert (tmp_path / "run" / "curves.png").exists() and len(records(tmp_path / "run")) == 5
 
 
-def edited(whole, out, **flags):
-    """A copy of a run whose config.json has other flags; None takes one out."""
-    shutil.copytree(whole, out)
-    config = json.loads((out / "config.json").read_text())
-    config["flags"] = {k: v for k, v in {**config["flags"], **flags}.items() if v is not None}
-    (out / "config.json").write_text(json.dumps(config))
-    return out
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [dict(loss="gone"), dict(objective="gone"), dict(seed=[1]), dict(dtype="float8"),
-     dict(mask_truncated="yes"), dict(eps_low="small")],
-    ids=str,
-)
+@pytest.mark.parametrize("flags", [
+    dict(loss="gone"), dict(objective="gone"), dict(seed=[1]), dict(dtype="float8"),
+    dict(mask_truncated="yes"), dict(eps_low="small")], ids=str)
 def test_saved_flags_that_nothing_takes_are_a_sentence(whole, tmp_path, flags, capsys):
-    out = edited(whole[0], tmp_path / "run", **flags)
-    with pytest.raises(SystemExit) as stop:
-        train.parse_args(["--out", str(out), "--resume"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1 and next(iter(flags)) in said
+    out = shutil.copytree(whole[0], tmp_path / "run")
+    config = json.loads((out / "config.json").read_text())
+    config["flags"].update(flags)
+    (out / "config.json").write_text(json.dumps(config))
+    assert next(iter(flags)) in refused(capsys, out)
 
 
 def test_a_run_without_a_checkpoint_starts_again_with_its_flags(whole, tmp_path):
     out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
     args, _ = train.parse_args(["--out", str(out), "--resume", "--rollouts", "3"])
     assert (args.loss, args.rollout_lag, args.rollouts) == ("fade", 1, 3)
+
+
+def test_the_command_uploads_no_state_of_the_trainer(tmp_path, monkeypatch):
+    """hf takes one value for each --exclude; a second one would be the path in the repository."""
+    page = (ROOT / "docs" / "running.md").read_text()
+    words, asked = shlex.split(re.search(r"^hf (upload .*)$", page, re.M)[1]), {}
+    words[2] = str(tmp_path)
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, **kw: SimpleNamespace(**kw))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **kw: asked.update(kw))
+    with contextlib.suppress(AttributeError):  # of the answer, which is None here
+        app(words, standalone_mode=False)
+    assert "trainer.pt" in asked["ignore_patterns"] and asked["path_in_repo"] == "."

@@ -19,7 +19,6 @@ from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
-from experiment.run import claim_folder
 from losses import METHODS, Method, asym, centred, token_mean
 
 SMALL = (
@@ -33,7 +32,7 @@ def run(model, out, *flags):
     """A whole run of two small rollouts -> its records, the first being the evaluation before
     training."""
     train.main(["--model", model, "--out", str(out), *SMALL, *flags])
-    return [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in Path(out, "metrics.jsonl").open()]
 
 
 # ---------------------------------------------------------------------------- flags
@@ -129,27 +128,18 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "tests" / "run").mkdir(parents=True)
     (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
-    monkeypatch.setattr(
-        loading.AutoModelForCausalLM,
-        "from_pretrained",
-        lambda *a, **k: pytest.fail("a model was loaded"),
-    )
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained",
+                        lambda *a, **k: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as stop:
         train.main(flags.format(root=tmp_path).split())
-    said = capsys.readouterr()
-    assert (
-        stop.value.code == 2
-        and named.format(root=tmp_path) in said.err
-        and said.err.count("\n") == 1
-        and "Traceback" not in said.err
-    )
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and named.format(root=tmp_path) in said and said.count("\n") == 1
 
 
 def test_exit_codes_of_the_command(tmp_path, base):
     def command(*flags):
-        done = subprocess.run(
-            [sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True,
+                              text=True)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
 
@@ -158,16 +148,8 @@ def test_exit_codes_of_the_command(tmp_path, base):
     broken = ["--lr", "1e30", "--entropy_coef", "0.1"]  # which has a gradient in any case
     code, said = command("--model", base, "--out", str(tmp_path / "run"), *SMALL, *broken)
     assert code == 1 and "optimizer step" in said
-    code, said = command(
-        "--model",
-        base,
-        "--out",
-        str(tmp_path / "two"),
-        *SMALL,
-        *broken,
-        "--steps_per_rollout",
-        "1",
-    )
+    code, said = command("--model", base, "--out", str(tmp_path / "two"), *SMALL, *broken,
+                         "--steps_per_rollout", "1")
     assert code == 1 and "ruined the weights" in said  # the next to see it is the sampler
 
 
@@ -178,8 +160,7 @@ def folder_with(base, tmp_path, **changes):
     for name, content in changes.items():
         path = folder / name.replace("__", ".")
         path.unlink() if content is None else path.write_bytes(
-            content if isinstance(content, bytes) else json.dumps(content).encode()
-        )
+            content if isinstance(content, bytes) else json.dumps(content).encode())
     return str(folder)
 
 
@@ -198,16 +179,7 @@ def folder_with(base, tmp_path, **changes):
 def test_models_that_cannot_be_used_are_refused(base, tmp_path, changes, flags, named, capsys):
     there = {k: v for k, v in changes.items() if Path(base, k.replace("__", ".")).exists()}
     with pytest.raises(SystemExit) as stop:
-        train.main(
-            [
-                "--model",
-                folder_with(base, tmp_path, **there),
-                *SMALL,
-                "--out",
-                str(tmp_path / "run"),
-                *flags.split(),
-            ]
-        )
+        run(folder_with(base, tmp_path, **there), tmp_path / "run", *flags.split())
     said = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2 and named in said[-1] and not (tmp_path / "run").exists()
 
@@ -216,9 +188,8 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = folder_with(base, tmp_path)
-    weights = {
-        k: v for k, v in load_file(folder + "/model.safetensors").items() if "layers.1.mlp" not in k
-    }
+    weights = load_file(folder + "/model.safetensors")
+    weights = {name: x for name, x in weights.items() if "layers.1.mlp" not in name}
     save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
     done = subprocess.run([sys.executable, "train.py", "--model", folder, *SMALL, "--out",
                            str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
@@ -227,23 +198,10 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
 
 
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
-    folder = folder_with(
-        base,
-        tmp_path,
-        generation_config__json=dict(do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1),
-    )
+    folder = folder_with(base, tmp_path, generation_config__json=dict(
+        do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1))
     run(folder, tmp_path / "run", "--rollouts", "1")
     assert (tmp_path / "run" / "checkpoints" / "rollout_000001" / "generation_config.json").exists()
-
-
-def test_a_folder_belongs_to_one_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    args, _ = train.parse_args(["--loss", "grpo"])
-    assert [str(claim_folder(args)) for _ in range(3)] == [
-        "runs/grpo-16-0",
-        "runs/grpo-16-0.2",
-        "runs/grpo-16-0.3",
-    ]
 
 
 def test_problems_from_a_file_and_programs(base, tmp_path):
@@ -256,27 +214,17 @@ def test_problems_from_a_file_and_programs(base, tmp_path):
     ]
     for name, some in (("a", rows), ("b", rows[:1] * 4)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    records = run(
-        base,
-        tmp_path / "run",
-        "--data",
-        str(tmp_path / "a.jsonl"),
-        "--eval_data",
-        str(tmp_path / "b.jsonl"),
-    )
+    records = run(base, tmp_path / "run", "--data", str(tmp_path / "a.jsonl"),
+                  "--eval_data", str(tmp_path / "b.jsonl"))
     assert len(records) == 3 and f"eval/{tmp_path / 'b.jsonl'}/mean@2" in records[0]
-    assert {
-        json.loads(line)["reward"]
-        for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-    } <= {"countdown", "math", "table", "code"}
+    samples = map(json.loads, (tmp_path / "run" / "samples.jsonl").open())
+    assert {sample["reward"] for sample in samples} <= {"countdown", "math", "table", "code"}
     assert all(r["grader/error"] == 0 for r in records[1:])
 
 
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
-    for loss, present, absent in (
-        ("acpo", "--clip_alpha", "--ratio_max"),
-        ("cispo", "--ratio_max", "--clip_alpha"),
-    ):
+    for loss, present, absent in (("acpo", "--clip_alpha", "--ratio_max"),
+                                  ("cispo", "--ratio_max", "--clip_alpha")):
         with pytest.raises(SystemExit) as stop:
             train.main(["--loss", loss, "--help"])
         text = capsys.readouterr().out
@@ -284,19 +232,15 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
 
 
 def test_flags_reach_the_method():
-    args, method = train.parse_args(
-        "--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split()
-    )
+    _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
     assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
     assert train.parse_args(["--loss", "dapo"])[1].flags["eps_high"] == 0.28
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
-    assert (
-        train.parse_args([])[0].lr == settings_of(None)["lr"]
-        and train.parse_args(["--model", "x"])[0].lr == 1e-6
-    )
+    assert train.parse_args([])[0].lr == settings_of(None)["lr"]
+    assert train.parse_args(["--model", "x"])[0].lr == 1e-6
 
 
 def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
@@ -305,7 +249,7 @@ def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one(
     for method in METHODS.values():
         assert not set(method.flags) & common
         for axis in ("advantage", "select", "objective", "aggregate"):
-            for flag in __import__("losses").keyword_only(getattr(method, axis)):
+            for flag in losses.keyword_only(getattr(method, axis)):
                 owners.setdefault(flag, set()).add(axis)
     assert all(len(axes) == 1 for axes in owners.values()), owners  # so that rows can be crossed
 
@@ -330,7 +274,7 @@ def tensor_state(rewards, state):
 
 def taken_state(rewards, state):
     """A = r - rbar"""
-    state["mean"] = 0.5
+    state["mass_pos"] = 0.5
     return centred(rewards, state)
 
 
@@ -423,7 +367,6 @@ def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
 
-
 @pytest.mark.parametrize(
     "row, named",
     [
@@ -431,7 +374,7 @@ def learns_without_an_advantage(tokens):
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
         (Method(tensor_state, PLAIN, token_mean), "a Tensor into state['mean']"),
-        (Method(taken_state, PLAIN, token_mean), "logs 'mean', which is logged already"),
+        (Method(taken_state, PLAIN, token_mean), "logs 'mass_pos', which is logged already"),
         (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [4], where"),
         (Method(centred, not_keyword_only, token_mean), "put * before it"),
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
@@ -487,28 +430,6 @@ def test_sketches_that_are_not_refused(row, monkeypatch):
     assert "mine = " in losses.card("mine")
 
 
-def test_a_resumed_run_notices_other_code_of_its_method(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(METHODS, "mine", Method(centred, logs_a_number, token_mean))
-    run(base, tmp_path / "run", "--loss", "mine", "--rollouts", "1")
-    again = ["--out", str(tmp_path / "run"), "--resume", "--rollouts", "2"]
-    train.main(again)
-    monkeypatch.setitem(METHODS, "mine", Method(centred, logs_another_number, token_mean))
-    with pytest.raises(SystemExit) as stop:
-        train.main([*again, "--rollouts", "3"])
-    assert stop.value.code == 2 and "the functions of the method are not" in capsys.readouterr().err
-    train.main([*again, "--rollouts", "3", "--force"])
-
-
-def logs_a_number(tokens):
-    """L = -A rho"""
-    return -tokens.advantages * tokens.ratio, dict(mine=1.0)
-
-
-def logs_another_number(tokens):
-    """L = -A rho"""
-    return -tokens.advantages * tokens.ratio, dict(mine=2.0)
-
-
 def test_a_cell_exists_once_a_row_uses_it(capsys):
     with pytest.raises(SystemExit):
         train.parse_args(["--advantage", "weigh_failures"])
@@ -520,39 +441,22 @@ def test_a_cell_exists_once_a_row_uses_it(capsys):
 
 
 def numbers(record):
-    return {
-        k: v
-        for k, v in record.items()
-        if isinstance(v, (int, float))
-        and not k.startswith(("time/", "perf/", "seconds"))
-        and k != "grader/seconds_max"
-    }
+    return {name: x for name, x in record.items()
+            if isinstance(x, (int, float)) and not name.startswith(("time/", "perf/", "seconds"))}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs(name, base, tmp_path, graded):
     first, *records = run(base, tmp_path / "run", "--loss", name)
     assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
-    passes = len(METHODS[name].passes)
+    steps = 2 * len(METHODS[name].passes)
     for record in records:
         assert all(math.isfinite(v) for v in numbers(record).values())
-        assert (
-            len(record["steps"]) == 2 * passes and record["step"] == 2 * passes * record["rollout"]
-        )
+        assert len(record["steps"]) == steps and record["step"] == steps * record["rollout"]
         assert record["sampler/logp_absdiff_max"] < 1e-4
-        assert {
-            "policy/ess",
-            "policy/ratio_std/bin0",
-            "policy/ratio_std/bin4",
-            "clip/frac",
-            "loss/pg",
-            "adv/mass_pos",
-            "optim/grad_norm",
-            "groups/mixed",
-            "tokens",
-            "flops",
-            "seconds",
-        } <= set(record)
+        assert {"policy/ess", "policy/ratio_std/bin0", "policy/ratio_std/bin4", "clip/frac",
+                "loss/pg", "adv/mass_pos", "optim/grad_norm", "groups/mixed", "tokens", "flops",
+                "seconds"} <= set(record)
     if name == "acpo":
         assert {f"clip/range/bin{i}" for i in range(5)} <= set(records[0]["steps"][1])
     if name == "fade":
@@ -562,67 +466,28 @@ def test_every_method_runs(name, base, tmp_path, graded):
 def test_the_run_folder(base, tmp_path, graded):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    out, folder = tmp_path / "run", base
-    run(
-        folder,
-        out,
-        "--loss",
-        "grpo",
-        "--save_every",
-        "1",
-        "--keep",
-        "1",
-        "--rank_every",
-        "1",
-        "--rollouts",
-        "3",
-    )
+    out = tmp_path / "run"
+    records = run(base, out, *"--loss grpo --save_every 1 --keep 1 --rank_every 1 --rollouts 3"
+                  .split())
+    assert 0 < records[-1]["optim/head_rank1_share"] <= 1
     assert {p.name for p in out.iterdir()} == {
-        "config.json",
-        "metrics.jsonl",
-        "samples.jsonl",
-        "curves.png",
-        "checkpoints",
-    }
-    best = torch.load(out / "checkpoints" / "rollout_000003" / "trainer.pt")[
-        "best"
-    ]["rollout"]
-    assert {p.name for p in (out / "checkpoints").iterdir()} == {
-        "rollout_000003",
-        f"rollout_{best:06d}",
-    }  # --keep 1, the best, nothing unfinished
-    config = json.loads((out / "config.json").read_text())
-    assert (
-        config["flags"]["lr"] == 1e-4
-        and config["method"].startswith("grpo = zscore")
-        and config["versions"]["torch"]
-    )
+        "config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
     last = out / "checkpoints" / "rollout_000003"
-    model, before = (
-        AutoModelForCausalLM.from_pretrained(p) for p in (last, folder)
-    )  # an ordinary Hugging Face folder
-    assert AutoTokenizer.from_pretrained(last).decode([10]) == AutoTokenizer.from_pretrained(
-        folder
-    ).decode([10])
+    state = torch.load(last / "trainer.pt")
+    assert state["rollout"] == 3 and state["totals"]["step"] == 6 and state["optimizer"]["state"]
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {
+        last.name, f"rollout_{state['best']['rollout']:06d}"}  # the best too, nothing unfinished
+    config = json.loads((out / "config.json").read_text())
+    assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore")
+    assert config["versions"]["torch"]
+    # an ordinary Hugging Face folder
+    model, before = (AutoModelForCausalLM.from_pretrained(p) for p in (last, base))
+    texts = [AutoTokenizer.from_pretrained(p).decode([10]) for p in (last, base)]
+    assert texts[0] == texts[1]
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
-    trainer = torch.load(last / "trainer.pt")
-    assert (
-        trainer["rollout"] == 3 and trainer["totals"]["step"] == 6 and trainer["optimizer"]["state"]
-    )
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert 0 < records[-1]["optim/head_rank1_share"] <= 1 and records[-1]["optim/update_ratio"] > 0
     sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
-    assert set(sample) == {
-        "rollout",
-        "prompt",
-        "completion",
-        "answer",
-        "reward",
-        "score",
-        "fault",
-        "tokens",
-        "truncated",
-    }
+    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "score", "fault",
+                           "tokens", "truncated"}
 
 
 def test_a_text_that_ends_a_completion(base, tmp_path):
@@ -630,36 +495,27 @@ def test_a_text_that_ends_a_completion(base, tmp_path):
     out = tmp_path / "run"
     records = run(base, out, "--stop", "+", "--save_rollouts", "--max_tokens", "16")[1:]
     assert all(r["len/mean"] < 8 and r["len/truncated_frac"] == 0 for r in records)
-    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert {s["completion"].find("+") - len(s["completion"]) for s in samples if "+" in
-            s["completion"]} == {-1}
+    texts = [json.loads(line)["completion"] for line in (out / "samples.jsonl").open()]
+    assert {text.find("+") - len(text) for text in texts if "+" in text} == {-1}
     batch = torch.load(out / "rollouts" / "rollout_000001.pt")["batch"]
     assert torch.equal(batch["mask"].sum(1), batch["completion_len"])  # its tokens are learnt
 
 
 def test_two_runs_of_a_seed_are_the_same_run(base, tmp_path):
-    a, b, c = (
-        run(base, tmp_path / name, "--loss", "fade", "--seed", seed)
-        for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
-    )
+    a, b, c = (run(base, tmp_path / name, "--loss", "fade", "--seed", seed)
+               for name, seed in (("a", "1"), ("b", "1"), ("c", "2")))
     assert [numbers(r) for r in a] == [numbers(r) for r in b]
     assert numbers(a[-1]) != numbers(c[-1])
 
 
 def test_every_option_together(base, tmp_path, graded):
     graded(groups=(0, 2))
-    records = run(
-        base,
-        tmp_path / "run",
-        *(
-            "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --correction sequence_mask "
-            "--correction_low 0.5 --drop_uniform_groups "
-            "--max_refills 2 --mask_truncated "
-            "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
-            "--sampler_temperature 1.3 "
-            "--sampler_dtype bfloat16 --rollouts 3 --tokens_per_micro_batch 40"
-        ).split(),
-    )[1:]
+    records = run(base, tmp_path / "run", *(
+        "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --correction sequence_mask "
+        "--correction_low 0.5 --drop_uniform_groups --max_refills 2 --mask_truncated "
+        "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
+        "--sampler_temperature 1.3 --sampler_dtype bfloat16 --rollouts 3 "
+        "--tokens_per_micro_batch 40").split())[1:]
     assert [r["rollout"] for r in records] == [1, 2, 3]
     assert [r["groups/sampled"] for r in records] == [8, 8, 8]  # of the first four, two teach
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
@@ -672,30 +528,14 @@ def test_every_option_together(base, tmp_path, graded):
 
 
 def test_rollout_lag_trains_on_old_samples(base, tmp_path, graded):
+    flags = ("--loss grpo --aggregate token_mean --advantage raw --entropy_coef 1.0 --rollouts 4 "
+             "--lr 1e-3").split()
     for lag in (0, 2):
-        records = run(
-            base,
-            tmp_path / f"lag{lag}",
-            "--loss",
-            "grpo",
-            "--aggregate",
-            "token_mean",
-            "--advantage",
-            "raw",
-            "--entropy_coef",
-            "1.0",
-            "--rollout_lag",
-            str(lag),
-            "--rollouts",
-            "4",
-            "--lr",
-            "1e-3",
-        )[1:]
+        records = run(base, tmp_path / f"lag{lag}", *flags, "--rollout_lag", str(lag))[1:]
         first_steps = [r["steps"][0]["policy/kl_old"] for r in records]
         assert len(records) == 4  # as many updates as without
-        assert max(first_steps[:1]) < 1e-9 and (
-            max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6
-        )
+        assert first_steps[0] < 1e-9
+        assert max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6
 
 
 def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path, graded):
@@ -759,13 +599,11 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
     assert masked["len/truncated_frac"] == 1 and not masked["steps"]
-    assert masked["optim/skipped"] == 2
 
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_batch(base, tmp_path, graded):
-    with pytest.raises(
-        train.RunFailed, match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"
-    ):
+    with pytest.raises(train.RunFailed,
+                       match=r"rollout \d+, optimizer step \d+: loss .*failed_batch.pt"):
         run(base, tmp_path / "run", "--loss", "grpo", "--lr", "1e30")
     batch = torch.load(tmp_path / "run" / "failed_batch.pt")
     assert batch["ids"].shape[0] == 8 and batch["advantages"].shape == batch["mask"].shape
@@ -779,9 +617,7 @@ def test_a_new_row_has_its_flags_and_runs(base, tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "bent", Method(centred, bent, token_mean))
     records = run(base, tmp_path / "run", "--loss", "bent", "--bend", "3")
     assert len(records) == 3
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["hyperparameters"] == dict(
-        bend=3.0
-    )
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"]["bend"] == 3.0
 
 
 def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, base):
@@ -800,8 +636,7 @@ def test_the_reward_rises_with_vllm(tmp_path):
          "vllm", "--rollouts", "6", "--lr", "1e-4", "--eval_every", "6", "--eval_problems", "128",
          "--out", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    first, *records = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, *records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
     assert records[-1]["eval/countdown/mean@16"] > first["eval/countdown/mean@16"] + 0.02
     assert max(r["sampler/logp_absdiff_max"] for r in records) < 1e-4
     assert (tmp_path / "run" / "curves.png").stat().st_size > 10_000
