@@ -77,8 +77,9 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums["problems"] = checksum(rows)
-    args.checksums["held-out problems"] = checksum(test_set) if test_set else None
+    args.checksums = {"problems": checksum(rows)}
+    if test_set:
+        args.checksums["held-out problems"] = checksum(test_set)
     compare(args)
     return train_set, test_set, left_out
 
@@ -112,15 +113,6 @@ def load_tokenizer(args, train_set, test_set):
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
-    if torch.cuda.is_available():
-        from experiment import fit  # torch's internals: not before flags are right
-        try:
-            parameters = fit.parameters_of(args.model)
-        except ValueError as e:
-            refuse(f"--model {args.model} {e}")
-        if sentence := fit.refusal(args, parameters, parallel.memory(), parallel.world(),
-                                   parallel.sharded()):
-            refuse(sentence)
     return tokenizer, eos, train_set
 
 
@@ -130,7 +122,7 @@ def load_sampler(args, eos):
         with room_for("loading"):
             return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
                                 memory=args.gpu_memory_utilization, tp=args.tp,
-                                max_num_seqs=args.max_num_seqs, logprobs=args.sampler_logprobs,
+                                max_num_seqs=args.max_num_seqs,
                                 max_length=args.max_prompt_tokens + args.max_tokens,
                                 head_dtype=args.head_dtype, stop=args.stop)
     except ValueError as e:
@@ -162,7 +154,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     try:
         with room_for("loading"):
             policy = loading.load(
-                folder, eos, probe, budget=args.tokens_per_micro_batch, compile=args.compile,
+                folder, eos, probe, budget=args.tokens_per_micro_batch,
                 lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
                 activation_checkpointing=args.activation_checkpointing, **settings)
             args.tokens_per_micro_batch = policy.budget
