@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -200,7 +199,6 @@ def add_flags(flag, section):
 def parse_args(argv, description):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
     that are not the flags' own defaults: {flag: words}."""
-    argv = sys.argv[1:] if argv is None else argv
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -308,8 +306,8 @@ def compare(args):
     now = flags_of(args)
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in {**saved, **now} if saved.get(name) != now.get(name)}
-    if fixed := [text for name, text in changes.items() if name in ("model", "lora_rank")]:
-        refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
+    for name in {"model", "lora_rank"} & changes.keys():
+        refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
     for name, checksum in args.checksums.items():
         if checksums.get(name, checksum) != checksum:

@@ -134,14 +134,14 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
     assert records[2]["optim/grad_norm"] > 0
 
 
-def test_one_rank_by_hand_with_offload_and_compile(small, tmp_path):
+def test_one_rank_by_hand_with_offload(small, tmp_path):
     """As Slurm's srun starts it: by the variables alone."""
     env = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost",
                MASTER_PORT="29511", OMP_NUM_THREADS="1")
     done = subprocess.run(
         [sys.executable, "train.py", "--model", small(), "--out", str(tmp_path / "run"), *SMALL,
          "--sampler", "transformers", "--rollouts", "1", "--eval_every", "0", "--no-share_prompts",
-         "--offload", "--compile", "--entropy_coef", "0.01"],
+         "--offload", "--entropy_coef", "0.01"],
         cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     *_, record = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())

@@ -327,12 +327,6 @@ def tensor_state(rewards, state):
     return centred(rewards, state)
 
 
-def taken_state(rewards, state):
-    """A = r - rbar"""
-    state["mean"] = 0.5
-    return centred(rewards, state)
-
-
 def one_per_group(rewards, state):
     """A = rbar"""
     return rewards.mean(1)
@@ -361,11 +355,6 @@ def raises(tokens):
 def logs_a_vector(tokens):
     """L = -A rho"""
     return -tokens.advantages * tokens.ratio, dict(mine=tokens.ratio[0])
-
-
-def logs_a_taken_name(tokens):
-    """L = -A rho"""
-    return -tokens.advantages * tokens.ratio, dict(entropy=7.0)
 
 
 def half(tokens):
@@ -414,10 +403,6 @@ def divides_by_the_spread(rewards, state):
     return (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
 
 
-def writes(tokens):
-    return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
-
-
 def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
@@ -430,14 +415,12 @@ def learns_without_an_advantage(tokens):
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
         (Method(tensor_state, PLAIN, token_mean), "logs 'mean', which is not one"),
-        (Method(taken_state, PLAIN, token_mean), "logs 'mean', which is logged already"),
         (Method(one_per_group, PLAIN, token_mean), "one_per_group of losses.py returns [4], where"),
         (Method(centred, not_keyword_only, token_mean), "tau has to be keyword-only and have"),
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
         (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
         (Method(centred, raises, token_mean), "raises of losses.py raises AttributeError"),
         (Method(centred, logs_a_vector, token_mean), "'mine', which is not one number"),
-        (Method(centred, logs_a_taken_name, token_mean), "'entropy', which is logged already"),
         (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
         (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
         (Method(centred, of_other_completions, token_mean),
@@ -452,7 +435,6 @@ def learns_without_an_advantage(tokens):
         (Method(centred, nan_loss, token_mean), "nan_loss of losses.py returns nan"),
         (Method(divides_by_the_spread, PLAIN, token_mean),
          "divides_by_the_spread of losses.py returns nan"),
-        (Method(centred, writes, token_mean), "writes of losses.py writes into its arguments"),
         (Method(centred, learns_without_an_advantage, token_mean), "is in BY_ADVANTAGE and has"),
     ],
     ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
