@@ -24,10 +24,10 @@ refuse = partial(failures.refuse, "train.py")
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
-        "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "offload", "tp",
-        "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
-        "data_dir", "held-out problems"}
+        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
+        "share_prompts", "activation_checkpointing", "offload", "tp", "max_num_seqs",
+        "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
+        "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
@@ -129,8 +129,7 @@ def add_flags(flag, section):
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
-    flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1,
-         below=2**20)
+    flag("problems_per_rollout", 64, "problems of a rollout, P", least=1, below=2**20)
     flag("group_size", 16, "completions of each, G", least=1, below=2**20)
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
     flag("shuffle", "completions", "what is dealt to the steps", choices=("completions", "groups"))
@@ -142,7 +141,7 @@ def add_flags(flag, section):
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
     flag("stop", None, "a completion ends after this text, too, as </answer>")
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
-    flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", least=0.01, below=1)
+    flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
     flag("rollout_lag", 0, "rollouts between sampling and learning")

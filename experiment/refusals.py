@@ -53,14 +53,13 @@ def combinations(args, method):
         (args.offload and "RANK" not in os.environ,
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs),
-         f"--tp and --max_num_seqs are for --sampler vllm, not for --sampler {args.sampler}"),
+         "--tp and --max_num_seqs are for --sampler vllm"),
         (vllm and not has_vllm() and not args.fit,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
-        (ranks % args.tp,
-         f"--tp {args.tp}: the number of ranks, {ranks}, must be a multiple of it"),
+        (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
         (engines > min(problems, args.eval_problems),
-         f"--problems_per_rollout {problems} and --eval_problems {args.eval_problems} must be at "
-         f"least the number of engines, {engines}"),
+         "--problems_per_rollout and --eval_problems must be at least the number of engines, "
+         f"{engines}"),
         (args.check and args.resume, "--check starts a run anew: it goes without --resume"),
         (args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE),
          f"--data_dir: {args.data} is generated, not read"),
@@ -71,8 +70,7 @@ def combinations(args, method):
          f"--shuffle groups: {problems} problems, a group each, do not divide into "
          f"--steps_per_rollout {steps}"),
         (args.overlong_penalty > args.max_tokens,
-         f"--overlong_penalty {args.overlong_penalty} is longer than --max_tokens "
-         f"{args.max_tokens}"),
+         f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
          "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
         (args.correction and args.old_logprobs == "sampler",

@@ -411,7 +411,7 @@ def learns_without_an_advantage(tokens):
 @pytest.mark.parametrize(
     "row, named",
     [
-        (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has to be keyword-only"),
+        (Method(centred, own_objective(x=inspect.Parameter.empty), token_mean), "x has to be key"),
         (Method(centred, own_objective(temperature=1.0), token_mean), "--temperature is a flag"),
         (Method(asym, own_objective(delta=3.0), token_mean), "one flag has one default"),
         (Method(tensor_state, PLAIN, token_mean), "logs 'mean', which is not one"),
