@@ -47,7 +47,7 @@ def did_you_mean(name, names):
 class Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):
         """A flag's help, with the default that is in force."""
-        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        silent = action.default in (None, argparse.SUPPRESS) or action.default is False
         named = silent or "%(default)s" in action.help
         return action.help if named else f"{action.help} (%(default)s)"
 
@@ -92,8 +92,8 @@ class Parser(argparse.ArgumentParser):
             if name not in self.rows or value is None:
                 continue
             kind, choices, *_ = self.rows[name]
-            kinds = (int, float) if kind is float else (kind,)
-            if type(value) not in kinds or choices and value not in choices:
+            whole = kind is float and type(value) is int
+            if not (whole or type(value) is kind) or choices and value not in choices:
                 self.error(f"{source} has {name} = {value!r}, which --{name} does not take")
             self.set_defaults(**{name: value})
 

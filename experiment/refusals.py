@@ -84,16 +84,17 @@ def check_row(name, method, common):
     """Refuses a function whose arguments cannot be flags. common: the flags of every method."""
     defaults = {}
     for f in method.functions:
+        where = f"{name}: the function {f.__name__} of losses.py"
         for p in inspect.signature(f).parameters.values():
-            where = f"{name}: the function {f.__name__} of losses.py: {p.name}"
             if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
-                refuse(f"{where} has to be keyword-only and have a default, as in "
+                refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
                        f"{f.__name__}(..., *, {p.name}=1.0)")
-            if p.kind is p.KEYWORD_ONLY and defaults.setdefault(p.name, p.default) != p.default:
-                refuse(f"{where} is {p.default} here, {defaults[p.name]} in another function of "
-                       "the row; one flag has one default")
-            if p.kind is p.KEYWORD_ONLY and p.name in common:
-                refuse(f"{where} needs another name: --{p.name} is a flag of train.py already")
+        for flag, default in losses.keyword_only(f).items():
+            if flag in common:
+                refuse(f"{where}: --{flag} is a flag of train.py already; give another name")
+            if defaults.setdefault(flag, default) != default:
+                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
+                       "of the row; one flag has one default")
 
 
 class Fault(Exception):
