@@ -84,7 +84,7 @@ def load_tokenizer(args, train_set, test_set):
     prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
     of them."""
     from transformers.utils.logging import disable_progress_bar
-    disable_progress_bar()  # of loading and saving: the run's own bar is enough
+    disable_progress_bar()  # of loading and saving
     rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
     try:
         tokenizer, eos, positions, lengths = read_tokenizer(args.model, [*rows, *test_set],
