@@ -57,7 +57,8 @@ def add_flags(flag):
     flag("samples", 16, "completions of each problem, n", least=1)
     flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
-    flag("top_p", 1.0, "draw from the most probable tokens of this probability together", above=0)
+    flag("top_p", 1.0, "draw from the most probable tokens of this probability together",
+         least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
     flag("stop", None, "a completion ends after this text, too, as </answer>")

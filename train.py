@@ -26,7 +26,7 @@ from experiment.stats import powers_of_two
 from losses import group_advantages
 
 
-def parse_args(argv=None):
+def parse_args(argv):
     """-> args, and the Method with its hyperparameters. Refuses flags that cannot work."""
     return flags.parse_args(argv, __doc__)
 

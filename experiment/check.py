@@ -5,6 +5,7 @@ each of them.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,19 +89,22 @@ def check_ends(s):
 
 def check_rewards(s):
     """Are some completions right and some wrong? Otherwise there is nothing to learn."""
-    solved, n = sum(r == 1 for group in s.groups for r in group.rewards), PROMPTS * EACH
-    faults, first = {}, s.groups[0]
-    for text, fault in ((t, f) for g in s.groups for t, f in zip(g.texts, g.faults) if f):
-        faults.setdefault(fault.split(":")[0], []).append(text)
+    solved, n, faults = 0, PROMPTS * EACH, defaultdict(list)
+    for group in s.groups:
+        solved += group.rewards.count(1)
+        for text, fault in zip(group.texts, group.faults, strict=True):
+            if fault:
+                faults[fault.split(":")[0]].append(text)
     for fault, texts in faults.items():
-        say("\n      ".join([f"      {fault} in {len(texts)}, such as",
-                             *(repr(text[-160:]) for text in texts[:3])]))
-    example = "" if 0 < solved < n else (
-        f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
-        f"gold {first.problem['answer']!r}")
+        say(f"      {fault} in {len(texts)}, such as")
+        for text in texts[:3]:
+            say(f"      {text[-160:]!r}")
+    first, mixed = s.groups[0], 0 < solved < n
+    example = (f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
+               f"gold {first.problem['answer']!r}")
     yield ("some completions are right and some wrong",
-           f"{solved} of {n} right, {sum(map(len, faults.values()))} unreadable{example}",
-           0 < solved < n, "--data, --template, --model, --max_tokens")
+           f"{solved} of {n} right, {sum(map(len, faults.values()))} unreadable"
+           + example * (not mixed), mixed, "--data, --template, --model, --max_tokens")
 
 
 def check_golds(s):
@@ -108,30 +112,24 @@ def check_golds(s):
     loaded = len(s.train_set) + len(s.test_set) + len(s.left_out)
     yield ("gold answers can be graded", f"{len(s.left_out)} of {loaded} left out, limit 1%",
            len(s.left_out) <= 0.01 * loaded, "--data, the answers in it")
-    listed = isinstance(s.train_set, list)
-    rows = s.train_set if listed else data.batch(s.train_set, 256, s.args.seed, 0)
-    problems = rows[:256] + s.test_set[:256]
-    rewards, _ = grade(problems, [[WRONG] for _ in problems])
-    wrong = sum(r == 1 for r, in rewards)
+    problems = data.batch(s.train_set, 256, s.args.seed, 0) + s.test_set[:256]
+    rewards, _ = grade(problems, [[WRONG]] * len(problems))
+    wrong = rewards.count([1])
     yield ("a wrong answer grades as wrong", f"{wrong} of {len(problems)} taken for right",
            wrong == 0, "--data, REWARDS in rewards.py")
 
 
 def gradient(s, batch, budget):
     """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens:
-    this rank's shards of it. In float16 it is scaled on the way, as in a run: by 2^16, or less
-    where that overflows."""
+    this rank's shards of it. In float16 it is scaled on the way, as in a run."""
+    scale = 2.0**10 if s.args.dtype == "float16" else 1.0
     own_budget, s.policy.budget = s.policy.budget, budget
-    for scale in (2.0**16, 2.0**12, 2.0**8, 1.0) if s.args.dtype == "float16" else (1.0,):
-        for _, in_pass in minibatches(batch, s.method, steps=1, seed=0, rollout=0):
-            backward(s.policy, in_pass, s.method, s.args.max_tokens,
-                     scale=lambda x, scale=scale: x * scale)
-        shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
-                  if p.grad is not None]
-        s.policy.zero_grad()
-        if math.isfinite(norm(shards)):
-            break
+    for _, in_pass in minibatches(batch, s.method, steps=1, seed=0, rollout=0):
+        backward(s.policy, in_pass, s.method, s.args.max_tokens, scale=lambda x: x * scale)
     s.policy.budget = own_budget
+    shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
+              if p.grad is not None]
+    s.policy.zero_grad()
     return shards
 
 
@@ -141,14 +139,12 @@ def norm(shards):
 
 def check_split(s):
     """The same gradient, whole and cut into micro-batches."""
-    batch, device = s.batch, parallel.device()
+    batch = s.batch
     # ratios that are not 1, or a batch statistic would have nothing to depend on
     logprobs, batch.entropy = compute_logprobs(s.policy, batch)
     noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
-    batch.old_logprobs = batch.ref_logprobs = logprobs + 0.3 * noise.to(device)
-    rewards = (torch.arange(PROMPTS * EACH, device=device) % 3 == 0).float().view(PROMPTS, EACH)
-    advantages = rewards - rewards.mean(1, keepdim=True)
-    batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
+    batch.old_logprobs = batch.ref_logprobs = logprobs + 0.3 * noise.to(logprobs)
+    batch.advantages = noise[:, :1].expand(batch.mask.shape).to(logprobs)
     longest = int((batch.prompt_len + batch.completion_len).max())
     n = max(2, min(PROMPTS * EACH, s.policy.budget // longest))  # no more than go through at once
     rows = batch.rows(torch.arange(n))
@@ -157,18 +153,17 @@ def check_split(s):
     limit = 1e-4 if s.exact else 0.15  # 16 bits move tokens over the border of clipping
     yield ("the gradient does not depend on the micro-batches",
            f"relative difference {difference:.1e}, limit {limit}, norm {norm(whole):.3g}",
-           difference < limit and math.isfinite(difference),
-           "whole_step in losses.py; --tokens_per_micro_batch")
+           difference < limit, "whole_step in losses.py; --tokens_per_micro_batch")
 
 
 def check_memory(s):
     """An update with the longest rows that the flags allow."""
-    args, device = s.args, parallel.device()
+    args = s.args
     longest = args.max_prompt_tokens + args.max_tokens
     n = max(1, s.policy.budget // longest) * parallel.world()
-    prompt, tokens = s.groups[0].prompt[:1] * args.max_prompt_tokens, [s.eos[0]] * args.max_tokens
-    completion = Completion(tokens, [-1.0] * args.max_tokens, True)
-    batch = make_batch([prompt] * n, [completion] * n, device)
+    completion = Completion([s.eos[0]] * args.max_tokens, [-1.0] * args.max_tokens, True)
+    batch = make_batch([[s.eos[0]] * args.max_prompt_tokens] * n, [completion] * n,
+                       parallel.device())
     batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
     batch.advantages = torch.ones_like(batch.sampler_logprobs)
     s.sampler.sleep()  # until check_sync: the trainer has the memory for itself

@@ -54,42 +54,6 @@ def empty_model(model):
                          f"{str(e).splitlines()[0]}") from None
 
 
-def parameters_of(model):
-    """The number of a model's parameters. Raises ValueError."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in empty_model(model).parameters())
-
-
-def refusal(args, parameters, memory, ranks=1, sharded=False):
-    """-> the sentence that says why a model cannot fit into a GPU of `memory` bytes, by arithmetic
-    without activations, or None.
-
-    Weights, gradients and AdamW's two moments are float32; gradients are gone while the engine is
-    awake. Frozen weights are in the dtype of the computation, unless they are sharded."""
-    frozen = 2 if args.dtype != "float32" and not sharded else 4
-    trained = 0 if args.lora_rank else 4  # bytes of a gradient, as of a weight
-    here = 0 if args.offload else parameters / ranks
-    second = bool(args.kl_coef) and not args.lora_rank
-    held = here * ((trained or frozen) + 2 * trained + frozen * second)
-    update = held + here * trained
-    engine, weights = memory * args.gpu_memory_utilization, sampler_weights(args, parameters)
-    if args.sampler != "vllm":  # it never sleeps
-        engine, update = weights, update + weights
-    elif engine < 1.1 * weights:
-        return (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
-                f"{engine / GB:.1f} GB of {memory / GB:.0f}, and the weights of --model "
-                f"{args.model} alone take {weights / GB:.1f}: more of it, or --tp")
-    if update > 0.9 * memory or held + engine > 0.97 * memory:
-        return (f"--model {args.model} is too large for {memory / GB:.0f} GB: an update takes "
-                f"{update / GB:.1f} without activations, and {held / GB:.1f} stay beside the "
-                f"sampler's {engine / GB:.1f}. {MORE}")
-
-
-def sampler_weights(args, parameters):
-    """Bytes of the sampler's weights on a GPU."""
-    return parameters * (4 if args.sampler_dtype == "float32" else 2) / args.tp
-
-
 # ---------------------------------------------------------------------------- bytes of live tensors
 
 class Ledger(TorchDispatchMode):
@@ -271,11 +235,12 @@ def rehearse(args, method, memory, load_trainer, update):
 
 def verdict(args, f, memory, gpus):
     """-> the table of a rehearsal f, and why the run does not fit, or None."""
-    weights, vllm = sampler_weights(args, f.base), args.sampler == "vllm"  # vLLM sleeps
-    awake, asleep = (args.gpu_memory_utilization * memory, 0) if vllm else (weights, weights)
-    phases = {"start": (f.start, awake), "sampling": (f.between, awake),
-              "scoring": (f.scoring, asleep), "update": (f.update, asleep),
-              "sync": (f.sync, weights), "checkpoint": (f.sync, awake)}
+    weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
+    awake = asleep = weights
+    if args.sampler == "vllm":
+        awake, asleep = args.gpu_memory_utilization * memory, 0
+    phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
+                  update=(f.update, asleep), sync=(f.sync, weights), checkpoint=(f.sync, awake))
     found = args.origin.get("tokens_per_micro_batch", "the run's choice")
     table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
@@ -284,12 +249,18 @@ each rank in an optimizer step: {f.parts}
 
 GB of each GPU   trainer   sampler  together
 """
-    for name, parts in phases.items():
-        sizes = "".join(f"{x / GB:10.1f}" for x in (*parts, sum(parts)))
-        table += f"{name:14}{sizes}{'  too much' * (sum(parts) > USABLE * memory)}\n"
-    full = max(map(sum, phases.values())) > USABLE * memory
-    return table, f.no_room or refusal(args, f.base, memory, gpus, "RANK" in os.environ) or (
-        MORE if full else None)
+    fault = f.no_room
+    for name, (trainer, sampler) in phases.items():
+        full = trainer + sampler > USABLE * memory
+        table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"
+                  f"{(trainer + sampler) / GB:10.1f}{'  too much' * full}\n")
+        if full:
+            fault = fault or MORE
+    if args.sampler == "vllm" and awake < 1.1 * weights:
+        fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
+                 f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
+                 "or --tp")
+    return table, fault
 
 
 # flags that make room, tried alone and then together; adapters are another way to train
@@ -298,37 +269,37 @@ REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lo
 
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
+    command = shlex.join(argv)
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", command)
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
     gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
-    nodes, sharded = -(-gpus // 8), gpus > 1 or "--offload" in argv
-    program = f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if sharded else "python"
-    flags = [text for i, text in enumerate(argv)
-             if not text.startswith("--fit") and argv[i - 1] != "--fit"]
+    nodes, offload = -(-gpus // 8), "--offload" in argv
+    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
+               else "python")
 
     def tried(*remedy):
         # the defaults of a GPU with bfloat16 and vLLM
         args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        # known's first is the run as given
-        if remedy and (fault := refusal(args, next(iter(known.values())).base, memory, gpus,
-                                        "RANK" in os.environ)):
-            return None, fault  # by arithmetic: no rehearsal
         key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
-        f = known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
-        return verdict(args, f, memory, gpus)
+        known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
+        return verdict(args, known[key], memory, gpus)
 
-    with rank_0(gpus, "--offload" in argv):
-        (table, fault), remedy = tried(), ()
-        print(f"{table}\nIt does not fit: {fault}" if fault else
-              f"{table}\nIt fits: no phase takes more than {USABLE} of the memory", flush=True)
-        if fault:
+    with rank_0(gpus, offload):
+        table, fault = tried()
+        print(table)
+        remedy = ()
+        if not fault:
+            print(f"It fits: no phase takes more than {USABLE} of the memory")
+        else:
+            print(f"It does not fit: {fault}", flush=True)
             remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
                            if not tried(*r)[1]), None)
             print(f"It fits with {' '.join(remedy)}:" if remedy else
                   f"Nor does it with all of {' '.join(REMEDIES)}")
     if remedy is not None:
-        print(f"{program} train.py {shlex.join([*flags, *remedy])}")
+        flags = command.replace(size[0], "").strip()
+        print(f"{program} train.py {flags} {' '.join(remedy)}".strip())
     return 1 if fault else 0

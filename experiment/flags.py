@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +24,10 @@ refuse = partial(failures.refuse, "train.py")
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard",
-        "tokens_per_micro_batch", "share_prompts", "activation_checkpointing", "offload", "tp",
-        "max_num_seqs", "deterministic", "gpu_memory_utilization", "allow_unsafe_code",
-        "data_dir", "held-out problems"}
+        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
+        "share_prompts", "activation_checkpointing", "offload", "tp", "max_num_seqs",
+        "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
+        "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
@@ -48,18 +47,18 @@ def did_you_mean(name, names):
 class Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):
         """A flag's help, with the default that is in force."""
-        silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
+        silent = action.default in (None, argparse.SUPPRESS) or action.default is False
         named = silent or "%(default)s" in action.help
         return action.help if named else f"{action.help} (%(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of flags that have a range each. program: the command, as errors name it."""
+    """A parser of flags with ranges. program: the command, as errors name it."""
 
     def __init__(self, program, **settings):
         super().__init__(prog=program, formatter_class=Help, allow_abbrev=False, add_help=False,
                          **settings)
-        self.rows, self.group = {}, self  # {flag: its default, type, choices and range}
+        self.rows, self.group = {}, self  # {flag: its type, choices, least value, limit}
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
@@ -73,13 +72,12 @@ class Parser(argparse.ArgumentParser):
     def section(self, *title):
         self.group = self.add_argument_group(*title)
 
-    def flag(self, name, default, help, type=None, choices=None, least=0, above=None, below=None,
-             **options):
+    def flag(self, name, default, help, type=None, choices=None, least=0, below=None, **options):
         """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME. A number is
-        `least` or more, or above `above`; and below `below`, if one is given."""
+        `least` or more and below `below`."""
         kind = type or (str if default is None else default.__class__)
-        self.rows[name] = dict(default=default, type=kind, choices=choices, least=least,
-                               above=above, below=below)
+        limit = below or (2**63 if kind is int else math.inf)
+        self.rows[name] = kind, choices, least, limit
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif choices:
@@ -91,28 +89,21 @@ class Parser(argparse.ArgumentParser):
     def take(self, values, source):
         """Makes values from a file the defaults, as far as there are such flags yet."""
         for name, value in values.items():
-            if (row := self.rows.get(name)) is None or value is None:
+            if name not in self.rows or value is None:
                 continue
-            kinds = (int, float) if row["type"] is float else (row["type"],)
-            if type(value) not in kinds or value not in (row["choices"] or [value]):
+            kind, choices, *_ = self.rows[name]
+            whole = kind is float and type(value) is int
+            if not (whole or type(value) is kind) or choices and value not in choices:
                 self.error(f"{source} has {name} = {value!r}, which --{name} does not take")
             self.set_defaults(**{name: value})
 
     def check_ranges(self, args):
-        for name, row in self.rows.items():
-            value, least, above, below = getattr(args, name), *(
-                row[bound] for bound in ("least", "above", "below"))
+        for name, (kind, _, least, limit) in self.rows.items():
+            value = getattr(args, name)
             if value == "":
                 self.error(f"--{name} is empty: give it a value, or leave it out")
-            if isinstance(value, str) and any("\udc80" <= x <= "\udcff" for x in value):
-                self.error(f"--{name} {value!r} has bytes that are not UTF-8")
-            if row["type"] not in (int, float) or value is None:
-                continue
-            most = below or (2**63 if row["type"] is int else math.inf)
-            if not (value > above if above is not None else value >= least) or not value < most:
-                low = f"above {above}" if above is not None else f"{least:g} or more"
-                high = f" and below {below}" if below else ""
-                self.error(f"--{name} must be {low}{high}, and finite, not {value}")
+            if kind in (int, float) and value is not None and not least <= value < limit:
+                self.error(f"--{name} must be {least:g} or more and below {limit}, not {value}")
 
 
 # ---------------------------------------------------------------------------- the table
@@ -138,8 +129,7 @@ def add_flags(flag, section):
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
-    flag("problems_per_rollout", 64, "problems sampled for one rollout, P", least=1,
-         below=2**20)
+    flag("problems_per_rollout", 64, "problems of a rollout, P", least=1, below=2**20)
     flag("group_size", 16, "completions of each, G", least=1, below=2**20)
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
     flag("shuffle", "completions", "what is dealt to the steps", choices=("completions", "groups"))
@@ -151,7 +141,7 @@ def add_flags(flag, section):
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
     flag("stop", None, "a completion ends after this text, too, as </answer>")
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
-    flag("gpu_memory_utilization", 0.4, "fraction of the GPU's memory for vLLM", above=0, below=1)
+    flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
     flag("rollout_lag", 0, "rollouts between sampling and learning")
@@ -170,11 +160,11 @@ def add_flags(flag, section):
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
     flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-10, below=10)
     section("optimizer: AdamW on float32 weights")
-    flag("lr", 1e-6, "learning rate", above=0)
+    flag("lr", 1e-6, "learning rate", least=1e-12)
     flag("warmup", 0, "optimizer steps of linear warm-up")
     flag("schedule", "constant", "cosine falls to 0 at the end", choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "weight decay of AdamW")
-    flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", above=0)
+    flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", least=1e-12)
     flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
@@ -208,11 +198,10 @@ def add_flags(flag, section):
 def parse_args(argv, description):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
     that are not the flags' own defaults: {flag: words}."""
-    argv = sys.argv[1:] if argv is None else argv
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
-    saved = saved_config(parser.parse_known_args(argv)[0]).get("flags", {})
+    saved, _ = saved_config(parser.parse_known_args(argv)[0])
     of_run = "--resume: the run's config.json"
     parser.take(saved, of_run)
     chosen = parser.parse_known_args(argv)[0]  # its method and its model have flags and defaults
@@ -231,8 +220,9 @@ def parse_args(argv, description):
     except ValueError as e:
         refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
-    if others := [f"{name} = {settings[name]!r}" for name in settings if name not in OF_A_RECIPE]:
-        refuse(f"{recipe} has {others[0]}: it may set {', '.join(sorted(OF_A_RECIPE))}")
+    for name in set(settings) - OF_A_RECIPE:
+        refuse(f"{recipe} has {name} = {settings[name]!r}: it may set "
+               f"{', '.join(sorted(OF_A_RECIPE))}")
     parser.take(settings, recipe)
     parser.take(saved, of_run)
     args, unknown = parser.parse_known_args(argv)
@@ -244,7 +234,6 @@ def parse_args(argv, description):
                    **dict.fromkeys(given, "given")}
     if args.resume and not saved and given <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
-    args.checksums = {}
     parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
@@ -258,17 +247,17 @@ def parse_args(argv, description):
 
 
 def saved_config(args):
-    """config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet; {} where there is no such run."""
+    """-> flags and checksums in config.json of the run that --resume continues, or starts again
+    where it has no checkpoint yet; {}, {} where there is no such run."""
     path = default_out(args) / "config.json"
     if not args.resume:
-        return {}
+        return {}, {}
     try:
         config = json.loads(path.read_text())
-        return config if config["flags"]["loss"] and dict(config["checksums"]) else {}
+        return config["flags"], config["checksums"]
     except (OSError, ValueError, LookupError, TypeError) as e:
         if not checkpoint_folders(path.parent):
-            return {}
+            return {}, {}
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")
 
@@ -279,8 +268,7 @@ def refuse_unknown(name, loss, method, there):
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
     problem = (f"{name} is a flag of {', '.join(owners)}" if owners
                else f"{name}: there is no such flag; --help lists them")
-    names = {f"--{flag}" for flags in (there, *(m.flags for m in METHODS.values()))
-             for flag in flags}
+    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
     own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
     refuse(f"{problem}; {loss} has {own_flags}{did_you_mean(name, names)}")
 
@@ -311,18 +299,19 @@ def flags_of(args):
 def compare(args):
     """Prints the flags of a resumed run that have changed; refuses those that change training,
     unless --force is given."""
-    if not (config := checkpoint_folders(default_out(args)) and saved_config(args)):
+    saved, checksums = saved_config(args)
+    if not saved or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags
-    saved, now = config["flags"], flags_of(args)
+    now = flags_of(args)
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in {**saved, **now} if saved.get(name) != now.get(name)}
-    if fixed := [text for name, text in changes.items() if name in ("model", "lora_rank")]:
-        refuse(f"{'; '.join(fixed)}: the checkpoint's weights are those of the run; train another "
+    for name in {"model", "lora_rank"} & changes.keys():
+        refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    for name, before in config["checksums"].items():
-        args.checksums[name] = args.checksums[name] or before
-        if before not in (args.checksums[name], None):
+    for name, checksum in args.checksums.items():
+        if checksums.get(name, checksum) != checksum:
             changes[name] = f"the {name} are not those that the run had"
+    args.checksums = {**checksums, **args.checksums}
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]
     if learnt and not args.force:

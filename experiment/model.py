@@ -1,7 +1,6 @@
 """Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
 import json
-import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +24,6 @@ def read_tokenizer(model, problems, template):
     from transformers import AutoTokenizer  # takes seconds: not before flags are refused
 
     from engine.loading import eos_ids, positions_of
-    of_hub = re.fullmatch(r"\w[^/]*(/[^/]+)?", model)  # NAME or OWNER/NAME
-    if not of_hub and not Path(model).exists():
-        raise ValueError(f"--model {model}: there is no such folder")
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -39,16 +35,11 @@ def read_tokenizer(model, problems, template):
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
-    lengths = []
-    for problem in problems:
-        try:
-            lengths.append(len(data.encode(tokenizer, problem, template)))
-        except Exception as e:  # a chat template is a program, which may raise anything
-            raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
-                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
-    if not min(lengths):
-        raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
-                         "complete?")
+    try:
+        lengths = [len(data.encode(tokenizer, problem, template)) for problem in problems]
+    except Exception as e:  # a chat template is a program, which may raise anything
+        raise ValueError(f"--model {model}: its tokenizer cannot encode the prompts "
+                         f"({hub.reason(e)}); --template has others") from None
     return tokenizer, eos, positions, lengths
 
 # ---------------------------------------------------------------------------- of train.py
@@ -77,8 +68,9 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums["problems"] = checksum(rows)
-    args.checksums["held-out problems"] = checksum(test_set) if test_set else None
+    args.checksums = {"problems": checksum(rows)}
+    if test_set:
+        args.checksums["held-out problems"] = checksum(test_set)
     compare(args)
     return train_set, test_set, left_out
 
@@ -112,15 +104,6 @@ def load_tokenizer(args, train_set, test_set):
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
-    if torch.cuda.is_available():
-        from experiment import fit  # torch's internals: not before flags are right
-        try:
-            parameters = fit.parameters_of(args.model)
-        except ValueError as e:
-            refuse(f"--model {args.model} {e}")
-        if sentence := fit.refusal(args, parameters, parallel.memory(), parallel.world(),
-                                   parallel.sharded()):
-            refuse(sentence)
     return tokenizer, eos, train_set
 
 
@@ -162,8 +145,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     try:
         with room_for("loading"):
             policy = loading.load(
-                folder, eos, probe, budget=args.tokens_per_micro_batch, reference=bool(second),
-                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha,
+                folder, eos, probe, budget=args.tokens_per_micro_batch,
+                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
                 activation_checkpointing=args.activation_checkpointing, **settings)
             args.tokens_per_micro_batch = policy.budget
             if second:

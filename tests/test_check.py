@@ -14,23 +14,19 @@ from engine.sampler import has_vllm
 from experiment import check, refusals
 from test_parallel import torchrun
 
+AFTER_SYNC = "log probabilities of sampler and trainer, after two more weight syncs"
 FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems 16".split()
 
 
-def table(capsys, *flags):
-    """-> exit code, {what: (right, figure)} of the rows."""
+def failing(capsys, *flags):
+    """-> the subjects of the rows that fail, of nine."""
     with pytest.raises(SystemExit) as stop:
         train.main([*FLAGS, *flags])
-    said = [
-        line for line in capsys.readouterr().out.splitlines() if line[:6] in (" ok   ", "FAIL  ")
-    ]
-    return stop.value.code, {line[6:].split(":")[0]: line.startswith(" ok") for line in said}
-
-
-def failing(capsys, *flags):
-    code, found = table(capsys, *flags)
-    assert code == (not all(found.values())) and len(found) == 9
-    return sorted(what for what, right in found.items() if not right)
+    said = [line for line in capsys.readouterr().out.splitlines()
+            if line[:6] in (" ok   ", "FAIL  ")]
+    failed = sorted(line[6:].split(":")[0] for line in said if line.startswith("FAIL"))
+    assert stop.value.code == (1 if failed else 0) and len(said) == 9
+    return failed
 
 
 def test_all_is_right_with_the_embedded_base(base, capsys):
@@ -46,14 +42,9 @@ def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_pa
 
 def test_a_stale_head(base, capsys, monkeypatch):
     own = TransformersSampler.load_weights
-    monkeypatch.setattr(
-        TransformersSampler,
-        "load_weights",
-        lambda self, weights: own(self, [(n, w) for n, w in weights if n != "lm_head.weight"]),
-    )
-    assert failing(capsys) == [
-        "log probabilities of sampler and trainer, after two more weight syncs"
-    ]
+    monkeypatch.setattr(TransformersSampler, "load_weights", lambda self, weights: own(
+        self, [(n, w) for n, w in weights if n != "lm_head.weight"]))
+    assert failing(capsys) == [AFTER_SYNC]
 
 
 def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeypatch):
@@ -67,17 +58,13 @@ def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeyp
     monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
     for keeps in kept:
         calls.clear()
-        wrong = ["log probabilities of sampler and trainer, after two more weight syncs"]
-        assert failing(capsys, "--dtype", "bfloat16") == wrong * (keeps is not kept[0])
+        assert failing(capsys, "--dtype", "bfloat16") == [AFTER_SYNC] * (keeps is not kept[0])
 
 
 def test_a_wrong_temperature(base, capsys, monkeypatch):
     own = TransformersSampler.generate
-    monkeypatch.setattr(
-        TransformersSampler,
-        "generate",
-        lambda self, prompts, n, settings: own(self, prompts, n, (1.0, *settings[1:])),
-    )
+    monkeypatch.setattr(TransformersSampler, "generate", lambda self, prompts, n, settings: own(
+        self, prompts, n, (1.0, *settings[1:])))
     assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7"]
 
 
@@ -90,10 +77,8 @@ def test_other_weights_in_the_sampler(base, capsys, monkeypatch):
             self.model.get_output_embeddings().weight.mul_(1.05)
 
     monkeypatch.setattr(TransformersSampler, "__init__", init)
-    assert failing(capsys) == [
-        "log probabilities of sampler and trainer, T = 0.7",
-        "log probabilities of sampler and trainer, first weights",
-    ]
+    assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7",
+                               "log probabilities of sampler and trainer, first weights"]
 
 
 def test_missing_eos(base, capsys, monkeypatch):
@@ -102,27 +87,21 @@ def test_missing_eos(base, capsys, monkeypatch):
     def generate(self, *args):
         out = own(self, *args)
         for c in out:
-            c.tokens, c.logprobs = (
-                (c.tokens[:-1], c.logprobs[:-1]) if not c.truncated else (c.tokens, c.logprobs)
-            )
+            if not c.truncated:
+                c.tokens, c.logprobs = c.tokens[:-1], c.logprobs[:-1]
         return out
 
     monkeypatch.setattr(TransformersSampler, "generate", generate)
     assert "completions end with one of 1 '<eos>'" in failing(capsys)
     monkeypatch.undo()
-    assert "completions end with one of 1 '<eos>'" in failing(
-        capsys, "--max_tokens", "6"
-    )  # none can end
+    none_can_end = failing(capsys, "--max_tokens", "6")
+    assert "completions end with one of 1 '<eos>'" in none_can_end
 
 
 def file_of(tmp_path, answers):
     path = tmp_path / "own.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(dict(prompt=f"{i}=", answer=answer, reward="math")) + "\n"
-            for i, answer in enumerate(answers)
-        )
-    )
+    rows = [dict(prompt=f"{i}=", answer=answer, reward="math") for i, answer in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
@@ -130,13 +109,10 @@ def test_a_gold_answer_that_does_not_parse(base, capsys, tmp_path):
     broken = file_of(tmp_path, ["123454321"] * 19 + ["\\frac{1}{"])
     # the base solves none of these either, which is another row's business
     assert failing(capsys, "--data", broken, "--eval_every", "0") == [
-        "gold answers can be graded",
-        "some completions are right and some wrong",
-    ]
+        "gold answers can be graded", "some completions are right and some wrong"]
     whole = file_of(tmp_path, ["123454321"] * 20)
     assert failing(capsys, "--data", whole, "--eval_every", "0") == [
-        "some completions are right and some wrong"
-    ]
+        "some completions are right and some wrong"]
 
 
 def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
@@ -145,17 +121,15 @@ def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
 
 
 def test_a_gradient_that_depends_on_the_split(base, capsys, monkeypatch):
-    monkeypatch.setattr(
-        policy, "step_size", lambda mask, max_tokens, group: None
-    )  # every micro-batch by its own denominators
-    assert failing(capsys) == ["the gradient does not depend on the micro-batches"]
+    wrong = ["the gradient does not depend on the micro-batches"]
+    # every micro-batch by its own denominators
+    monkeypatch.setattr(policy, "step_size", lambda mask, max_tokens, group: None)
+    assert failing(capsys) == wrong
     monkeypatch.undo()
     assert failing(capsys, "--loss", "acpo") == []
     monkeypatch.delattr(losses.acpo, "whole_step")
     monkeypatch.setattr(refusals, "check_method", lambda *_, **__: None)  # which refuses it
-    assert failing(capsys, "--loss", "acpo") == [
-        "the gradient does not depend on the micro-batches"
-    ]
+    assert failing(capsys, "--loss", "acpo") == wrong
 
 
 def test_too_little_memory(base, capsys, monkeypatch):

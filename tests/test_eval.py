@@ -159,7 +159,7 @@ def refused(capsys):
     ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
     ("--model {tmp}", "no config.json"),
     ("--model=", "--model is empty"),
-    ("--model /nowhere", "--model /nowhere: there is no such folder"),
+    ("--model /nowhere", "--model /nowhere is no folder here"),
     ("--model no-such-model", "is no folder here, and as an id of the Hub"),
     ("--completions {tmp}/none.jsonl", "--completions: there is no file {tmp}/none.jsonl"),
     ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),

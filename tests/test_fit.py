@@ -35,9 +35,9 @@ def rehearsed(model, flags="", gpus=1):
         return fit.rehearse(args, method, 1e9, load_trainer, train.update)
 
 
-@pytest.mark.parametrize("flags", ["", "--lora_rank 8 --dtype bfloat16 --kl_coef 0.1 "
-                                   "--head_dtype model",
-                                   "--activation_checkpointing --shuffle groups --offload"])
+@pytest.mark.parametrize("flags", [
+    "", "--lora_rank 8 --dtype bfloat16 --kl_coef 0.1 --head_dtype model",
+    "--activation_checkpointing --shuffle groups --offload"])
 def test_bytes_are_those_of_a_real_step(flags, model, monkeypatch):
     """The same ledger on tensors with numbers. --offload shards, in a process group of one."""
     def gloo(*_, start=dist.init_process_group, **__):
@@ -56,15 +56,10 @@ def test_bytes_are_those_of_a_real_step(flags, model, monkeypatch):
             getattr(real, name) - real.between, rel=0.05)
 
 
-# flags on 8 GPUs, layout, bytes of an update
-PINS = [
+@pytest.mark.parametrize("flags, layout, update", [
     ("--no-share_prompts", "padded", 32.78e6),
-    ("--lora_rank 8 --dtype float16", "shared", 26.28e6),
-]
-
-
-@pytest.mark.parametrize("flags, layout, update", PINS)
-def test_pins(flags, layout, update, model):
+    ("--lora_rank 8 --dtype float16", "shared", 26.28e6)])
+def test_bytes_on_eight_gpus(flags, layout, update, model):
     f = rehearsed(model, "--dtype bfloat16 " + flags, 8)
     adapters = f.trained if "lora" in flags else 0
     assert f.between == pytest.approx((4 * (f.base + adapters) + 8 * f.trained) / 8, rel=0.02)
@@ -128,6 +123,10 @@ def fitted(flags, capsys):
     ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
      "It fits with --gpu_memory_utilization=0.25:\npython train.py {sizes} "
      "--gpu_memory_utilization 0.92 --gpu_memory_utilization=0.25\n"),
+    ("--gpu_memory_utilization 0.015 --sampler_dtype float32 --fit 1", 1, [],
+     "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\nIt fits with "
+     "--gpu_memory_utilization=0.25:\npython train.py {sizes} --gpu_memory_utilization 0.015 "
+     "--sampler_dtype float32 --gpu_memory_utilization=0.25\n"),
 ])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):
@@ -162,4 +161,4 @@ def test_no_causal_language_model_is_one_sentence(tmp_path):
     from transformers import T5Config
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="^has no configuration of a causal [^\n]*$"):
-        fit.parameters_of(str(tmp_path))
+        fit.empty_model(str(tmp_path))

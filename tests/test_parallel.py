@@ -150,7 +150,7 @@ def test_one_rank_by_hand_with_offload(small, tmp_path):
 
 def test_bad_flags_under_torchrun_are_said_once(tmp_path):
     done = torchrun(2, "train.py", "--lr", "0", check=False)
-    assert done.returncode and done.stderr.count("--lr must be above 0") == 1
+    assert done.returncode and done.stderr.count("--lr must be 1e-12 or more") == 1
     done = torchrun(2, "train.py", "--problems_per_rollout", "1", check=False)
     assert done.returncode and "number of engines, 2" in done.stderr
 
