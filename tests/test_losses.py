@@ -24,7 +24,6 @@ from losses import (
     group_advantages,
     policy_loss,
     row,
-    seq_mean,
     step_metrics,
     token_mean,
 )
@@ -665,14 +664,6 @@ def test_completions_without_a_token_do_not_count(name):
     assert policy_loss(name, empty, 7).item() == pytest.approx(wanted, abs=1e-12)
 
 
-def test_aggregations_by_hand():
-    loss = torch.tensor([[1.0, 3.0], [5.0, 99.0]])
-    mask = torch.tensor([[True, True], [True, False]])
-    size = losses.step_size(mask, 10)
-    assert size == losses.StepSize(2, 3, 10)
-    assert [f(loss, mask, size) for f in (seq_mean, token_mean, constant)] == [3.5, 3.0, 9 / 20]
-
-
 def mean(values):
     return sum(values) / len(values)
 
@@ -738,21 +729,6 @@ def test_a_step_without_a_success_teaches_rft_nothing():
     tokens.advantages = torch.zeros_like(tokens.advantages)
     loss = policy_loss("rft", tokens, 7)
     assert loss == 0 and not torch.autograd.grad(loss, tokens.logprobs)[0].any()
-
-
-def test_a_new_method_is_a_function_and_a_row():
-    """What the README promises: flags, help and log entries come with it."""
-    def squared(tokens, *, bend=2.0):
-        """L = -A rho^bend"""
-        return -tokens.advantages * tokens.ratio**bend
-
-    method = losses.Method(losses.centred, squared, token_mean)
-    assert method.flags == dict(bend=2.0) and every_token in method.functions
-    assert "squared(bend=3.0)" in losses.describe("mine", method.bind(bend=3.0))
-    loss, metrics = loss_and_metrics(method, random_tokens(), 7, bend=3.0)
-    assert loss.isfinite() and "clip_frac" in metrics
-    counted = replace(method, objective=lambda tokens: (squared(tokens), dict(mine=0.5)))
-    assert step_metrics(counted, random_tokens(), 7)["mine"] == 0.5  # any number can be logged
 
 
 def test_half_precision_is_computed_in_float32():
