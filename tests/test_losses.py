@@ -12,21 +12,7 @@ import pytest
 import torch
 
 import losses
-from losses import (
-    CORRECTIONS,
-    METHODS,
-    Tokens,
-    card,
-    cells,
-    constant,
-    every_token,
-    gradient_mass,
-    group_advantages,
-    policy_loss,
-    row,
-    step_metrics,
-    token_mean,
-)
+from losses import CORRECTIONS, METHODS, Tokens, group_advantages, policy_loss, row, step_metrics
 
 HERE = Path(__file__).parent
 # the rows that come with the project; one of your own may be another in what is said of all of them
@@ -44,18 +30,14 @@ def in_pass(method, tokens, weigh):
     return replace(tokens, weight=method.call(weigh, tokens))
 
 
-def with_mean(name, aggregate):
-    return replace(METHODS[name], aggregate=aggregate)
-
-
 HIGHER = dict(eps_low=0.2, eps_high=0.28)
 BITING = dict(correction_low=0.95, correction_high=1.05)
 # the peer's configuration: our method, flags, max_tokens. None and the reason where no row of ours
 # computes the same
 CONFIGURATIONS = {
     "trl/grpo eps=.2 epsh=.28 maxlen=8": ("grpo", HIGHER, 8),
-    "trl/bnpo eps=.2 epsh=.28 maxlen=8": (with_mean("grpo", token_mean), HIGHER, 8),
-    "trl/dr_grpo eps=.2 epsh=.28 maxlen=8": (with_mean("grpo", constant), HIGHER, 8),
+    "trl/bnpo eps=.2 epsh=.28 maxlen=8": (row("grpo", aggregate="token_mean"), HIGHER, 8),
+    "trl/dr_grpo eps=.2 epsh=.28 maxlen=8": (row("grpo", aggregate="constant"), HIGHER, 8),
     "trl/dapo eps=.2 epsh=.28 maxlen=8": ("dapo", {}, 8),
     "trl/grpo two-sided delta=3": ("grpo", dict(dual_clip=3.0), 8),
     "trl/gspo (grpo,sequence) eps=.2": ("gspo", dict(eps_low=0.2, eps_high=0.2), 8),
@@ -72,14 +54,14 @@ CONFIGURATIONS = {
     "verl/vanilla .2/.28 c=3 seq-mean-token-mean": ("grpo", dict(HIGHER, dual_clip=3.0), 8),
     # a sum over tokens is the constant aggregation with a constant of one
     "verl/vanilla .2/.28 c=3 seq-mean-token-sum": (
-        with_mean("grpo", constant), dict(HIGHER, dual_clip=3.0), 1),
+        row("grpo", aggregate="constant"), dict(HIGHER, dual_clip=3.0), 1),
     "verl/vanilla .2/.28 c=3 seq-mean-token-sum-norm": (
-        with_mean("grpo", constant), dict(HIGHER, dual_clip=3.0), 8),
+        row("grpo", aggregate="constant"), dict(HIGHER, dual_clip=3.0), 8),
     "verl/vanilla .2/.28 c=inf token-mean": ("dapo", {}, 8),
     "verl/vanilla .2/.28 c=inf seq-mean-token-mean": ("grpo", HIGHER, 8),
     "verl/vanilla .2/.28 c=10 token-mean (DAPO recipe)": ("dapo", dict(dual_clip=10.0), 8),
     "verl/vanilla .2/.28 seq-mean-token-sum-norm scale=8 c=inf": (
-        with_mean("grpo", constant), HIGHER, 8),
+        row("grpo", aggregate="constant"), HIGHER, 8),
     "verl/gspo .2/.2": ("gspo", dict(eps_low=0.2, eps_high=0.2), 8),
     "verl/gspo 3e-4/4e-4": ("gspo", {}, 8),
     "verl/cispo low=0.2 high=0.2 (1-/1+)": "ours has no lower bound, as the papers",
@@ -90,11 +72,11 @@ CONFIGURATIONS = {
     "verl/dppo_tv .2/.2 c=20": ("dppo", {}, 8),
     "verl/gpg token-mean": ("reinforce", {}, 8),
     "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", dict(dual_clip=3.0), 8),
-    "acpo/acpo paper cfg token-mean": (with_mean("acpo", token_mean), dict(dual_clip=3.0), 8),
+    "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), dict(dual_clip=3.0), 8),
     "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("dapo_acpo", {}, 8),
     "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": ("cispo_acpo", {}, 8),
     "feynrl/p3o sum/global tokens": ("p3o", {}, 8),
-    "feynrl/grpo .2/.2": (with_mean("grpo", token_mean), {}, 8),
+    "feynrl/grpo .2/.2": (row("grpo", aggregate="token_mean"), {}, 8),
     "feynrl/cispo .2/.2 (1-/1+)": "ours has no lower bound, as the papers",
     "feynrl/dapo .2/.28": ("dapo", {}, 8),
 }
@@ -219,7 +201,7 @@ def test_fade_mass_identities(alpha, delta, solved):
     rewards, p = (torch.arange(16) < solved).double()[None], solved / 16
     mass = p * (1 - p) ** alpha
     advantages = fade_at(rewards, alpha, delta)
-    assert gradient_mass(advantages) == pytest.approx((mass, mass / delta))
+    assert losses.gradient_mass(advantages) == pytest.approx((mass, mass / delta))
     if alpha == delta == 1:
         assert torch.allclose(advantages, group_advantages("dr_grpo", rewards, {}), atol=1e-12)
 
@@ -438,7 +420,7 @@ def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
     if name == "falling":
         name, pi = "cispo", [0.1, 0.1, 0.5, 0.5, 0.5]
         tokens = five_tokens(pi=pi, pi_old=[0.2, 0.1, 1.0, 0.6, 0.7])
-    loss, metrics = loss_and_metrics(with_mean(name, token_mean), tokens, 6, **flags)
+    loss, metrics = loss_and_metrics(row(name, aggregate="token_mean"), tokens, 6, **flags)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     wanted = [-w * a for w, a in zip(weights, FIVE["advantages"])]
     assert (5 * gradient[0]).tolist() == pytest.approx(wanted + [0])
@@ -487,7 +469,7 @@ def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
     """The gradient of sum w (-A log pi) is -A w, over 5 tokens. The KL goes by the pass alone."""
     tokens = five_tokens(ref_logprobs=[p / 2 for p in FIVE["pi"]])
     method = replace(METHODS[name], objective=METHODS["reinforce"].objective, preset={})
-    only = {f.__name__: f for f in (every_token, *method.passes)}[token_filter]
+    only = {f.__name__: f for f in (losses.every_token, *method.passes)}[token_filter]
     method = method.bind(**flags)
     loss, metrics = loss_and_metrics(method, in_pass(method, tokens, only), 6, kl_coef=kl_coef)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
@@ -740,8 +722,8 @@ def test_half_precision_is_computed_in_float32():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_cards_print(name):
-    assert card(name).startswith(name + " = ") and METHODS[name].source
-    assert all(f"{flag}=" in card(name) for flag in METHODS[name].flags)
+    assert losses.card(name).startswith(name + " = ") and METHODS[name].source
+    assert all(f"{flag}=" in losses.card(name) for flag in METHODS[name].flags)
 
 
 def test_a_card_says_what_the_row_computes(monkeypatch):
@@ -753,23 +735,24 @@ def test_a_card_says_what_the_row_computes(monkeypatch):
     def odd(tokens):
         """w = 1 for odd tokens"""
 
-    method = replace(METHODS["dr_grpo"], objective=twice, passes=(odd, every_token), source="here")
+    method = replace(METHODS["dr_grpo"], objective=twice, passes=(odd, losses.every_token),
+                     source="here")
     monkeypatch.setitem(METHODS, "mine", method.bind(slope=3.0))
-    assert card("mine").split("\n") == [
+    assert losses.card("mine").split("\n") == [
         "mine = centred | every_token | twice(slope=3.0, bend=None) | constant | odd",
         "  advantage  A = r - rbar", "  select     w = 1", "  objective  L = -2 A",
         "             bend is not used.", "  aggregate  sum / (completions x max_tokens)",
         "  pass       w = 1 for odd tokens", "  source     here"]
     monkeypatch.setitem(METHODS, "mine", replace(method, source=""))
-    assert "source     none given" in card("mine")
+    assert "source     none given" in losses.card("mine")
 
 
 def test_rows_are_put_together_from_cells():
     assert row("grpo") == METHODS["grpo"] and row("grpo", select=None) == METHODS["grpo"]
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
-        METHODS["fade"].advantage, METHODS["p3o"].objective, token_mean)
-    assert set(cells("aggregate")) == {
+        METHODS["fade"].advantage, METHODS["p3o"].objective, losses.token_mean)
+    assert set(losses.cells("aggregate")) == {
         "seq_mean", "token_mean", "prompt_mean", "seq_sum", "constant"}
     with pytest.raises(FrozenInstanceError):  # a row that changes would change for everyone
         METHODS["grpo"].source = "mine"

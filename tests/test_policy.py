@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPT2Config,
-    LlamaConfig,
-    PhiConfig,
-    Qwen3MoeConfig,
-)
+import transformers
+from transformers import AutoModelForCausalLM
 
 from conftest import ROOT
 from engine import kernels, loading, policy
@@ -459,10 +453,11 @@ SIZES = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_la
 
 
 @pytest.mark.parametrize("config", [
-    LlamaConfig(**SIZES),
-    LlamaConfig(**SIZES, tie_word_embeddings=True),
-    Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
-    PhiConfig(**SIZES),
+    transformers.LlamaConfig(**SIZES),
+    transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    transformers.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2,
+                                moe_intermediate_size=16),
+    transformers.PhiConfig(**SIZES),
 ], ids=["llama", "tied", "moe", "phi with a head bias"])
 def test_other_architectures_and_their_adapters_merged(config, tmp_path):
     """What parallel.weights gives the sampler is what the policy with LoRA computes."""
@@ -481,8 +476,8 @@ def test_other_architectures_and_their_adapters_merged(config, tmp_path):
 
 
 def test_a_model_without_linear_layers_has_no_adapters(tmp_path):
-    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, eos_token_id=1,
-                        bos_token_id=1)
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, eos_token_id=1,
+                                     bos_token_id=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     batch = batch_of(*UNEVEN)
     assert loading.load(tmp_path, [1], batch, budget=100)(batch)[0].shape == (4, 4)
@@ -491,7 +486,8 @@ def test_a_model_without_linear_layers_has_no_adapters(tmp_path):
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
-    model = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, final_logit_softcapping=0.1))
+    config = transformers.Gemma2Config(**SIZES, final_logit_softcapping=0.1)
+    model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
     batch = batch_of(*UNEVEN)
     with pytest.raises(ValueError, match="changes its logits after the LM head"):
