@@ -146,17 +146,11 @@ def test_the_commands_that_this_project_promises():
 def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
     monkeypatch.chdir(tmp_path)
-    names, rows = set(vars(losses)), dict(METHODS)
-    try:
-        for code in SKETCHES:
-            exec(code, vars(losses))
-        flags = {name: train.parse_args(["--loss", name])[1].flags
-                 for name in ("smooth", "unlikely")}
-    finally:
-        for name in set(vars(losses)) - names:
-            delattr(losses, name)
-        METHODS.clear()
-        METHODS.update(rows)
+    names, flags = dict(vars(losses), METHODS=dict(METHODS)), {}
+    for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
+        exec(code, names)
+        monkeypatch.setitem(METHODS, name, names["METHODS"][name])
+        flags[name] = train.parse_args(["--loss", name])[1].flags
     assert flags["smooth"] == dict(tau=2.0)
     assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
 
