@@ -41,6 +41,7 @@ def requirements():
 # ---------------------------------------------------------------------------- the lock
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("wanted", requirements(), ids=str)
 def test_the_lock_meets_each_requirement(wanted):
     assert wanted.specifier.contains(locked()[canonicalize_name(wanted.name)])
@@ -131,6 +132,7 @@ def clone(tmp_path, tools):
     return run_all
 
 
+@pytest.mark.quick
 def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     done, asked = clone("nosuch")
     assert done.returncode == 2 and "nosuch" in done.stderr and not asked  # before the set-up
@@ -151,6 +153,7 @@ def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     assert len(list((tmp_path / "copy" / ".venv").glob("ready-*"))) == 1
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("env, says", [
     (dict(HERE="Darwin arm64 Python 3.12"),
      "is for Linux x86_64 Python 3.11, and this is Darwin arm64 Python 3.12"),
@@ -172,6 +175,7 @@ def test_without_vllm_the_set_up_says_so(clone, tmp_path):
     assert ready.read_text() == "requirements-cpu.txt, without vLLM\n"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("args, asked", [
     (["test"], "--no-loadscope-reorder tests"),
     (["test", "quick"], "--no-loadscope-reorder --quick tests"),
@@ -321,6 +325,7 @@ VERIFIERS = {"hang": lambda completion, _: bool(re.match("(a+)+$", completion))}
 """
 
 
+@pytest.mark.quick
 def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING)
     done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "

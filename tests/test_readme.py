@@ -155,6 +155,7 @@ def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
 
 
+@pytest.mark.slow
 def test_the_examples_pass_what_is_tested_of_every_method(copy):
     """Pasted where README says, they are among the cases of the tests that go through METHODS."""
     shutil.copytree(ROOT / "tests", copy / "tests")
@@ -169,6 +170,7 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
+@pytest.mark.slow
 def test_losses_py_prints_every_card(monkeypatch, capsys):
     def run(*argv):
         monkeypatch.setattr("sys.argv", ["losses.py", *argv])
@@ -193,6 +195,7 @@ def run_all(*args, **env):
                           capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @needs_venv
 def test_run_all(tmp_path):
     """Nothing is set up again, each method is trained, and a finished run is not trained again."""
@@ -212,6 +215,7 @@ def test_run_all(tmp_path):
     assert done.returncode == 2 and "tests" in done.stderr
 
 
+@pytest.mark.slow
 @needs_venv
 def test_run_all_full(base, tmp_path):
     """A file of runs: their time is estimated first, a failure is named, a finished run skipped."""

@@ -39,6 +39,7 @@ def run(model, out, *flags):
 # ---------------------------------------------------------------------------- flags
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "flags, named",
     [
@@ -274,6 +275,7 @@ def test_problems_from_a_file_and_programs(base, tmp_path):
     assert all(r["grader/error"] == 0 for r in records[1:])
 
 
+@pytest.mark.quick
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
     for loss, present, absent in (
         ("acpo", "--clip_alpha", "--ratio_max"),
@@ -285,6 +287,7 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
         assert stop.value.code == 0 and present in text and absent not in text
 
 
+@pytest.mark.quick
 def test_flags_reach_the_method():
     args, method = train.parse_args(
         "--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split()
@@ -301,6 +304,7 @@ def test_flags_reach_the_method():
     )
 
 
+@pytest.mark.quick
 def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
     common = set(vars(train.parse_args(["--loss", "reinforce"])[0]))
     owners = {}
@@ -426,6 +430,7 @@ def learns_without_an_advantage(tokens):
 
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "row, named",
     [
@@ -511,6 +516,7 @@ def logs_another_number(tokens):
     return -tokens.advantages * tokens.ratio, dict(mine=2.0)
 
 
+@pytest.mark.quick
 def test_a_cell_exists_once_a_row_uses_it(capsys):
     with pytest.raises(SystemExit):
         train.parse_args(["--advantage", "weigh_failures"])
@@ -531,7 +537,8 @@ def numbers(record):
     }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.quick] * (name == "fade")) for name in METHODS])
 def test_every_method_runs(name, base, tmp_path, graded):
     first, *records = run(base, tmp_path / "run", "--loss", name)
     assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
