@@ -104,23 +104,18 @@ def small(tmp_path_factory):
     return make
 
 
-def trained(base, out, steps, *flags):
-    """A run of one rollout, which it keeps."""
-    import train
-
-    train.main(["--model", base, "--loss", "fade", "--out", str(out), "--save_rollouts",
-                "--steps_per_rollout", str(steps), *flags, *(
-                    "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
-                    "--max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
-                    "--tokens_per_micro_batch 4096").split()])
-    return out
-
-
 @pytest.fixture(scope="session")
 def kept_run(base, tmp_path_factory):
-    """One rollout of fade in 4 steps, with the checkpoint after it."""
-    return trained(base, tmp_path_factory.mktemp("kept") / "run", 4, "--warmup", "2", "--schedule",
-                   "cosine", "--entropy_coef", "0.01")
+    """A run of one rollout of fade in 4 steps, which it keeps, with the checkpoint after it."""
+    import train
+
+    out = tmp_path_factory.mktemp("kept") / "run"
+    train.main(["--model", base, "--loss", "fade", "--out", str(out), *(
+        "--save_rollouts --steps_per_rollout 4 --warmup 2 --schedule cosine --entropy_coef 0.01 "
+        "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
+        "--max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
+        "--tokens_per_micro_batch 4096").split()])
+    return out
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import data
+import train
 from analysis import anatomy, figures, rollout, runs
 from analysis.__main__ import COMMANDS, main, make_parser
-from conftest import ROOT, trained
+from conftest import ROOT
 from engine.loading import load
 from engine.sampler import Completion
 from experiment import log
@@ -295,6 +296,28 @@ def test_help_is_quick():
 
 
 # ---------------------------------------------------------------------------- the anatomy
+
+
+def trained(base, out, steps, *flags):
+    """A run of one rollout, which it keeps."""
+    train.main(["--model", base, "--loss", "fade", "--out", str(out), "--save_rollouts",
+                "--steps_per_rollout", str(steps), *flags, *(
+                    "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
+                    "--max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
+                    "--tokens_per_micro_batch 4096").split()])
+    return out
+
+
+@pytest.fixture(scope="module")
+def kept_run(base, tmp_path_factory):
+    """One rollout of fade in 4 steps, with the checkpoint after it."""
+    return trained(base, tmp_path_factory.mktemp("kept") / "run", 4, "--warmup", "2", "--schedule",
+                   "cosine", "--entropy_coef", "0.01")
+
+
+@pytest.fixture
+def kept(kept_run):
+    return rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt")
 
 
 def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
