@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,6 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # one thread, before torch is imported: threads that fight for cores are several times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# what torch.compile keeps is another program with other instructions, and one does not look
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), "-".join(
-    ["inductor", str(os.getuid()), os.environ.get("ATEN_CPU_CAPABILITY", "all")]))))
 # a shell's background job ignores Ctrl-C, and would hand that on to the processes of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
