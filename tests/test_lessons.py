@@ -83,13 +83,6 @@ def test_the_list_of_full_has_flags_that_exist():
     assert len(names) == len(set(names)) >= 10
 
 
-def test_the_pages_have_their_figures():
-    assert "{lesson" not in LESSONS
-    for folder, text in ((ROOT / "docs", LESSONS), (ROOT, (ROOT / "RESULTS.md").read_text())):
-        for figure in re.findall(r"!\[.*?\]\((.*?)\)", text):
-            assert (folder / figure).stat().st_size > 5_000
-
-
 def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
     """In a copy with the lesson's lines directly below `REWARDS = ...`: the workers grade by it,
     and take any gold answer."""

@@ -1,4 +1,4 @@
-"""README.md and docs/: their commands, links and examples work, their tables are those of the code.
+"""The pages: their commands, links and examples work, their tables are those of the code.
 
     python tests/test_readme.py        writes today's lengths of the core files into README.md
 """
@@ -26,7 +26,8 @@ from losses import METHODS, every_token
 from test_style import CORE
 
 README = (ROOT / "README.md").read_text()
-PATHS = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
+         *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
 COMMANDS = [
     line.split("  #")[0].strip()
@@ -95,6 +96,7 @@ def test_pages_link_to_what_is_there():
         for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
             target = path.parent / link if link else path
             assert target.exists(), f"{path.name}: {link}"
+            assert target.suffix != ".png" or target.stat().st_size > 5_000
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
                 anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
