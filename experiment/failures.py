@@ -5,8 +5,6 @@ import sys
 import time
 from contextlib import contextmanager
 
-import torch
-
 
 class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""

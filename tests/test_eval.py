@@ -28,6 +28,7 @@ from graders import sandbox
 SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 
 
+@pytest.mark.quick
 def test_pass_at_k_is_the_share_of_choices_with_a_correct_one():
     for n in range(1, 9):
         for correct in range(n + 1):
@@ -41,6 +42,7 @@ def test_pass_at_k_is_the_share_of_choices_with_a_correct_one():
     assert [powers_of_two(n) for n in (1, 2, 3, 16)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8, 16]]
 
 
+@pytest.mark.quick
 def test_majority():
     assert majority(["1", "2", "2"], [1.0, 0.0, 0.0]) == 0
     assert majority(["1", "1", "2"], [1.0, 1.0, 0.0]) == 1
@@ -57,6 +59,7 @@ def test_votes_are_quick_and_of_values(answer, same):
     assert time.process_time() - began < 10
 
 
+@pytest.mark.quick
 def test_interval():
     low, high = interval([0.0, 1.0] * 50)
     assert 0.38 < low < 0.43 and 0.57 < high < 0.62
@@ -140,6 +143,7 @@ def refused(capsys):
     return run
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
     ("--k 32 --samples 16", "--k 32"),
     ("--k x", "--k: invalid whole_numbers value: 'x'"),
@@ -373,6 +377,7 @@ def test_scores_in_a_file_count_for_nothing(sampled, tmp_path):
     assert [results_in(tmp_path / "whole")[name]["mean@2"] for name in sampled.own] == [0, 0, 0, 1]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("text", [
     "[1]\n", "{\n", "\udcff\n", '{"benchmark": "OWN", "id": 1}\n',
     '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1e999}\n',
@@ -407,6 +412,7 @@ def claimed(tmp_path_factory):
     return args, out, problem
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("flag", OTHER)
 def test_another_value_of_any_flag_does_not_continue_a_folder(flag, claimed, capsys):
     args, out, problem = claimed

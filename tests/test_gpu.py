@@ -15,7 +15,6 @@ import eval as evaluation
 import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import log
 from experiment.failures import RunFailed
 from ranks import load, rollout
 from test_parallel import torchrun

@@ -42,6 +42,7 @@ def gym(monkeypatch):
 ANSWER = dict(task="gcd", index=0, gold="1")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("completion, answer", [
     ("<answer> 0.7 </answer>", 0.7),
     ("<think>or <answer>.3</answer></think> <answer>.4</answer> no: <answer>.5</answer>", 0.5),
@@ -51,6 +52,7 @@ def test_the_last_answer_after_thinking_is_graded(completion, answer, gym):
     assert gym.rg(completion, ANSWER) == answer
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("completion", [
     "7", "<answer> </answer>", "<answer>7", "<think><answer>7</answer>", "</answer><answer>7",
     *(f"<answer>{score}</answer>" for score in (1.0000001, -0.1, "nan", "no number"))])
@@ -60,6 +62,7 @@ def test_without_an_answer_nothing_is_graded(completion, gym):
         gym.rg(completion, ANSWER)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("task, text, taken", [
     ("countdown", "49*(85 - 1)/14 - 42", True),
     ("countdown", "9**9**9", False),

@@ -183,6 +183,7 @@ def test_equal(pred, gold, same):
     assert equal(pred, gold) is bool(same)
 
 
+@pytest.mark.slow
 def test_a_power_tower_ends():
     began = time.monotonic()
     assert not equal("9^{9^{9^{9}}}", "3") and time.monotonic() - began < 60
@@ -217,6 +218,7 @@ def test_numbers_are_exact():
     assert [number(t) for t in ("x", "", "1/0", "--1", "1e1000", "1 2", "1..2")] == [None] * 7
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the labelled pairs are not part of the project")
 def test_labelled_pairs():
     """508 pairs of bare answers from other projects' tests: 97% right, and none is taken for equal

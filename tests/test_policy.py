@@ -259,6 +259,7 @@ def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
     assert many < 1.5 * one < 0.02
 
 
+@pytest.mark.slow
 def test_memory_of_the_log_probabilities_is_a_chunks():
     """Peak memory beyond the head's gradient, against log_softmax of whole logits, for 1,024 tokens
     in chunks of 220."""

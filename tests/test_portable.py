@@ -42,6 +42,7 @@ def requirements():
 # ---------------------------------------------------------------------------- the lock
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("wanted", requirements(), ids=str)
 def test_the_lock_meets_each_requirement(wanted):
     assert wanted.specifier.contains(locked()[canonicalize_name(wanted.name)])
@@ -132,6 +133,7 @@ def clone(tmp_path, tools):
     return run_all
 
 
+@pytest.mark.quick
 def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     done, asked = clone("nosuch")
     assert done.returncode == 2 and "nosuch" in done.stderr and not asked  # before the set-up
@@ -150,6 +152,7 @@ def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     assert "setting up" in clone("results")[0].stdout and stamp_of(tmp_path / "copy")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("env, says", [
     (dict(HERE=MAC), f"is for {LINUX}, and this is {MAC}"),
     (dict(HERE="Linux x86_64 Python 3.13"), "this is Linux x86_64 Python 3.13"),
@@ -166,6 +169,7 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
         "requirements-cpu.txt, without vLLM" if without_vllm else "requirements-cpu.txt")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("args, asked", [
     ("test", "--no-loadscope-reorder tests"),
     ("test quick", "--no-loadscope-reorder --quick tests"),
@@ -295,6 +299,7 @@ VERIFIERS = {"hang": lambda completion, _: bool(re.match("(a+)+$", completion))}
 """
 
 
+@pytest.mark.quick
 def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING)
     done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "

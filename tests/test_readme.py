@@ -1,4 +1,4 @@
-"""README.md and docs/: their commands, links and examples work, their tables are those of the code.
+"""The pages: their commands, links and examples work, their tables are those of the code.
 
     python tests/test_readme.py        writes today's lengths of the core files into README.md
 """
@@ -26,7 +26,8 @@ from losses import METHODS, every_token
 from test_style import CORE
 
 README = (ROOT / "README.md").read_text()
-PATHS = [ROOT / "README.md", ROOT / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
+         *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
 COMMANDS = [
     line.split("  #")[0].strip()
@@ -95,6 +96,7 @@ def test_pages_link_to_what_is_there():
         for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
             target = path.parent / link if link else path
             assert target.exists(), f"{path.name}: {link}"
+            assert target.suffix != ".png" or target.stat().st_size > 5_000
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
                 anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
@@ -146,21 +148,16 @@ def test_the_commands_that_this_project_promises():
 def test_the_examples_of_new_methods(monkeypatch, tmp_path):
     """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
     monkeypatch.chdir(tmp_path)
-    names, rows = set(vars(losses)), dict(METHODS)
-    try:
-        for code in SKETCHES:
-            exec(code, vars(losses))
-        flags = {name: train.parse_args(["--loss", name])[1].flags
-                 for name in ("smooth", "unlikely")}
-    finally:
-        for name in set(vars(losses)) - names:
-            delattr(losses, name)
-        METHODS.clear()
-        METHODS.update(rows)
+    names, flags = dict(vars(losses), METHODS=dict(METHODS)), {}
+    for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
+        exec(code, names)
+        monkeypatch.setitem(METHODS, name, names["METHODS"][name])
+        flags[name] = train.parse_args(["--loss", name])[1].flags
     assert flags["smooth"] == dict(tau=2.0)
     assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
 
 
+@pytest.mark.slow
 def test_the_examples_pass_what_is_tested_of_every_method(copy):
     """Pasted where README says, they are among the cases of the tests that go through METHODS."""
     shutil.copytree(ROOT / "tests", copy / "tests")
@@ -175,6 +172,7 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
+@pytest.mark.slow
 def test_losses_py_prints_every_card(monkeypatch, capsys):
     def run(*argv):
         monkeypatch.setattr("sys.argv", ["losses.py", *argv])
@@ -199,6 +197,7 @@ def run_all(*args, **env):
                           capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @needs_venv
 def test_run_all(tmp_path):
     """Nothing is set up again, each method is trained, and a finished run is not trained again."""
@@ -218,6 +217,7 @@ def test_run_all(tmp_path):
     assert done.returncode == 2 and "tests" in done.stderr
 
 
+@pytest.mark.slow
 @needs_venv
 def test_run_all_full(base, tmp_path):
     """A file of runs: their time is estimated first, a failure is named, a finished run skipped."""

@@ -266,6 +266,7 @@ def test_overlap(tmp_path):
     assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not in the project")
 @pytest.mark.parametrize("name, rows", dict(
     aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674,

@@ -2,14 +2,13 @@
 
 import ast
 import io
-import re
 import subprocess
 import sys
 import tokenize
 
 import pytest
 
-from conftest import ALL, QUICK, ROOT, TOO_SLOW
+from conftest import QUICK, ROOT
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
@@ -108,23 +107,8 @@ def test_flags_are_parsed_before_anything_heavy_is_imported(command):
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_the_quick_tests_are_there():
-    """Every name in the table of conftest.py is a test's, and nothing else is chosen."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q",
-                           "-p", "no:cacheprovider", "tests"], cwd=ROOT, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    chosen = re.findall(r"^tests/(?:study/)?([\w.]+)::(\w+)(.*)$", done.stdout, re.M)
-    assert {file for file, _, _ in chosen} == set(QUICK)
-    for file, names in QUICK.items():
-        there = {name + case for f, test, case in chosen if f == file
-                 for name, case in ((test, ""), (test, case))}
-        missing = set() if names == ALL else set(names) - there
-        assert not missing, f"{file} has no {missing}"
-    assert not TOO_SLOW & {test for _, test, _ in chosen}
-    sources = "".join((ROOT / "tests" / file).read_text() for file, names in QUICK.items()
-                      if names == ALL)
-    assert all(f"def {test}(" in sources for test in TOO_SLOW)
+def test_the_files_of_quick_are_there():
+    assert QUICK <= {path.name for path in (ROOT / "tests").rglob("*.py")}
 
 
 def test_ruff_finds_nothing():

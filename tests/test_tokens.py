@@ -126,6 +126,7 @@ def shown_of(kept):
 # ---------------------------------------------------------------------------- the payload
 
 
+@pytest.mark.quick
 def test_codes_keep_what_they_promise():
     x = torch.tensor([0.0, -1e-4, -0.5, -12.3, -31.9, -100.0])
     back = -tokens.code(x, -tokens.LOGPROB) / tokens.LOGPROB
@@ -140,6 +141,7 @@ def test_codes_keep_what_they_promise():
     assert [tokens.round_up(x) for x in (0, 0.3, 0.02, 7, 1.0)] == [1, 0.5, 0.02, 10, 1]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("low, high", [(0, 65536), (-32767, 32768), (0, 3)])
 def test_packed_arrays_come_back(low, high):
     arrays = np.random.default_rng(0).integers(low, high, (3, 5, 9))
@@ -148,6 +150,7 @@ def test_packed_arrays_come_back(low, high):
     assert (codes(text, "x", 5, 7) == arrays[:, :, 2:] % 65536).all()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
 def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     """Of every token, state and method, in the order of the completions."""
@@ -274,6 +277,7 @@ def test_a_late_right_completion_is_right(model, tmp_path):
 # ---------------------------------------------------------------------------- texts
 
 
+@pytest.mark.quick
 def test_texts_of_tokens_are_the_text(page, model):
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -288,6 +292,7 @@ def test_texts_of_tokens_are_the_text(page, model):
     assert accented[:6] == ["c", "a", "f", "", "é", " "]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("text, cut", [
     ("日本", 2), ("a\u00e9", None), ("x😀y", 3), ("", None), ("\ufffd\ufffd", None)])
 def test_bytes_that_are_no_text(tokenizer, text, cut):
@@ -300,6 +305,7 @@ def test_bytes_that_are_no_text(tokenizer, text, cut):
     assert "".join(pieces) == tokenizer.decode([*stray, *ids]) and len(pieces) == 4 + len(ids)
 
 
+@pytest.mark.quick
 def test_words_that_begin_with_a_space():
     """A tokenizer whose first token loses its space, as Llama's did."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -312,6 +318,7 @@ def test_words_that_begin_with_a_space():
     assert pieces == ["the", " cat", "s", " the"]
 
 
+@pytest.mark.quick
 def test_no_text_is_markup(page):
     """The texts of a model or a prompt are in the file as base64 alone, and its policy allows its
     own script and no network."""
@@ -333,6 +340,7 @@ def test_no_text_is_markup(page):
 # ---------------------------------------------------------------------------- bad input
 
 
+@pytest.mark.quick
 def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)

@@ -38,6 +38,7 @@ def run(model, out, *flags):
 # ---------------------------------------------------------------------------- flags
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "flags, named",
     [
@@ -221,6 +222,7 @@ def test_problems_from_a_file_and_programs(base, tmp_path):
     assert all(r["grader/error"] == 0 for r in records[1:])
 
 
+@pytest.mark.quick
 def test_help_lists_the_flags_of_the_method_chosen(capsys):
     for loss, present, absent in (("acpo", "--clip_alpha", "--ratio_max"),
                                   ("cispo", "--ratio_max", "--clip_alpha")):
@@ -230,6 +232,7 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
         assert stop.value.code == 0 and present in text and absent not in text
 
 
+@pytest.mark.quick
 def test_flags_reach_the_method():
     _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
     assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
@@ -242,6 +245,7 @@ def test_flags_reach_the_method():
     assert train.parse_args(["--model", "x"])[0].lr == 1e-6
 
 
+@pytest.mark.quick
 def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
     common = set(vars(train.parse_args(["--loss", "reinforce"])[0]))
     owners = {}
@@ -351,6 +355,7 @@ def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "row, named",
     [
@@ -411,6 +416,7 @@ def test_sketches_that_are_not_refused(row, monkeypatch):
     assert "mine = " in losses.card("mine")
 
 
+@pytest.mark.quick
 def test_a_cell_exists_once_a_row_uses_it(capsys):
     with pytest.raises(SystemExit):
         train.parse_args(["--advantage", "weigh_failures"])
@@ -426,7 +432,8 @@ def numbers(record):
             if isinstance(x, (int, float)) and not name.startswith(("time/", "perf/", "seconds"))}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.quick] * (name == "fade")) for name in METHODS])
 def test_every_method_runs(name, base, tmp_path, graded):
     first, *records = run(base, tmp_path / "run", "--loss", name)
     assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first

@@ -198,6 +198,9 @@ def verdict(check, module):
 
 
 def main(numbers):
+    if {"-h", "--help"} & set(numbers):
+        print(__doc__)
+        return 0
     names = [name for i, name in enumerate(EXERCISES, 1) if not numbers or str(i) in numbers]
     if len(names) < len(set(numbers)):
         sys.exit(f"check.py: exercises are 1 to {len(EXERCISES)}, not {' '.join(numbers)}")

@@ -7,27 +7,9 @@ import math
 import pytest
 import torch
 
-import train
-from analysis import rollout
 from experiment import log
 from study import __main__ as command
 from study import anatomy
-
-
-@pytest.fixture(scope="module")
-def kept_run(base, tmp_path_factory):
-    """One rollout of fade in 4 steps."""
-    out = tmp_path_factory.mktemp("kept") / "run"
-    train.main(["--model", base, "--loss", "fade", "--out", str(out), "--save_rollouts", *(
-        "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
-        "--steps_per_rollout 4 --max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
-        "--tokens_per_micro_batch 4096 --warmup 2 --schedule cosine --entropy_coef 0.01").split()])
-    return out
-
-
-@pytest.fixture
-def kept(kept_run):
-    return rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt")
 
 
 def test_subsets_of_tokens_add_up_to_the_gradient(kept):

@@ -4,8 +4,6 @@ verifier grades the answer alone. tests/test_base.py has the base."""
 import itertools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 import data
 import eval as evaluation
 import train
-from conftest import ROOT
 from data.recipe import settings_of
 from engine.sampler import Completion
 from experiment.model import read_tokenizer
@@ -89,14 +86,9 @@ def test_puzzles_are_functions_of_seed_index_and_split():
     assert worked.puzzle(1, 0, "train") != worked.puzzle(0, 0, "train")
     assert worked.puzzle(0, 1, "train") != worked.puzzle(0, 0, "train")
     assert worked.puzzle(0, 0, "test") != worked.puzzle(0, 0, "train")
-
-
-def test_the_same_puzzles_in_every_process():
-    code = ("import json; from study import worked; print(json.dumps([worked.puzzle(3, i, split) "
-            "for i in range(20) for split in ('train', 'test')]))")
-    there = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    here = [worked.puzzle(3, i, split) for i in range(20) for split in ("train", "test")]
-    assert json.loads(there.stdout) == json.loads(json.dumps(here)), there.stderr
+    # in every process and every edition
+    assert worked.puzzle(3, 7, "test") == (
+        [8, 7, 4, 2], 21, [("+", 7), ("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
 
 
 def test_splits_never_overlap():
@@ -141,6 +133,10 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert not any(held[-1] for held in missed)  # `no` stands behind what does not hold
         value, used = arithmetic(answer)
         assert sorted(used) == sorted(nums) and (value == target) == last[-1]
+        # each number and operator of the answer is in the steps, the last one taken off first
+        taken = [step.split()[-2:] for step in steps.split(" no ")[-1].split(" ; ")]
+        words = [word for word in answer.split() if word not in "()"]
+        assert words[1:] == list(itertools.chain(*taken[::-1]))
         rewards.append(reward(completion, nums, target))
         assert rewards[-1] == last[-1]
         again.append(len(missed))
@@ -151,48 +147,18 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
 
 
-def test_the_answer_is_the_last_attempts():
-    """Each number and operator of the answer stands in the steps, the last one taken off first."""
-    for i in range(HALF, HALF + 200):
-        _, completion = worked.demonstration(worked.RECIPE, i)
-        steps, answer = completion.removesuffix(" </answer> <eos>").split(" <answer> ")
-        taken = [step.split()[-2:] for step in steps.split(" no ")[-1].split(" ; ")]
-        words = [word for word in answer.split() if word not in "()"]
-        assert list(itertools.chain(*taken[::-1])) == words[1:]
-
-
 # ---------------------------------------------------------------- the verifier
 
+@pytest.mark.parametrize("before", [
+    "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5",
+    "28 = 9 * 4 ; 5 6 6 = 9 : 9 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 6", "28 = 28 no 28 = 28", ""])
 @pytest.mark.parametrize("answer, right", [
-    ("( 6 - 5 + 6 ) * 4", 1),
-    ("4 * ( 6 + 6 - 5 )", 1),
-    ("28", 0),                      # the target, copied
-    ("( 6 - 5 + 6 ) * 4 = 28", 0),
-    ("", 0),
-    ("28 + 5 - 5 + 6 - 6", 0),      # a number that is not given
-    ("( 6 - 5 + 6 ) * 4 + 0", 0),
-    ("4 * 6 + 4", 0),               # a number used twice, and two left out
-    ("( 5 + 6 + 4 ) * 6 - 6", 0),   # every number, and one of them too often
-    ("5 * 6 - 6 + 4 * 1", 0),
-    ("6 - 5 + 6 * 4", 0),           # without the brackets it is 25
-    ("( 6 - 5 + 6 ) * 4 <answer>", 0),
-    ("( 6 - 5 + 6 * 4", 0),
-    ("6 5 6 4", 0),
-])
-def test_the_verifier_is_not_fooled(answer, right):
-    """5 6 4 6 = 28, with right steps before every answer, and with wrong ones: the answer counts"""
-    steps = "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5"
-    wrong = "28 = 9 * 4 ; 5 6 6 = 9 : 9 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 6"
-    for before in (steps, wrong, f"{wrong} no {steps}", ""):
-        assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
-
-
-def test_an_answer_is_given_once_and_closed():
-    right = "<answer> ( 6 - 5 + 6 ) * 4 </answer>"
-    assert reward(right, [5, 6, 4, 6], 28) == 1
-    for text in ("", "28 = 28", f"{right} {right}", f"<answer> {right}", f"{right} </answer>",
-                 right.removesuffix("</answer>"), right.removeprefix("<answer>")):
-        assert reward(text, [5, 6, 4, 6], 28) == 0, text
+    ("( 6 - 5 + 6 ) * 4", 1), ("4 * ( 6 + 6 - 5 )", 1), ("28", 0), ("6 - 5 + 6 * 4", 0),
+    ("28 + 5 - 5 + 6 - 6", 0), ("( 6 - 5 + 6 ) * 4 = 28", 0)])
+def test_the_answer_counts_and_not_the_steps(before, answer, right):
+    """5 6 4 6 = 28, with right and with wrong steps. What else is no answer: test_rewards.py"""
+    assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
+    assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
 
 
 def test_guessing_earns_next_to_nothing():
@@ -222,18 +188,18 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
         ids = tokenizer.encode("<answer> 1 2 </answer> <eos>")
         completion = Completion(ids, [0.0] * len(ids), truncated=False)
         assert data.decode(tokenizer, completion) == "<answer> 1 2 </answer>"
+        for text in ("7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"):
+            with pytest.raises(Exception, match="UNK"):
+                tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("text", ["7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"])
-def test_what_has_no_token_is_an_error(untrained, text):
-    from transformers import AutoTokenizer
-    with pytest.raises(Exception, match="UNK"):
-        AutoTokenizer.from_pretrained(untrained).encode(text)
-
-
-def test_every_problem_has_its_tokens(untrained, tok):
+def test_every_problem_has_its_tokens(untrained, tok, small):
+    """The other embedded base reads letters, as the tokenizers of real models do."""
     _, eos, positions, lengths = read_tokenizer(untrained, worked.held_out(), None)
     assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
+    problems = worked.held_out()[:9]
+    *_, lengths = read_tokenizer(small(), problems, None)
+    assert lengths == [len(p["prompt"]) for p in problems]
 
 
 def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path, capsys):
@@ -251,13 +217,6 @@ def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path
         assert stopped.value.code == 2 and len(error.splitlines()) == 1, error
         assert f"--model {untrained}: its tokenizer cannot encode the prompt" in error
         assert f"of problem {named}" in error
-
-
-def test_a_tokenizer_that_can_read_the_problems_is_taken(small):
-    """The other embedded base reads letters, as the tokenizers of real models do."""
-    problems = worked.held_out()[:9]
-    *_, lengths = read_tokenizer(small(), problems, None)
-    assert lengths == [len(p["prompt"]) for p in problems]
 
 
 def test_settings_are_those_of_the_base(tmp_path):
