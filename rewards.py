@@ -1,6 +1,6 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}
+    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}, or gold answers
 
 A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
 directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.

@@ -5,6 +5,8 @@ import sys
 import time
 from contextlib import contextmanager
 
+import torch
+
 
 class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""
@@ -30,7 +32,6 @@ PHASES = dict(
 def room_for(phase, flags=None):
     """Makes CUDA's error of a full memory RunFailed: the phase, the bytes asked for, and the flags
     that help, which are train.py's if none are given."""
-    import torch  # takes a second, and `python -m analysis --help` needs none of it
     try:
         yield
     except torch.OutOfMemoryError as e:

@@ -116,12 +116,17 @@ def toy():
 
 def call(method, f, shape, *inputs, **offered):
     """-> the tensor that a function returns, and the numbers that it logs."""
+    tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
+               if torch.is_tensor(x)]
+    versions = [x._version for x in tensors]  # a write into a tensor counts it up
     try:
         result = method.call(f, *inputs, **offered)
     except ValueError as e:  # a hyperparameter out of range
         refuse(str(e))
     except Exception as e:  # a user's function may raise anything
         raise Fault(f"raises {type(e).__name__}: {e}") from None
+    if versions != [x._version for x in tensors]:
+        raise Fault("writes into its arguments, as clamp_ and += do; clamp does not")
     value, numbers = result if isinstance(result, tuple) else (result, {})
     found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
     if found != list(shape):

@@ -295,11 +295,17 @@ def test_a_file_is_graded(tmp_path):
             capture_output=True, text=True)
     said = graded(path).stdout.splitlines()
     assert said == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
+    rows = [dict(answer=gold, reward=name) for name, gold in (
+        ("math", "5"), ("math", float("nan")), ("countdown", RIGHT), ("table", [float("nan")]))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = graded(path).stdout.splitlines()
+    assert [line.split(":")[0] for line in said[:2]] == ["line 2", "line 4"]
+    assert sorted(said[2:]) == [
+        "gold answers that can be matched: 2", "gold answers that cannot be matched: 2"]
     for row, files, message in (
             (dict(completion="x", answer="5"), (path,), "line 1 of "),
             (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
             (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
-            (dict(answer="5", reward="math"), (path,), "is no such row"),
             ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
             ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):

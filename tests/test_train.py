@@ -355,6 +355,10 @@ def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
 
+def writes(tokens):
+    return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "row, named",
@@ -368,6 +372,7 @@ def learns_without_an_advantage(tokens):
         (Method(centred, mean_loss, token_mean), "mean_loss of losses.py returns [], where"),
         (Method(centred, no_gradient, token_mean), "no_gradient of losses.py has no gradient"),
         (Method(centred, raises, token_mean), "raises of losses.py raises AttributeError"),
+        (Method(centred, writes, token_mean), "writes of losses.py writes into its arguments"),
         (Method(centred, logs_a_vector, token_mean), "'mine', which is not one number"),
         (Method(centred, PLAIN, token_mean, half), "half of losses.py returns a float"),
         (Method(PLAIN, centred, token_mean), "of losses.py raises TypeError"),  # cells swapped
