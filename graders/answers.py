@@ -68,7 +68,8 @@ SPELLINGS = (
     ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
     ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
     ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "),
-    ("\u222a", "\\cup "), ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"), ("\u2248", "\\approx "), ("per cent", "percent"))
+    ("\u222a", "\\cup "), ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"),
+    ("\u2248", "\\approx "), ("per cent", "percent"))
 REWRITES = (
     (r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\"),
     (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
