@@ -12,8 +12,8 @@ that nothing of a text is ever markup. A number is a whole number of 16 bits (it
     x of any   0 for 0, else the sign of x times 1 + round(GRADIENT * ln(|x| / SMALLEST)),
     sign       where an |x| below SMALLEST counts as SMALLEST
 
-An array [states, tokens] is written as its change from state to state, modulo 2^16, and these
-changes as low bytes, then high bytes: most are small, so that they deflate well.
+An array [states, tokens] is written as its change from state to state, and these changes as low
+bytes, then high bytes: most are small, so that they deflate well.
 """
 
 import base64
@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 from analysis.anatomy import logged, weight_on_logprob
-from analysis.rollout import open_rollout, walk
+from analysis.rollout import first_line, open_rollout, walk
+from engine.loading import eos_ids
 from experiment.log import numbers
-from experiment.model import read_tokenizer
 from losses import correct, describe
 
 LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
@@ -41,6 +41,21 @@ PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
 
 
 # ---------------------------------------------------------------------------- texts
+
+
+def read_tokenizer(model, prompt):
+    """-> the tokenizer, and the ids that end a completion. Raises ValueError for a model without
+    one, or without a text for the ids of a prompt."""
+    from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        eos = eos_ids(model, tokenizer)
+        if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
+            raise ValueError("it has no text for the rollout's tokens")
+    except Exception as e:  # a folder can be wrong in any way
+        raise ValueError(f"the tokenizer of {model} cannot be used ({first_line(e)}); --model "
+                         "names a folder that has one, such as a checkpoint of the run") from None
+    return tokenizer, eos
 
 
 def token_texts(tokenizer, ids):
@@ -171,11 +186,13 @@ def deflated(raw):
 
 def pack(arrays, part):
     """A part, a slice of the tokens, of {name: codes [states, n]} -> text."""
-    pieces = []
+    parts = []
     for array in arrays.values():
-        change = np.diff(array[:, part], axis=0, prepend=0).astype("<i2")  # modulo 2^16
-        pieces.append(change.view(np.uint8).reshape(-1, 2).T.tobytes())
-    return deflated(b"".join(pieces))
+        change = np.diff(array[:, part], axis=0, prepend=0)
+        change = change.astype(np.int16).astype(np.int32)  # modulo 2^16
+        folded = ((change << 1) ^ (change >> 31)).astype(np.uint16)  # 0, -1, 1, -2: 0, 1, 2, 3
+        parts += [(folded & 255).astype(np.uint8), (folded >> 8).astype(np.uint8)]
+    return deflated(b"".join(part.tobytes() for part in parts))
 
 
 def reference_codes(kept, shown, start):
@@ -231,8 +248,8 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     is all. Raises ValueError for a rollout, a model or a method whose steps cannot be taken."""
     kept = open_rollout(path, model)
     flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape
-    # with a prompt: transformers makes an empty tokenizer of some folders without one
-    tokenizer, eos, *_ = read_tokenizer(model or flags["model"], [dict(id=0, prompt="1+1")], "none")
+    tokenizer, eos = read_tokenizer(model or flags["model"],
+                                    batch.ids[0, :batch.prompt_len[0]].tolist())
     n = min(problems or count, count) * size
     lengths = batch.completion_len
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]

@@ -169,7 +169,7 @@ def refused(capsys):
     ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),
     ("--benchmarks livecodebench --data_dir {tmp} --lcb_release v1", "--lcb_release is for the"),
     ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl", "has 0 completions of problem"),
-    ("--completions {tmp}/few.jsonl", "--limit N grades the first N problems"),
+    ("--completions {tmp}/few.jsonl", "--limit N takes the first N problems"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),
     ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}"),
 ])
