@@ -48,7 +48,7 @@ def make_parser():
     parser.flag("model", None, "the Hugging Face model that the steps are taken with; for a later "
                 "rollout than the first, the checkpoint before it (default: the run's)")
     parser.flag("lr", None, "steps, tokens: learning rate (default: the run's)", type=float,
-                above=0)
+                least=1e-12)
     parser.flag("steps", None, "steps, tokens: number of optimizer steps (default: the run's)",
                 type=int, least=1)
     parser.flag("methods", None, "tokens: methods of losses.py, with commas between and their "
