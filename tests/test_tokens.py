@@ -17,6 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import train
 from analysis import tokens
@@ -36,18 +38,18 @@ COMPLETIONS = [  # of two problems
     [HOSTILE, "</p><img src=x onerror=window.hacked=1>", "&lt;b&gt; &amp;", "2+2=4\n\t\u2028!"],
     ["caf\u00e9 \u05e9\u05dc\u05d5\u05dd\u202eabc", "12", "<!-- data -->", "a" * 60]]
 REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
+PROMPTS = ["<b>1&2</b>:", "second\nprompt:"]
 
 
-def kept_rollout(folder, model, completions=COMPLETIONS, rewards=REWARDS, max_tokens=48,
-                 loss="grpo", flags=(), prompts=("<b>1&2</b>:", "second\nprompt:")):
+def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWARDS, max_tokens=48,
+                 prompts=PROMPTS):
     """A rollout as train.py keeps it, of completions as one likes them: those shorter than
     max_tokens end with <eos>. -> its path"""
-    from transformers import AutoTokenizer
     tokenizer, size = AutoTokenizer.from_pretrained(model), len(completions[0])
-    args, method = train.parse_args(
-        ["--model", model, "--loss", loss, "--lr", "0.01", "--steps_per_rollout", "4",
-         "--problems_per_rollout", str(len(completions)), "--group_size", str(size),
-         "--max_tokens", str(max_tokens), "--save_rollouts", "--data", "countdown", *flags])
+    args, method = train.parse_args((
+        f"--model {model} --loss grpo --lr 0.01 --steps_per_rollout 4 --max_tokens {max_tokens} "
+        f"--problems_per_rollout {len(completions)} --group_size {size} --save_rollouts "
+        f"--data countdown {flags}").split())
     args.tokens_per_micro_batch = 4096
     ids = [tokenizer.encode(text)[:max_tokens] for group in completions for text in group]
     ids = [line if len(line) == max_tokens else [*line, tokenizer.eos_token_id] for line in ids]
@@ -74,7 +76,7 @@ def model(small):
 
 @pytest.fixture(scope="module")
 def rollout(model, tmp_path_factory):
-    return kept_rollout(tmp_path_factory.mktemp("rollout"), model, flags=["--mask_truncated"])
+    return kept_rollout(tmp_path_factory.mktemp("rollout"), model, "--mask_truncated")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,19 @@ def page(rollout):
     return out
 
 
+def changed(rollout, file, **parts):
+    """-> file: the rollout with other parts, or without those that are None."""
+    saved = {**torch.load(rollout), **parts}
+    torch.save({name: part for name, part in saved.items() if part is not None}, file)
+    return file
+
+
 # ---------------------------------------------------------------------------- reading a page
+
+def page_of(rollout, *flags):
+    """The text of the page that the command writes beside a rollout."""
+    main(["tokens", str(rollout), *flags])
+    return rollout.with_name(f"{rollout.stem}-tokens.html").read_text()
 
 
 def raw(text, name):
@@ -120,13 +134,16 @@ def expected(rollout, name):
     return kept, states
 
 
+def signed(code):
+    return tokens.signed_value(code.astype(np.uint16).astype(np.int16))
+
+
 def shown_of(kept):
     lengths = kept.batch.completion_len
     return torch.arange(kept.batch.mask.shape[1]) < lengths[:, None]
 
 
 # ---------------------------------------------------------------------------- the payload
-
 
 @pytest.mark.quick
 def test_codes_keep_what_they_promise():
@@ -178,9 +195,8 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
                 state.logprobs[rows][here].numpy(), abs=0.51 / tokens.LOGPROB)
             assert entropy[k] / tokens.ENTROPY == pytest.approx(
                 state.entropy[rows][here].numpy(), abs=0.51 / tokens.ENTROPY)
-            signed = gradient[k].astype(np.uint16).astype(np.int16)
             exact = state.gradient[rows][here].numpy()
-            assert tokens.signed_value(signed) == pytest.approx(exact, rel=0.006, abs=2e-8)
+            assert signed(gradient[k]) == pytest.approx(exact, rel=0.006, abs=2e-8)
             assert ((status[k] == tokens.OUT) == is_masked).all()
             weightless = (exact == 0) & ~is_masked
             assert (np.isin(status[k], (tokens.UP, tokens.DOWN)) == weightless).all()
@@ -189,9 +205,8 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
             assert not positive[status[k] == tokens.DOWN].any()
             seen |= set(status[k].tolist())
         assert -old[0] / tokens.LOGPROB == pytest.approx(old_logprobs.numpy(), abs=3e-4)
-        exact = (kept.batch.old_logprobs - kept.batch.sampler_logprobs)[rows][here]
-        assert tokens.signed_value(gap[0].astype(np.uint16).astype(np.int16)) == pytest.approx(
-            exact.numpy(), rel=0.006, abs=2e-8)
+        exact = (kept.batch.old_logprobs - kept.batch.sampler_logprobs)[rows][here].numpy()
+        assert signed(gap[0]) == pytest.approx(exact, rel=0.006, abs=2e-8)
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
     for line, state in zip(method["summary"], states, strict=True):
         assert line == {key: pytest.approx(state.measured[key].item(), abs=1e-5) for key in line}
@@ -199,10 +214,9 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
 
 
 def test_select_and_advantage_0_have_a_status(model, tmp_path):
-    path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4],
-                        loss="top_entropy")
-    main(["tokens", str(path), "--steps", "2", "--lr", "1e-5"])
-    text = path.with_name("rollout_000001-tokens.html").read_text()
+    path = kept_rollout(tmp_path / "a", model, "--loss top_entropy",
+                        rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
+    text = page_of(path, "--steps", "2", "--lr", "1e-5")
     shown = shown_of(open_rollout(path))
     for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
         n = int(shown[4 * problem:4 * problem + 4].sum())
@@ -210,13 +224,11 @@ def test_select_and_advantage_0_have_a_status(model, tmp_path):
 
 
 def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
-    path = kept_rollout(tmp_path / "a", model, rewards=[[1.0, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]],
-                        flags=["--correction", "token_mask"])
-    saved = torch.load(path)
-    saved["batch"]["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
-    torch.save(saved, path)
-    main(["tokens", str(path), "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6"])
-    text = path.with_name("rollout_000001-tokens.html").read_text()
+    path = kept_rollout(tmp_path / "a", model, "--correction token_mask")
+    batch = torch.load(path)["batch"]
+    batch["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
+    changed(path, path, batch=batch)
+    text = page_of(path, "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6")
     shown = shown_of(open_rollout(path))[:4]
     dropped = (torch.arange(shown.shape[1]) % 2 == 0).expand(shown.shape)[shown]
     for method, kinds in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
@@ -226,22 +238,18 @@ def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
         assert (part[2][0][dropped] == 0).all() == (method == 0)
 
 
-def test_fewer_problems_and_a_method_of_two_passes(rollout, tmp_path):
-    out = tmp_path / "a.html"
-    main(["tokens", str(rollout), "--methods", "ar_lopti,ar_lopti", "--problems", "1",
-          "--out", str(out)])
-    head = header(out.read_text())
-    assert len(head["problems"]) == 1 and len(head["methods"]) == 1
-    method, = head["methods"]
+def test_fewer_problems_and_a_method_of_two_passes(rollout):
+    text = page_of(rollout, "--methods", "ar_lopti,ar_lopti", "--problems", "1")
+    method, = header(text)["methods"]
     assert len(method["shares"]) == 8 and method["shares"][:4] == method["shares"][4:]
-    assert len(method["advantages"]) == 4 and "walk-1-0" not in out.read_text()
+    assert len(method["advantages"]) == 4 and "walk-1-0" not in text
+    assert len(header(text)["problems"]) == 1
 
 
-def test_methods_take_flags(rollout, tmp_path):
+def test_methods_take_flags(rollout):
     """The run's own has the run's flags but for those given; its coefficients stay."""
     texts = ["grpo", "grpo --eps_low 0.99 --eps_high 99", "p3o --no-ess_kl"]
-    main(["tokens", str(rollout), "--methods", " , ".join(texts), "--out", str(tmp_path / "a")])
-    methods = header((tmp_path / "a").read_text())["methods"]
+    methods = header(page_of(rollout, "--methods", " , ".join(texts)))["methods"]
     assert [method["name"] for method in methods] == texts
     assert "eps_low=0.2, eps_high=0.2" in methods[0]["text"]
     assert "eps_low=0.99, eps_high=99" in methods[1]["text"]
@@ -265,9 +273,7 @@ def test_what_a_completion_is(rollout, page):
 
 def test_a_late_right_completion_is_right(model, tmp_path):
     """--overlong_penalty takes from the reward of the right ones, too."""
-    path = kept_rollout(tmp_path / "a", model, rewards=[[0.25, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]],
-                        flags=["--overlong_penalty", "20"])
-    kept = open_rollout(path)
+    kept = open_rollout(kept_rollout(tmp_path / "a", model, "--overlong_penalty 20"))
     over = int(kept.batch.completion_len[0]) - 28
     kept.rewards[0, 0] = 1 - over / 20
     kept.rewards[0, 1] = -1.0
@@ -278,14 +284,12 @@ def test_a_late_right_completion_is_right(model, tmp_path):
 
 # ---------------------------------------------------------------------------- texts
 
-
 @pytest.mark.quick
 def test_texts_of_tokens_are_the_text(page, model):
-    from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(model)
     for problem, group in enumerate(COMPLETIONS):
         text = json.loads(raw(page.read_text(), f"text-{problem}"))
-        assert text["prompt"] == ("<b>1&2</b>:", "second\nprompt:")[problem]
+        assert text["prompt"] == PROMPTS[problem]
         for pieces, ids, whole in zip(text["texts"], text["ids"], group, strict=True):
             assert "".join(pieces).removesuffix("<eos>") == whole[:48]
             assert len(pieces) == len(ids) and tokenizer.decode(ids) == "".join(pieces)
@@ -310,13 +314,10 @@ def test_bytes_that_are_no_text(tokenizer, text, cut):
 @pytest.mark.quick
 def test_words_that_begin_with_a_space():
     """A tokenizer whose first token loses its space, as Llama's did."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     words = {"<unk>": 0, "▁the": 1, "▁cat": 2, "s": 3, "▁": 4}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    pieces = tokens.token_texts(tokenizer, [1, 2, 3, 1])
+    pieces = tokens.token_texts(PreTrainedTokenizerFast(tokenizer_object=backend), [1, 2, 3, 1])
     assert pieces == ["the", " cat", "s", " the"]
 
 
@@ -341,16 +342,14 @@ def test_no_text_is_markup(page):
 
 # ---------------------------------------------------------------------------- bad input
 
-
 @pytest.mark.quick
 def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)
         assert "no rollout that" in refused(capsys, "tokens", tmp_path / f"{number}.pt")
-    saved = torch.load(rollout)
     for part in ("rewards", "hp", "state"):
-        torch.save({name: x for name, x in saved.items() if name != part}, tmp_path / "part.pt")
-        assert "no rollout that" in refused(capsys, "tokens", tmp_path / "part.pt")
+        without = changed(rollout, tmp_path / "part.pt", **{part: None})
+        assert "no rollout that" in refused(capsys, "tokens", without)
     assert "--problems" in refused(capsys, "tokens", rollout, "--problems", "0")
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
@@ -358,33 +357,30 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     assert f"the tokenizer of {bare}" in said and "--model" in said
 
 
-def test_steps_that_cannot_be_taken_are_said(rollout, model, tmp_path, capsys):
-    said = refused(capsys, "tokens", rollout, "--steps", "3")
-    assert "the steps of grpo cannot be taken: its 8 completions" in said
-    said = refused(capsys, "tokens", rollout, "--lr", "1e8")
-    assert "the steps of grpo cannot be taken: they lead to weights whose probabilities" in said
-    saved = torch.load(rollout)
-    saved["batch"]["mask"][:] = False
-    torch.save(saved, tmp_path / "none.pt")
-    said = refused(capsys, "tokens", tmp_path / "none.pt")
-    assert "none of its completions has a gradient" in said
-    path = kept_rollout(tmp_path / "a", model, rewards=[[0.5, 0.0, 0.0, 1.0], [0, 1.0, 0, 0]])
-    assert "the steps of passk cannot be taken: passk counts successes" in refused(
-        capsys, "tokens", path, "--methods", "grpo,passk")
+def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
+    batch, rewards = torch.load(rollout)["batch"], torch.tensor(REWARDS)
+    batch["mask"][:] = False
+    rewards[0, 0] = 0.5
+    none = changed(rollout, tmp_path / "none.pt", batch=batch)
+    half = changed(rollout, tmp_path / "half.pt", rewards=rewards)
+    for args, words in (
+            ([rollout, "--steps", "3"], "the steps of grpo cannot be taken: its 8 completions"),
+            ([rollout, "--lr", "1e8"], "the steps of grpo cannot be taken: they lead to weights "
+             "whose probabilities"), ([none], "none of its completions has a gradient"),
+            ([half, "--methods", "grpo,passk"],
+             "the steps of passk cannot be taken: passk counts successes")):
+        assert words in refused(capsys, "tokens", *args), args
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
-    saved = torch.load(rollout)
-    saved["batch"]["old_logprobs"] = saved["batch"]["old_logprobs"] - 0.25
-    torch.save(saved, tmp_path / "a.pt")
-    main(["tokens", str(tmp_path / "a.pt"), "--problems", "1"])
-    text = (tmp_path / "a-tokens.html").read_text()
+    batch = torch.load(rollout)["batch"]
+    batch["old_logprobs"] -= 0.25
+    text = page_of(changed(rollout, tmp_path / "a.pt", batch=batch), "--problems", "1")
     assert "log ratios are 0.25 on average and up to 0.25" in header(text)["note"]
     assert str(tmp_path) not in text
 
 
 # ---------------------------------------------------------------------------- in the browser
-
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # None stands for Playwright's own
 
@@ -405,13 +401,17 @@ def browser():
         opened.close()
 
 
-def until(tab, expression, seconds=20):
+def until(tab, expression):
     """Waits until the expression holds. (Playwright's own waiting takes eval, which the page's
     policy forbids.)"""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 20
     while not tab.evaluate(expression):
         assert time.monotonic() < end, expression
         time.sleep(0.02)
+
+
+def until_begins(tab, element, text):
+    until(tab, f"document.getElementById('{element}').textContent.startsWith('{text}')")
 
 
 @pytest.fixture
@@ -419,8 +419,8 @@ def visit(browser):
     """visit(file) -> the opened page. In the end: nothing was asked of the network, no error."""
     seen, requests, opened = [], [], []
 
-    def go(file, width=1200, height=800, **context):
-        tab = browser.new_context(viewport=dict(width=width, height=height), **context).new_page()
+    def go(file, **context):
+        tab = browser.new_context(viewport=dict(width=1200, height=800), **context).new_page()
         tab.on("console", lambda message: seen.append(message.text))
         tab.on("pageerror", lambda error: seen.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
@@ -439,12 +439,17 @@ PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 
 
+def channels(colour):
+    """Of #rrggbb."""
+    return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+
+
 def colour_of(quantity, stops, x):
     """The colour that a value has by the page's own legend, reckoned anew."""
     low, high = quantity["low"], quantity["high"]
     if "log" in quantity:
         low, high, x = math.log(low), math.log(high), math.log(x)
-    stops = np.array([[int(stop[i:i + 2], 16) for i in (1, 3, 5)] for stop in stops])
+    stops = np.array([channels(stop) for stop in stops])
     place = min(max((x - low) / (high - low), 0), 1) * (len(stops) - 1)
     return [np.interp(place, range(len(stops)), stops[:, c]) for c in range(3)]
 
@@ -457,7 +462,7 @@ def background(tab, completion, token):
 def at_step(tab, step):
     tab.evaluate("""step => { const slider = document.getElementById("step");
         slider.value = step; slider.dispatchEvent(new Event("input")); }""", step)
-    until(tab, f"document.getElementById('of').textContent.startsWith('{step} of')")
+    until_begins(tab, "of", f"{step} of")
 
 
 def colour_by(tab, name):
@@ -466,18 +471,16 @@ def colour_by(tab, name):
 
 def values_of(state, kept, row, place):
     """What Python says of a token, as the page's quantities have it."""
-    return dict(probability=state.logprobs[row, place].exp().item(),
-                entropy=state.entropy[row, place].item(),
-                advantage=state.advantages[row, place].item(),
-                ratio=state.ratio[row, place].item(),
-                gradient=state.gradient[row, place].abs().item(),
-                gap=(kept.batch.old_logprobs - kept.batch.sampler_logprobs)[row, place].item())
+    quantities = dict(
+        probability=state.logprobs.exp(), entropy=state.entropy, advantage=state.advantages,
+        ratio=state.ratio, gradient=state.gradient.abs(),
+        gap=kept.batch.old_logprobs - kept.batch.sampler_logprobs)
+    return {name: values[row, place].item() for name, values in quantities.items()}
 
 
 def panel(tab):
-    pairs = tab.evaluate("""[...document.querySelectorAll("#panel dd")].map(
-        dd => [dd.dataset.key, dd.textContent])""")
-    return dict(pairs)
+    return dict(tab.evaluate("""[...document.querySelectorAll("#panel dd")].map(
+        dd => [dd.dataset.key, dd.textContent])"""))
 
 
 def test_colours_are_those_of_the_numbers(visit, rollout, page):
@@ -492,12 +495,12 @@ def test_colours_are_those_of_the_numbers(visit, rollout, page):
             at_step(tab, step)
             for row, place in ((0, 0), (0, 7), (3, 2), (3, 4)):
                 x = values_of(states[step], kept, row, place)[quantity["key"]]
-                have = drawn[quantity["key"], step, row, place] = background(tab, row + 1,
-                                                                             place + 1)
                 want = [238] * 3 if "log" in quantity and x == 0 else colour_of(
                     quantity, maps[quantity["map"]], x)
+                key, have = (quantity["key"], step, row, place), background(tab, row + 1, place + 1)
                 # half of a 256th along the map, and the rounding of the number
-                assert have == pytest.approx(want, abs=4), (quantity["key"], step, row, place)
+                assert have == pytest.approx(want, abs=4), key
+                drawn[key] = have
     for key in ("probability", "entropy", "ratio", "gradient"):
         assert any(drawn[key, 0, r, p] != drawn[key, 4, r, p] for _, _, r, p in drawn), key
     assert len({tuple(c) for c in drawn.values()}) > 15
@@ -518,9 +521,7 @@ def test_clipped_tokens_are_marked_not_by_colour_alone(visit, rollout, page):
             if states[4].gradient[row, place] == 0:
                 status = tokens.UP if states[4].advantages[row, place] > 0 else tokens.DOWN
             assert line == marks.get(status, "none")
-            wanted = colours[status]
-            assert [int(x) for x in re.findall(r"\d+", drawn)] == [
-                int(wanted[i:i + 2], 16) for i in (1, 3, 5)]
+            assert list(map(int, re.findall(r"\d+", drawn))) == channels(colours[status])
             found.add(status)
     assert {tokens.PASSES, tokens.DOWN} <= found
 
@@ -542,13 +543,11 @@ def test_the_panel_has_the_numbers(visit, rollout, page, way):
         have, want = panel(tab), values_of(states[3], kept, row, place)
         assert (have["completion"], have["place"]) == (
             str(row + 1), f"{place + 1} of {kept.batch.completion_len[row]}")
-        assert float(have["probability"]) == pytest.approx(want["probability"], rel=6e-4)
-        assert float(have["ratio"]) == pytest.approx(want["ratio"], rel=7e-4)
-        assert float(have["entropy"]) == pytest.approx(want["entropy"], abs=1e-3)
-        assert float(have["advantage"]) == pytest.approx(want["advantage"], rel=1e-3)
-        assert float(have["gap"]) == pytest.approx(want["gap"], rel=0.011)
-        exact = states[3].gradient[row, place].item()
-        assert float(have["gradient"]) == pytest.approx(exact, rel=0.011)
+        exact = want["gradient"] = states[3].gradient[row, place].item()
+        for key, bound in dict(
+                probability=dict(rel=6e-4), ratio=dict(rel=7e-4), entropy=dict(abs=1e-3),
+                advantage=dict(rel=1e-3), gap=dict(rel=0.011), gradient=dict(rel=0.011)).items():
+            assert float(have[key]) == pytest.approx(want[key], **bound), key
         assert (have["clipped"] in ("clipped up", "clipped down")) == (exact == 0)
         at = int(kept.batch.prompt_len[row]) + place
         assert int(have["id"]) == int(kept.batch.ids[row, at])
@@ -575,11 +574,11 @@ def test_keys(visit, page):
     tab.keyboard.press("4")
     assert tab.locator("#quantity option:checked").inner_text() == "ratio"
     tab.keyboard.press("m")
-    until(tab, "document.getElementById('method-text').textContent.startsWith('acpo')")
+    until_begins(tab, "method-text", "acpo")
     tab.keyboard.press("n")
-    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    until_begins(tab, "prompt", "second")
     tab.keyboard.press("p")
-    until(tab, "document.getElementById('prompt').textContent.startsWith('<b>')")
+    until_begins(tab, "prompt", "<b>")
     documented = tab.locator("#help").inner_text()
     assert all(word in documented for word in ("Tab", "Home", "slider", "method", "colour"))
 
@@ -610,7 +609,7 @@ def test_filters(visit, page):
     assert there("right", "all") == [0, 3] and there("all", "truncated") == []
     assert there("all", "ended") == [0, 1, 2, 3] and there("wrong", "all") == [1, 2]
     tab.locator("#problem").select_option(index=1)  # they stay with another problem
-    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    until_begins(tab, "prompt", "second")
     assert there("wrong", "all") == [k for k, c in enumerate(said[1]) if not c["right"]]
     assert there("wrong", "truncated") == [3]
 
@@ -624,7 +623,7 @@ def test_texts_are_data(visit, page):
                      "2+2=4↵⇥\t◌◌⟨U+2028⟩!<eos>"]
     assert tab.evaluate("document.querySelectorAll('.tokens img, .tokens script').length") == 0
     tab.locator("#problem").select_option(index=1)
-    until(tab, "document.getElementById('prompt').textContent.startsWith('second')")
+    until_begins(tab, "prompt", "second")
     line = tab.evaluate('document.querySelector(".tokens").textContent')
     assert line.startswith("caf◌é ◌ש◌ל") and "⟨U+202E⟩abc" in line
     boxes = [tab.locator(TOKEN.format(1, k)).bounding_box() for k in range(7, 15)]
@@ -633,10 +632,9 @@ def test_texts_are_data(visit, page):
 
 def test_completions_of_3000_tokens(visit, model, tmp_path):
     texts = ["".join(chr(97 + (i * k) % 26) for i in range(3000)) for k in (1, 3, 5, 7)]
-    path = kept_rollout(tmp_path / "long", model, [texts], [[1.0, 0.0, 0.0, 1.0]], max_tokens=3100,
-                        prompts=["p"])
-    main(["tokens", str(path), "--methods", "grpo", "--out", str(tmp_path / "long.html")])
-    tab = visit(tmp_path / "long.html")
+    path = kept_rollout(tmp_path / "long", model, "", [texts], REWARDS[:1], 3100, ["p"])
+    page_of(path, "--methods", "grpo")
+    tab = visit(path.with_name("rollout_000001-tokens.html"))
     assert tab.locator(".tokens span").count() == 4 * 3001
     colour_by(tab, "ratio")
     # a token far from the screen is painted when one comes to it, and again after a move
