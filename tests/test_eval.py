@@ -75,23 +75,25 @@ def rows_with(correct, n):
 def test_standard_errors_are_over_problems():
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
     scores = summarise(groups, [1, 2, 4])
-    assert set(scores) == {"reward", "truncated_frac", "mean_length", *(
-        f"{name}{end}" for name in ("mean@4", "pass@1", "pass@2", "pass@4")
-        for end in ("", "_stderr"))}
     of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
                    "pass@2": [1, 5 / 6, 0, 0.5], "pass@4": [1, 1, 0, 1]}
+    assert set(scores) == {"reward", "truncated_frac", "mean_length", *of_problems,
+                           *(f"{name}_stderr" for name in of_problems)}
     for name, values in of_problems.items():
         assert scores[name] == pytest.approx(np.mean(values))
         assert scores[f"{name}_stderr"] == pytest.approx(np.std(values, ddof=1) / 4**0.5)
     results = benchmark_results([dict(reward="countdown")] * 4, groups, [1, 2, 4])
     table = results_table({"own": results}, [1, 2, 4])
     assert f"(n=4, se {scores['mean@4_stderr']:.3f})" in table and "| 0.750 (0.250) |" in table
+    results = benchmark_results([dict(reward="countdown")], [rows_with(1, 2)], [1, 2])
+    assert [value for name, value in results.items() if "err" in name] == [None] * 3
+    assert "se -" in results_table({"own": results}, [1, 2])  # of one problem
 
 
 def test_only_a_reward_of_1_is_right_and_others_are_shown_beside_the_share():
     for rewards, right in (([1, 0.5], 0.5), ([-1, 0.25], 0), ([1, 1], 1)):
-        groups = [[dict(score=reward, truncated=False, tokens=1) for reward in rewards]]
-        assert summarise(groups, [1])["mean@2"] == right
+        group = [dict(score=reward, truncated=False, tokens=1) for reward in rewards]
+        assert summarise([group], [1])["mean@2"] == right
     rows = rows_with(1, 4)
     rows[1]["score"] = rows[2]["score"] = 0.5
     results = benchmark_results([dict(reward="own")] * 2, [rows, rows_with(2, 4)], [1])
@@ -100,12 +102,6 @@ def test_only_a_reward_of_1_is_right_and_others_are_shown_beside_the_share():
     record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
     assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
     assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
-
-
-def test_one_problem_has_no_standard_error():
-    results = benchmark_results([dict(reward="countdown")], [rows_with(1, 2)], [1, 2])
-    assert [value for name, value in results.items() if "err" in name] == [None] * 3
-    assert "se -" in results_table({"own": results}, [1, 2])
 
 
 def model_folder(folder, **files):
@@ -119,15 +115,15 @@ def model_folder(folder, **files):
 def test_a_model_brings_its_settings(tmp_path, capsys):
     other = model_folder(tmp_path / "other")
     own = model_folder(tmp_path / "own", recipe=dict(settings=dict(max_tokens=99, lr=1.0)))
-    for flags, tokens in (("", (16, 32)), (f"--model {other}", (8192, 2048)),
-                          (f"--model {own} --max_tokens 98", (98, 2048))):
-        args = eval.parse_args(flags.split())
+    assert eval.parse_args(["--model", own, "--max_tokens", "98"]).max_tokens == 98
+    for flags, tokens in (([], (16, 32)), (["--model", other], (8192, 2048)),
+                          (["--model", own], (99, 2048))):
+        args = eval.parse_args(flags)
         assert (args.max_tokens, args.max_prompt_tokens) == tokens
-    for flags, default in (("", 16), (f"--model {other}", 8192), (f"--model {own}", 99)):
         with pytest.raises(SystemExit) as stop:
-            eval.main([*flags.split(), "--help"])
+            eval.main([*flags, "--help"])
         page = " ".join(capsys.readouterr().out.split())
-        assert not stop.value.code and f"the longest completion, in tokens ({default})" in page
+        assert not stop.value.code and f"the longest completion, in tokens ({tokens[0]})" in page
 
 
 @pytest.fixture
@@ -145,24 +141,18 @@ def refused(capsys):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
-    ("--k 32 --samples 16", "--k 32"),
-    ("--k x", "--k: invalid whole_numbers value: 'x'"),
-    ("--k 2 --completions {tmp}/few.jsonl --limit 1", "--k 2"),
-    ("--temperature nan", "--temperature"),
+    ("--k 32 --samples 16", "--k 32"), ("--k x", "--k: invalid whole_numbers value: 'x'"),
+    ("--k 2 --completions {tmp}/few.jsonl --limit 1", "--k 2"), ("--top_p 2", "--top_p"),
     ("--temperature 0.0009", "--temperature must be 0 (greedy) or at least 0.001"),
-    ("--top_p 2", "--top_p"),
-    ("--samples 0", "--samples must be 1 or more"),
-    ("--split dev", "--split"),
-    ("--sampel 3", "--sampel"),
+    ("--temperature nan", "--temperature"), ("--samples 0", "--samples must be 1 or more"),
+    ("--split dev", "--split"), ("--sampel 3", "--sampel"), ("--model {tmp}", "no config.json"),
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
     ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
-    ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"),
+    ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"), ("--model=", "--model is empty"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
     ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
-    ("--model {tmp}", "no config.json"),
-    ("--model=", "--model is empty"),
     ("--model /nowhere", "--model /nowhere is no folder here"),
     ("--model no-such-model", "is no folder here, and as an id of the Hub"),
     ("--completions {tmp}/none.jsonl", "--completions: there is no file {tmp}/none.jsonl"),
@@ -171,18 +161,16 @@ def refused(capsys):
     ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl", "has 0 completions of problem"),
     ("--completions {tmp}/few.jsonl", "--limit N takes the first N problems"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),
-    ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}"),
-])
+    ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}")])
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monkeypatch, refused):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    ids = [problem["id"] for problem in data.load("countdown", "test")[:2]]
-    first, second = (json.dumps(dict(benchmark="countdown", id=i, completion="x")) + "\n"
-                     for i in ids)
-    code = '{"prompt": "?", "answer": {"tests": [{"input": "", "output": "1"}]}, "reward": "code"}'
-    files = dict(bad=first + "{}\n", few=first, more=2 * first + second, code=code)
-    for name, text in files.items():
-        (tmp_path / f"{name}.jsonl").write_text(text)
+    first, second = (dict(benchmark="countdown", id=problem["id"], completion="x")
+                     for problem in data.load("countdown", "test")[:2])
+    program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), reward="code")
+    files = dict(bad=[first, {}], few=[first], more=[first, first, second], code=[program])
+    for name, rows in files.items():
+        write(tmp_path / f"{name}.jsonl", rows)
     own_file(tmp_path / "own.jsonl")
     (tmp_path / "run/checkpoints/rollout_000020").mkdir(parents=True)
     (tmp_path / "run/metrics.jsonl").touch()
@@ -197,27 +185,27 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monke
     (["--benchmarks", "{tmp}/own.jsonl"],
      "--max_prompt_tokens 32: the prompt of problem 1 has 33 tokens"),
     (["--model", "{small}", *SMALL], "--model {small}: --sampler transformers cannot load it: "),
-    (["--sampler", "vllm", *SMALL], "--sampler vllm cannot load it: "),
-])
+    (["--sampler", "vllm", *SMALL], "--sampler vllm cannot load it: ")])
 def test_a_model_that_cannot_sample_them_is_refused(flags, words, small, tmp_path, refused,
                                                     monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
     own_file(tmp_path / "own.jsonl", prompts=["?" * 3, "?" * 33, "?" * 4])
-    damaged = tmp_path / "damaged"
-    shutil.copytree(small(), damaged)
-    with open(damaged / "model.safetensors", "r+b") as file:
-        file.truncate(1000)
-    flags = ["--sampler", "transformers",
-             *[flag.format(tmp=tmp_path, small=damaged) for flag in flags]]
-    assert words.format(small=damaged) in refused(*flags, "--out", tmp_path / "out")
+    damaged = shutil.copytree(small(), tmp_path / "damaged")
+    os.truncate(damaged / "model.safetensors", 1000)
+    flags = [flag.format(tmp=tmp_path, small=damaged) for flag in flags]
+    assert words.format(small=damaged) in refused("--sampler", "transformers", *flags, "--out",
+                                                  tmp_path / "out")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def own_file(path, n=2, answer="1", prompts=()):
     """A benchmark of n problems."""
-    rows = [dict(prompt=prompt, answer=answer, reward="math", id=i)
-            for i, prompt in enumerate(prompts or [f"{i}?" for i in range(n)])]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write(path, [dict(prompt=prompt, answer=answer, reward="math", id=i)
+                        for i, prompt in enumerate(prompts or [f"{i}?" for i in range(n)])])
 
 
 def results_in(out):
@@ -225,16 +213,14 @@ def results_in(out):
 
 
 def test_existing_completions_are_graded_again(tmp_path, capsys):
-    own, given, out = tmp_path / "own.jsonl", tmp_path / "given.jsonl", tmp_path / "out"
-    problems = [dict(prompt="?", answer=dict(nums=[i, 2], target=i + 2), reward="countdown", id=i)
-                for i in range(30)]
-    rows = [dict(benchmark=str(own), id=i, score=9e9, completion=f"<answer>{text}</answer>")
+    out, own = tmp_path / "out", write(tmp_path / "own.jsonl", [
+        dict(prompt="?", answer=dict(nums=[i, 2], target=i + 2), reward="countdown", id=i)
+        for i in range(30)])
+    rows = [dict(benchmark=own, id=i, score=9e9, completion=f"<answer>{text}</answer>")
             for i in range(30) for text in (f"{i} + 2", "no" if i % 2 else f"2 + {i}")]
-    for path, lines in ((own, problems), (given, rows[::-1])):
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    eval.main(["--completions", str(given), "--benchmarks", str(own), "--limit", "20",
-               "--out", str(out)])
-    result = results_in(out)[str(own)]
+    given = write(tmp_path / "given.jsonl", rows[::-1])
+    eval.main(["--completions", given, "--benchmarks", own, "--limit", "20", "--out", str(out)])
+    result = results_in(out)[own]
     assert result["mean@2"] == 0.75 and result["pass@2"] == 1 and result["problems"] == 20
     assert result["interval"][0] < 0.75 < result["interval"][1]
     table = capsys.readouterr().out
@@ -251,9 +237,8 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
     for name, right in dict(base=(0, 2), new=(1, 2), three=(1, 1)).items():
         rows = [dict(benchmark=own, id=i, score=9e9, completion=f"\\boxed{{{int(j < n)}}}")
                 for i, n in enumerate(right) for j in range(3 if name == "three" else 2)]
-        file = tmp_path / f"{name}-given.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        eval.main([*flags, "--completions", str(file), "--out", str(tmp_path / name)])
+        file = write(tmp_path / f"{name}-given.jsonl", rows)
+        eval.main([*flags, "--completions", file, "--out", str(tmp_path / name)])
     again = [*flags, "--completions", tmp_path / "new-given.jsonl", "--out", tmp_path / "new",
              "--k", "2", "--against"]
     capsys.readouterr()
@@ -277,23 +262,22 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
 
 
 def test_majority_of_mathematical_answers(tmp_path):
-    own, given, out = tmp_path / "own.jsonl", tmp_path / "given.jsonl", tmp_path / "out"
-    own.write_text(json.dumps(dict(prompt="?", answer="1/2", reward="math")) + "\n")
+    given, out = tmp_path / "given.jsonl", tmp_path / "out"
+    own = write(tmp_path / "own.jsonl", [dict(prompt="?", answer="1/2", reward="math")])
     # two spellings of one answer win
     texts = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{3}", "no answer"]
-    rows = [dict(benchmark=str(own), id=0, completion=text) for text in texts]
+    rows = [dict(benchmark=own, id=0, completion=text) for text in texts]
     given.write_text("\n".join(map(json.dumps, rows)))  # the last line has no end
     flags = ["--completions", str(given), "--benchmarks", f"{own}, {own}", "--out", str(out)]
     eval.main(flags)
-    report = json.loads((out / "eval.json").read_text())
-    result, settings = report["results"][str(own)], report["settings"]
+    result, settings = results_in(out)[own], json.loads((out / "eval.json").read_text())["settings"]
     assert result["maj@4"] == 1 and result["mean@4"] == 0.5 and result["problems"] == 1
     assert result["pass@2"] == pytest.approx(5 / 6)
-    assert settings["samples"] is None and settings["temperature"] is None  # nobody knows
+    assert settings["samples"] is settings["temperature"] is None  # nobody knows
     rows.append(dict(rows[0], completion="\\boxed{1/2}"))
-    given.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(given, rows)
     eval.main([*flags, "--k", "5"])  # a flag that leaves the completions as they are
-    assert results_in(out)[str(own)]["mean@5"] == 0.6
+    assert results_in(out)[own]["mean@5"] == 0.6
 
 
 class Sampler:
@@ -379,17 +363,14 @@ def test_scores_in_a_file_count_for_nothing(sampled, tmp_path):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("text", [
-    "[1]\n", "{\n", "\udcff\n", '{"benchmark": "OWN", "id": 1}\n',
-    '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1e999}\n',
-    '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1' + "0" * 400 + "}\n",
-    "[" * 200_000 + "\n",
-])
+    "[1]", "{", "\udcff", "[" * 200_000, '{"benchmark": "OWN", "id": 1}',
+    '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1e999}',
+    '{"benchmark": "OWN", "id": 1, "completion": "x", "tokens": 1' + "0" * 400 + "}"])
 def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
     sampled.run("out")
     path = tmp_path / "out" / "completions.jsonl"
-    with open(path, "ab") as file:
-        file.write(text.encode(errors="surrogateescape"))
-    before = path.read_bytes()
+    before = path.read_bytes() + f"{text}\n".encode(errors="surrogateescape")
+    path.write_bytes(before)
     assert f"{path}, line 23 is no row" in refused(*sampled.flags, "--out", path.parent)
     assert path.read_bytes() == before  # nothing is lost by asking
 
@@ -397,8 +378,8 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
-    lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", seed=1,
-    head_dtype="float32", sampler="other", completions="given.jsonl")
+    lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", sampler="other",
+    head_dtype="float32", completions="given.jsonl", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +389,7 @@ def claimed(tmp_path_factory):
     problem = dict(place=("own", 0), id="0", reward="countdown", answer=dict(nums=[1], target=1))
     eval.begin(args, [problem], out, 1)
     row = dict(benchmark="own", id="0", completion="x", tokens=1, truncated=False)
-    (out / "completions.jsonl").write_text(json.dumps(row) + "\n")
+    write(out / "completions.jsonl", [row])
     return args, out, problem
 
 

@@ -15,10 +15,11 @@ import eval as evaluation
 import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
+from experiment import model
 from experiment.failures import RunFailed
 from ranks import load, rollout
 from test_parallel import torchrun
-from test_train import SMALL, run
+from test_train import run
 
 # ---------------------------------------------------------------------------- the engine's sleep
 
@@ -43,10 +44,9 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     sampler.wake()
     sampler.load_weights([])
     sampler.load_weights([])
-    assert sampler.engine.calls == [
-        ("sleep", 2), ("wake_up", ["weights"]), ("collective_rpc", ("reload_weights",)),
-        ("wake_up", ["kv_cache"]), ("reset_prefix_cache", ()),
-        ("collective_rpc", ("reload_weights",)), ("reset_prefix_cache", ())]
+    load, forget = ("collective_rpc", ("reload_weights",)), ("reset_prefix_cache", ())
+    assert sampler.engine.calls == [("sleep", 2), ("wake_up", ["weights"]), load,
+                                    ("wake_up", ["kv_cache"]), forget, load, forget]
     sampler.engine.answer = False  # vLLM's, where blocks are held
     with pytest.raises(RuntimeError, match="keys and values of the old weights"):
         sampler.load_weights([])
@@ -60,8 +60,7 @@ def test_sampling_leaves_the_states_of_this_process_alone(gpu, base, monkeypatch
         forked.append(devices), fork([]))[1])
     engine = VLLMSampler.__new__(VLLMSampler)
     engine.vllm, engine.eos, engine.sleeps = SimpleNamespace(SamplingParams=dict), [1], gpu
-    engine.stop = None
-    engine.engine = FakeEngine([])
+    engine.stop, engine.engine = None, FakeEngine([])
     state = torch.get_rng_state()
     engine.sample([[1]], 2, seed=0, temperature=1.0, max_tokens=3)
     assert forked == [[parallel.device()] if gpu else []]
@@ -89,30 +88,28 @@ def test_in_a_run_it_sleeps_before_scoring_and_gradients_are_gone_when_it_wakes(
     note(train, "compute_logprobs")
     run(base, tmp_path / "run", "--rollout_lag", "1", "--rollouts", "3", "--eval_every", "0",
         "--drop_uniform_groups", "--max_refills", "1")
-    sync = ["wake", "load_weights"]
+    score, sync = "compute_logprobs", ["wake", "load_weights"]
     # the first rollout is sampled together with the second, which is learnt from later
-    assert [name for name, _ in calls] == [
-        "sleep", "compute_logprobs", "compute_logprobs", *sync,
-        "sleep", "compute_logprobs", *sync, "sleep", *sync]
+    assert [name for name, _ in calls] == ["sleep", score, score, *sync, "sleep", score, *sync,
+                                           "sleep", *sync]
+
+
+def fake_cuda(monkeypatch, **functions):
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
 
 
 def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatch):
     """torch counts 50 GB that vLLM has unmapped; the trainer goes from 10 GB to 25."""
     gpu = dict(free=70e9, allocated=60e9, peak=0)
-    fakes = dict(is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
-                 memory_allocated=lambda: gpu["allocated"],
-                 max_memory_allocated=lambda: gpu["peak"],
-                 reset_peak_memory_stats=lambda: gpu.update(peak=gpu["allocated"]))
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+    fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
+              memory_allocated=lambda: gpu["allocated"], max_memory_allocated=lambda: gpu["peak"],
+              reset_peak_memory_stats=lambda: gpu.update(peak=gpu["allocated"]))
     monkeypatch.setattr(parallel, "BESIDE", 0)
     parallel.watch_memory()
     assert parallel.peak_memory() == 10e9
     gpu["peak"] = 75e9
     assert parallel.peak_memory() == 25e9
-
-
-# ---------------------------------------------------------------------------- will it fit
 
 
 def test_the_state_is_counted_with_its_copies(small):
@@ -140,15 +137,13 @@ def forward_and_gradient(p, batch):
 @pytest.mark.parametrize("rank, checkpointing", [(0, False), (4, False), (0, True)])
 def test_one_cast_for_all_layers_that_read_a_norm(small, dtype, rank, checkpointing):
     """The bits are those of a cast for each layer, forward and backward; less is kept."""
-    batch, results, kept = rollout(101), [], []
-    for once in (True, False):
-        p = lora(small(), dtype, rank, activation_checkpointing=checkpointing)
-        for module in () if once else p.modules():
-            module._forward_pre_hooks.clear()
-        kept.append(loading.kept_bytes(p, batch)[0])
-        results.append(forward_and_gradient(p, batch))
-    less, more = kept
-    assert torch.equal(*results)
+    batch = rollout(101)
+    once, each = (lora(small(), dtype, rank, activation_checkpointing=checkpointing)
+                  for _ in range(2))
+    for module in each.modules():
+        module._forward_pre_hooks.clear()
+    less, more = (loading.kept_bytes(p, batch)[0] for p in (once, each))
+    assert torch.equal(*(forward_and_gradient(p, batch) for p in (once, each)))
     assert less == more if dtype == "float32" or checkpointing else less < 0.97 * more
 
 
@@ -190,12 +185,11 @@ def test_a_head_in_float32_rounds_no_logits(dtype):
     (["--dtype", "bfloat16"], "float32"), (["--dtype", "float32"], "model"),
     (["--dtype", "float16", "--head_dtype", "model"], "model")])
 def test_the_dtype_of_the_head_is_one_for_both_sides(flags, wanted, monkeypatch):
-    from experiment import model
     args, method = train.parse_args(flags)
     assert args.head_dtype == evaluation.parse_args(flags).head_dtype == wanted
     seen = []
-    monkeypatch.setattr(model, "make_sampler", lambda *_, **settings: seen.append(settings))
-    monkeypatch.setattr(evaluation, "make_sampler", lambda *_, **settings: seen.append(settings))
+    for owner in (model, evaluation):
+        monkeypatch.setattr(owner, "make_sampler", lambda *_, **settings: seen.append(settings))
     monkeypatch.setattr(loading, "load", lambda *_, **settings: (seen.append(settings), full_gpu()))
     model.load_sampler(args, [1])
     evaluation.load_model(evaluation.parse_args(flags), [dict(prompt="1", reward="", id="")])
@@ -253,14 +247,10 @@ def test_the_model_without_its_adapters_is_the_initial_one(small, dtype):
 
 
 def test_adapters_are_scaled_by_alpha_over_rank(small):
-    weights = {}
-    for alpha in (4, 8):
-        p = lora(small(), lora_alpha=alpha)
-        name = "model.layers.0.mlp.up_proj.weight"
-        weights[alpha] = dict(parallel.weights(p))[name]
-    plain = dict(parallel.weights(load(small())))[name]
-    change = {alpha: w - plain for alpha, w in weights.items()}
-    assert change[4].norm() > 0 and torch.allclose(2 * change[4], change[8], atol=1e-6)
+    plain, *adapted = (dict(parallel.weights(p))["model.layers.0.mlp.up_proj.weight"] for p in (
+        load(small()), lora(small(), lora_alpha=4), lora(small(), lora_alpha=8)))
+    once, twice = (weight - plain for weight in adapted)
+    assert once.norm() > 0 and torch.allclose(2 * once, twice, atol=1e-6)
 
 
 def test_lora_has_ten_times_the_learning_rate_unless_one_is_given():
@@ -272,7 +262,7 @@ def test_lora_has_ten_times_the_learning_rate_unless_one_is_given():
 
 def test_a_budget_is_measured_on_sharded_weights(small, tmp_path):
     """load under torchrun finds the same activations for a token as without."""
-    code, model, each = tmp_path / "budget.py", small(), []
+    code, folder = tmp_path / "budget.py", small()
     code.write_text(
         "import sys; sys.path[:0] = ['tests', '.']\n"
         "from engine import loading, parallel\nimport ranks\n"
@@ -280,10 +270,9 @@ def test_a_budget_is_measured_on_sharded_weights(small, tmp_path):
         "loading.kept_bytes = lambda *a: few.append(own(*a)) or few[-1]\n"
         "loading.load(sys.argv[1], [1], ranks.rollout(101), longest=64)\n"
         "(a, m), (b, n) = few\nparallel.say(f'each {(b - a) / (n - m):.6f}')\nparallel.stop()\n")
-    for ranks in (1, 2):
-        lines = torchrun(ranks, code, model).stdout.splitlines()
-        each.append([line for line in lines if line.startswith("each")])
-    assert each[0] == each[1] and len(each[0]) == 1, each
+    alone, sharded = (re.findall("^each.*", torchrun(ranks, code, folder).stdout, re.M)
+                      for ranks in (1, 2))
+    assert alone == sharded and len(alone) == 1
 
 
 def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
@@ -295,12 +284,6 @@ def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
     with pytest.raises(ValueError, match="seen"):
         loading.load(small(), [1], None)
     assert 2**27 < kernels.CHUNK < 2**29
-
-
-def test_max_num_seqs_is_vllms(capsys):
-    with pytest.raises(SystemExit):
-        train.parse_args([*SMALL, "--max_num_seqs", "9"])
-    assert "--max_num_seqs are for --sampler vllm" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- set-up
@@ -331,8 +314,7 @@ def test_the_sampler_is_vllm_on_a_gpu_alone(monkeypatch):
 
 @pytest.mark.parametrize("capability, dtype", [((7, 5), "float16"), ((8, 0), "bfloat16")])
 def test_the_dtype_is_what_the_gpu_has(capability, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    fake_cuda(monkeypatch, is_available=lambda: True, get_device_capability=lambda: capability)
     assert parallel.default_dtype() == dtype
 
 
@@ -340,7 +322,7 @@ def test_deterministic_sets_what_it_says(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    fake_cuda(monkeypatch, is_available=lambda: True)
     try:
         parallel.start(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
@@ -366,13 +348,12 @@ def full_gpu(*_, **__):
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
                                                                monkeypatch):
     monkeypatch.setattr(owner, name, full_gpu)
-    evaluated = "1" if name == "evaluate" else "0"
-    with pytest.raises(RunFailed, match=f"^the GPU's memory is full in {said}.*2.00 GiB.* make roo"
-                       ) as failed:
-        run(base, tmp_path / "run", "--rollouts", "1", "--eval_every", evaluated)
+    words = f"^the GPU's memory is full in {said}.*2.00 GiB.* make roo"
+    with pytest.raises(RunFailed, match=words) as failed:
+        run(base, tmp_path / "run", "--rollouts", "1", "--eval_every",
+            str(int(name == "evaluate")))
     flags = re.findall(r"--(\w+)", str(failed.value))
-    known = vars(train.parse_args([])[0])
-    assert len(flags) == 2 and all(flag in known for flag in flags)
+    assert len(flags) == 2 and {*flags} <= {*vars(train.parse_args([])[0])}
 
 
 def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
@@ -383,11 +364,9 @@ def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
 
 
 def free_bytes(monkeypatch, free, total):
-    fakes = dict(is_available=lambda: True, mem_get_info=lambda *_: (free, total),
-                 memory_reserved=lambda: 1e9, empty_cache=lambda: None)
+    fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda *_: (free, total),
+              memory_reserved=lambda: 1e9, empty_cache=lambda: None)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
 
 
 @pytest.mark.parametrize("free, total, share, sequences, small", [
@@ -417,8 +396,6 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
         vllm_settings.of_this_machine(0.4, None, 64)
 
 
-# ------------------------------------------------------- arguments that only a GPU's run gives
-
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
@@ -437,10 +414,11 @@ def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     graphs = CompilationConfig(**given["compilation_config"])
     assert graphs.cudagraph_capture_sizes[-1] == 256
     assert hasattr(vllm.config.ModelConfig, "head_dtype")  # which hf_overrides sets
+    worker = gpu_worker.Worker
     for function, names in {
-            own.sleep: ["level"], own.wake_up: ["tags"], own.reset_prefix_cache: [],
-            own.collective_rpc: ["method", "kwargs"], gpu_worker.Worker.sleep: ["level"],
-            gpu_worker.Worker.wake_up: ["tags"], gpu_worker.Worker.reload_weights: ["kwargs"],
+            own.sleep: ["level"], own.wake_up: ["tags"], own.collective_rpc: ["method", "kwargs"],
+            own.reset_prefix_cache: [], worker.sleep: ["level"], worker.wake_up: ["tags"],
+            worker.reload_weights: ["kwargs"],
             GPUModelRunner.reload_weights: ["weights_iterator"]}.items():
         assert {*names} <= {*inspect.signature(function).parameters}, function
 
@@ -454,22 +432,17 @@ def test_torch_has_what_a_gpu_needs():
     assert issubclass(torch.OutOfMemoryError, RuntimeError)
 
 
-# ---------------------------------------------------------------------------- eval.py on many ranks
-
 def test_eval_uses_all_ranks_and_continues(base, tmp_path):
     """Two ranks stopped after a chunk, continued by one: every problem has its completions once."""
     flags = ["--model", base, "--limit", "12", "--samples", "2", "--sampler", "transformers"]
     code = tmp_path / "small_chunks.py"
     code.write_text(
         "import sys; sys.path.insert(0, '.')\n"
-        "import eval\neval.CHUNK = 4\n"
-        "own, chunks = eval.append, []\n"
+        "import eval\neval.CHUNK = 4\nown, chunks = eval.append, []\n"
         "def append(path, groups):\n"
-        "    own(path, groups); chunks.append(len(groups))\n"
-        "    print('chunk', len(groups))\n"
+        "    own(path, groups); chunks.append(len(groups)); print('chunk', len(groups))\n"
         "    if sys.argv[1:2] + [len(chunks)] == ['stop', 2]: raise OSError('end')\n"
-        "eval.append = append\n"
-        "eval.main(sys.argv[2:])\n")
+        "eval.append = append\neval.main(sys.argv[2:])\n")
     done = torchrun(2, code, "stop", *flags, "--out", tmp_path / "out", check=False)
     assert done.returncode and "eval.py: end" in done.stderr
     path = tmp_path / "out" / "completions.jsonl"
@@ -477,7 +450,7 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
     done = torchrun(1, code, "go on", *flags, "--out", tmp_path / "out")
     whole = torchrun(2, code, "go on", *flags, "--out", tmp_path / "whole")
     assert done.stdout.count("chunk 2") == 2 and whole.stdout.count("chunk 4") == 3
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+    rows = list(map(json.loads, path.read_text().splitlines()))
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((tmp_path / "whole" / "eval.json").read_text())["results"]["countdown"]
     assert result["problems"] == 12 and result["samples"] == 2
@@ -485,7 +458,6 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path):
 
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
-    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler",
-             "vllm", "--out", tmp_path / "out")
-    lines = (tmp_path / "out" / "completions.jsonl").read_text().splitlines()
-    assert len(lines) == 2
+    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
+             "--out", tmp_path / "out")
+    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 2

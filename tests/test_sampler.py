@@ -29,22 +29,28 @@ def gap(model, prompts, groups, temperature):
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
 
 
-def both(kind, folder, tokenizer, dtype="float32", **settings):
-    """-> a sampler of a folder, and the same model for the trainer, in float32."""
-    return (make_sampler(kind, folder, dtype=dtype, max_length=48,
-                         eos=eos_ids(folder, tokenizer), **settings),
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+@pytest.fixture(params=KINDS)
+def both(request, tokenizer):
+    """both(folder) -> a sampler of a folder, which is closed in the end; the same model for the
+    trainer, in float32; and the prompts."""
+    made = []
+
+    def make(folder, dtype="float32", **settings):
+        made.append(make_sampler(request.param, folder, dtype=dtype, max_length=48,
+                                 eos=eos_ids(folder, tokenizer), **settings))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return made[-1], model, [tokenizer.encode(p) for p in PROMPTS]
+    yield make
+    for sampler in made:
+        sampler.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
-    sampler, model = both(kind, small(tied), tokenizer)
-    prompts = [tokenizer.encode(p) for p in PROMPTS]
+def test_logprobs_after_two_syncs(both, tied, small):
+    sampler, model, prompts = both(small(tied))
 
     def sample(seed=1, temperature=1.0, max_tokens=12):
-        return sampler.sample(prompts, 8, seed=seed, temperature=temperature,
-                              max_tokens=max_tokens)
+        return sampler.sample(prompts, 8, seed=seed, temperature=temperature, max_tokens=max_tokens)
 
     assert gap(model, prompts, sample(), 1.0) < 1e-4
     for sync in range(2):
@@ -61,9 +67,8 @@ def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
             assert gap(model, prompts, groups, 1.7 - temperature) > 1e-2  # and a wrong temperature
 
     # what is sampled is a function of the seed and nothing before it
-    tokens = [[c.tokens for c in g] for g in sample(seed=5)]
-    assert tokens != [[c.tokens for c in g] for g in sample(seed=6)]
-    assert tokens == [[c.tokens for c in g] for g in sample(seed=5)]
+    first, other, again = ([[c.tokens for c in g] for g in sample(seed)] for seed in (5, 6, 5))
+    assert first == again != other
     before = torch.get_rng_state()
     sample()
     assert torch.equal(before, torch.get_rng_state())  # the trainer's generator is left alone
@@ -80,13 +85,11 @@ def test_logprobs_after_two_syncs(kind, tied, small, tokenizer):
     assert any(not c.truncated and c.tokens[-1] == common for c in stopped)
     assert all(common not in c.tokens[:-1] for c in stopped)
     assert all(len(c.tokens) == 1 for c in sum(sample(max_tokens=1), []))
-    sampler.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
+def test_frequencies_are_those_of_the_policy(both, small, tokenizer):
     """No top-k, no top-p, the right temperature: first tokens as often as the policy says."""
-    sampler, model = both(kind, small(), tokenizer)
+    sampler, model, _ = both(small())
     prompt = tokenizer.encode("1,2=")
     group, = sampler.sample([prompt], 4000, seed=2, temperature=1.5, max_tokens=1)
     first = torch.tensor([c.tokens[0] for c in group])
@@ -95,65 +98,47 @@ def test_frequencies_are_those_of_the_policy(kind, small, tokenizer):
         wanted = (model(torch.tensor([prompt])).logits[0, -1] / 1.5).softmax(-1)
     assert (seen - wanted).abs().max() < 0.03 and (seen - wanted).abs().sum() < 0.2
     assert seen[wanted < wanted.median()].sum() > 0  # the tail is sampled too
-    sampler.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_text_ends_a_completion_and_stays_in_it(kind, base, tokenizer):
+def test_a_text_ends_a_completion_and_stays_in_it(both, base, tokenizer):
     """Of two tokens, also where it is complete at the last token of all."""
-    sampler, model = both(kind, base, tokenizer, stop="+(")
-    prompts = [tokenizer.encode(p) for p in PROMPTS]
+    sampler, model, prompts = both(base, stop="+(")
     groups = sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=12)
     assert gap(model, prompts, groups, 1.0) < 1e-4
     for c in sum(groups, []):
         text = decode(tokenizer, c)
         assert (c.stopped, c.truncated) == ("+(" in text, len(c.tokens) == 12 and not c.stopped)
-        assert text.find("+(") in (-1, len(text) - 2) and tokenizer.decode(c.tokens)[:len(text)] \
-            == text and len(c.tokens) == len(c.logprobs)
-    stopped = [c for c in sum(groups, []) if c.stopped]
-    assert 20 < len(stopped) < 140
+        assert text.find("+(") in (-1, len(text) - 2) and len(c.tokens) == len(c.logprobs)
+        assert tokenizer.decode(c.tokens).startswith(text)
+    assert 20 < sum(c.stopped for c in sum(groups, [])) < 140
     short = [c for c in sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=4)[0]
              if len(c.tokens) == 4]
     assert {c.truncated for c in short} == {c.stopped for c in short} == {True, False}
-    sampler.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bfloat16_sampler_is_a_mismatch(kind, base, tokenizer):
-    sampler, model = both(kind, base, tokenizer, dtype="bfloat16")
-    prompts = [tokenizer.encode(p) for p in PROMPTS]
+def test_a_bfloat16_sampler_is_a_mismatch(both, base):
+    sampler, model, prompts = both(base, dtype="bfloat16")
     sampler.load_weights(model.state_dict().items())
     groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
     assert 1e-4 < gap(model, prompts, groups, 1.0) < 0.5
-    sampler.close()
 
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
-MODELS = {  # class of the config, what it takes beyond SIZES; window: of 6, smaller than the texts
-    "qwen2": ("Qwen2Config", {}),
-    "qwen2 window": ("Qwen2Config", dict(use_sliding_window=True, sliding_window=6,
-                                         max_window_layers=1)),
-    "qwen3": ("Qwen3Config", dict(head_dim=8)),
-    "llama": ("LlamaConfig", {}),
-    "gemma2 window": ("Gemma2Config", dict(head_dim=8, sliding_window=6)),
-    "gemma3 window": ("Gemma3TextConfig", dict(head_dim=8, sliding_window=6)),
-    "mistral window": ("MistralConfig", dict(sliding_window=6)),
-    "lfm2 convolutions": ("Lfm2Config", dict(layer_types=["conv", "full_attention"],
-                                             block_multiple_of=8)),
-    "gpt2 absolute": ("GPT2Config", {}),
-}
-REFUSED = {
-    "phi3": ("Phi3Config", dict(pad_token_id=0)),  # prepares its inputs itself
-    "bloom alibi": ("BloomConfig", {}),  # takes no positions
-    "mamba": ("MambaConfig", dict(state_size=8)),
-}
+MODELS = [  # the config's class, what it takes beyond SIZES; a window is smaller than the texts
+    ("Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)), ("Qwen2", {}),
+    ("Qwen3", dict(head_dim=8)), ("Llama", {}), ("Gemma2", dict(head_dim=8, sliding_window=6)),
+    ("Gemma3Text", dict(head_dim=8, sliding_window=6)), ("Mistral", dict(sliding_window=6)),
+    ("Lfm2", dict(layer_types=["conv", "full_attention"], block_multiple_of=8)), ("GPT2", {})]
+REFUSED = [("Phi3", dict(pad_token_id=0)),  # prepares its inputs itself
+           ("Bloom", {}),  # takes no positions
+           ("Mamba", dict(state_size=8))]
 
 
-def random_sampler(tmp_path, config, more, **settings):
+def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
     """A sampler of a random model with opinions; several ids end a completion, so that many do."""
     torch.manual_seed(0)
-    config = getattr(transformers, config)(**SIZES, **more)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **(more or {}))
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -181,9 +166,9 @@ def against_own(sampler, prompts, groups, temperature):
     return max(gaps), max(below)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logprobs_are_those_of_a_pass_without_cache(name, tmp_path):
-    sampler = random_sampler(tmp_path, *MODELS[name], chunk=20)
+@pytest.mark.parametrize("name, more", MODELS)
+def test_logprobs_are_those_of_a_pass_without_cache(name, more, tmp_path):
+    sampler = random_sampler(tmp_path, name, more, chunk=20)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16, 17], [3, 4] * 7]
     groups = sampler.sample(prompts, 8, seed=3, temperature=1.3, max_tokens=20)
     gap, below = against_own(sampler, prompts, groups, 1.3)
@@ -195,23 +180,18 @@ def test_logprobs_are_those_of_a_pass_without_cache(name, tmp_path):
     assert max(against_own(sampler, prompts, greedy, 1)) < 1e-4
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_decode_otherwise_are_refused(name, tmp_path):
+@pytest.mark.parametrize("name, more", REFUSED)
+def test_models_that_decode_otherwise_are_refused(name, more, tmp_path):
     with pytest.raises(ValueError, match="^is a \\w+, which decodes .* take --sampler vllm$"):
-        random_sampler(tmp_path, *REFUSED[name])
+        random_sampler(tmp_path, name, more)
 
 
 def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatch):
-    sampler = random_sampler(tmp_path, *MODELS["qwen2"], chunk=48)
+    sampler = random_sampler(tmp_path, chunk=48)
     shapes, own = [], sampler.model.forward
-
-    def forward(**inputs):
-        shapes.append(tuple(inputs["input_ids"].shape))
-        return own(**inputs)
-
-    monkeypatch.setattr(sampler.model, "forward", forward)
-    groups = sampler.sample([[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0,
-                            max_tokens=20)
+    monkeypatch.setattr(sampler.model, "forward", lambda **inputs: (
+        shapes.append(tuple(inputs["input_ids"].shape)), own(**inputs))[1])
+    groups = sampler.sample([[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0, max_tokens=20)
     assert shapes[0] == (2, 3)  # two distinct prompts
     sizes = [rows for rows, _ in shapes[1:]]
     lengths = [len(c.tokens) for g in groups for c in g]
@@ -242,10 +222,9 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
 
 def test_sequences_come_as_often_as_they_are_probable(tmp_path):
     """Of two tokens, the second drawn after those have left that ended with the first."""
-    sampler = random_sampler(tmp_path, *MODELS["qwen2"], chunk=4000)
-    first = torch.arange(97)
+    sampler = random_sampler(tmp_path, chunk=4000)
     with torch.no_grad():
-        ids = torch.tensor([[5, 6, token] for token in first])
+        ids = torch.tensor([[5, 6, token] for token in range(97)])
         logits = sampler.model(ids, use_cache=False).logits
     p = logits[0, 1].softmax(-1)
     sampler.eos = p.topk(15).indices.tolist()
@@ -264,7 +243,7 @@ def test_sequences_come_as_often_as_they_are_probable(tmp_path):
 
 
 def test_ruined_weights_are_an_error(tmp_path):
-    sampler = random_sampler(tmp_path, *MODELS["qwen2"])
+    sampler = random_sampler(tmp_path)
     with torch.no_grad():
         sampler.model.get_output_embeddings().weight[3] = torch.nan
     with pytest.raises(FloatingPointError, match="not numbers"):
@@ -278,11 +257,8 @@ def test_seeds_are_spread_and_stable():
 
 
 def test_every_eos_id_is_found(tmp_path, tokenizer, base):
-    folder = tmp_path / "model"
-    shutil.copytree(base, folder)
+    folder = shutil.copytree(base, tmp_path / "model")
     assert eos_ids(str(folder), tokenizer) == [1]
-    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[7, 9])))
-    assert eos_ids(str(folder), tokenizer) == [1, 7, 9]
-    for none in (-1, [-1, 99999], None, "</s>"):  # as some folders have it
-        (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=none)))
-        assert eos_ids(str(folder), tokenizer) == [1]
+    for said, more in (([7, 9], [7, 9]), (-1, []), ([-1, 99999], []), (None, []), ("</s>", [])):
+        (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=said)))
+        assert eos_ids(str(folder), tokenizer) == [1, *more]

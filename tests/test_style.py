@@ -97,8 +97,10 @@ def test_no_imports_go_in_a_circle():
         visit(name, [])
 
 
-@pytest.mark.parametrize("command", ["train.parse_args(['--loss', 'fade'])",
-                                     "eval.parse_args(['--samples', '2'])"])
+@pytest.mark.parametrize("command", [
+    "train.parse_args(['--loss', 'fade'])", "eval.parse_args(['--samples', '2'])",
+    "from analysis.__main__ import make_parser as make; make().format_help(); "
+    "make().parse_args(['curves', 'runs'])"])
 def test_flags_are_parsed_before_anything_heavy_is_imported(command):
     heavy = {"transformers", "vllm", "peft", "matplotlib", "sympy", "datasets",
              "torch.distributed.fsdp", "torch.nn.attention.varlen"}

@@ -138,8 +138,9 @@ def signed(code):
     return tokens.signed_value(code.astype(np.uint16).astype(np.int16))
 
 
-def shown_of(kept):
-    lengths = kept.batch.completion_len
+def shown_of(kept, problem):
+    """[N, T]: the tokens of a problem's completions."""
+    lengths = kept.batch.completion_len * (torch.arange(8) // 4 == problem)
     return torch.arange(kept.batch.mask.shape[1]) < lengths[:, None]
 
 
@@ -173,40 +174,37 @@ def test_packed_arrays_come_back(low, high):
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
 def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     """Of every token, state and method, in the order of the completions."""
-    text, (kept, states) = page.read_text(), expected(rollout, name)
-    head, shown = header(text), shown_of(kept)
-    method = head["methods"][number]
+    text, (kept, states), seen = page.read_text(), expected(rollout, name), set()
+    method = header(text)["methods"][number]
     assert method["name"] == name and method["text"].startswith(f"{name} = zscore | every_token")
     assert method["shares"] == [state.rows.tolist() for state in states[:-1]]
     assert method["advantages"] == pytest.approx(states[0].advantages[:, 0].tolist(), abs=1e-5)
-    seen = set()
     for problem in range(2):
-        rows = slice(4 * problem, 4 * problem + 4)
-        here = shown[rows]
+        here = shown_of(kept, problem)
         n = int(here.sum())
         logprob, entropy, gradient, status = codes(text, f"walk-{problem}-{number}", 5, n)
-        old, gap = codes(text, f"reference-{problem}", 1, n)
-        old_logprobs = kept.batch.old_logprobs[rows][here]
+        (old,), (gap,) = codes(text, f"reference-{problem}", 1, n)
+        is_masked = ~kept.batch.mask[here].numpy()
         for k, state in enumerate(states):
-            is_masked = ~kept.batch.mask[rows][here].numpy()
-            said = np.exp((old[0] - logprob[k]) / tokens.LOGPROB)
-            assert said == pytest.approx(state.ratio[rows][here].numpy(), rel=6e-4)
+            said = np.exp((old - logprob[k]) / tokens.LOGPROB)
+            assert said == pytest.approx(state.ratio[here].numpy(), rel=6e-4)
             assert -logprob[k] / tokens.LOGPROB == pytest.approx(
-                state.logprobs[rows][here].numpy(), abs=0.51 / tokens.LOGPROB)
+                state.logprobs[here].numpy(), abs=0.51 / tokens.LOGPROB)
             assert entropy[k] / tokens.ENTROPY == pytest.approx(
-                state.entropy[rows][here].numpy(), abs=0.51 / tokens.ENTROPY)
-            exact = state.gradient[rows][here].numpy()
+                state.entropy[here].numpy(), abs=0.51 / tokens.ENTROPY)
+            exact = state.gradient[here].numpy()
             assert signed(gradient[k]) == pytest.approx(exact, rel=0.006, abs=2e-8)
             assert ((status[k] == tokens.OUT) == is_masked).all()
             weightless = (exact == 0) & ~is_masked
             assert (np.isin(status[k], (tokens.UP, tokens.DOWN)) == weightless).all()
-            positive = state.advantages[rows][here].numpy() > 0
+            positive = state.advantages[here].numpy() > 0
             assert positive[status[k] == tokens.UP].all()
             assert not positive[status[k] == tokens.DOWN].any()
             seen |= set(status[k].tolist())
-        assert -old[0] / tokens.LOGPROB == pytest.approx(old_logprobs.numpy(), abs=3e-4)
-        exact = (kept.batch.old_logprobs - kept.batch.sampler_logprobs)[rows][here].numpy()
-        assert signed(gap[0]) == pytest.approx(exact, rel=0.006, abs=2e-8)
+        old_logprobs = kept.batch.old_logprobs[here].numpy()
+        assert -old / tokens.LOGPROB == pytest.approx(old_logprobs, abs=3e-4)
+        exact = old_logprobs - kept.batch.sampler_logprobs[here].numpy()
+        assert signed(gap) == pytest.approx(exact, rel=0.006, abs=2e-8)
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
     for line, state in zip(method["summary"], states, strict=True):
         assert line == {key: pytest.approx(state.measured[key].item(), abs=1e-5) for key in line}
@@ -216,10 +214,9 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
 def test_select_and_advantage_0_have_a_status(model, tmp_path):
     path = kept_rollout(tmp_path / "a", model, "--loss top_entropy",
                         rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
-    text = page_of(path, "--steps", "2", "--lr", "1e-5")
-    shown = shown_of(open_rollout(path))
+    text, kept = page_of(path, "--steps", "2", "--lr", "1e-5"), open_rollout(path)
     for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
-        n = int(shown[4 * problem:4 * problem + 4].sum())
+        n = int(shown_of(kept, problem).sum())
         assert set(codes(text, f"walk-{problem}-0", 3, n)[3][0].tolist()) == kinds
 
 
@@ -229,7 +226,7 @@ def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
     batch["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
     changed(path, path, batch=batch)
     text = page_of(path, "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6")
-    shown = shown_of(open_rollout(path))[:4]
+    shown = shown_of(open_rollout(path), 0)
     dropped = (torch.arange(shown.shape[1]) % 2 == 0).expand(shown.shape)[shown]
     for method, kinds in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
         part = codes(text, f"walk-0-{method}", 3, int(shown.sum()))
@@ -274,9 +271,7 @@ def test_what_a_completion_is(rollout, page):
 def test_a_late_right_completion_is_right(model, tmp_path):
     """--overlong_penalty takes from the reward of the right ones, too."""
     kept = open_rollout(kept_rollout(tmp_path / "a", model, "--overlong_penalty 20"))
-    over = int(kept.batch.completion_len[0]) - 28
-    kept.rewards[0, 0] = 1 - over / 20
-    kept.rewards[0, 1] = -1.0
+    kept.rewards[0, :2] = torch.tensor([1 - (int(kept.batch.completion_len[0]) - 28) / 20, -1.0])
     assert tokens.is_right(kept).tolist()[0] == [True, False, False, True]
     kept.rewards[0, 3] = 2.0  # a reward of 1 is right, and nothing else
     assert tokens.is_right(kept).tolist()[0] == [True, False, False, False]

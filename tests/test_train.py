@@ -117,6 +117,7 @@ def run(model, out, *flags):
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
         ("--offload", "torchrun --nproc_per_node 1"),
         ("--tp 2", "--tp and --max_num_seqs are for --sampler vllm"),
+        ("--max_num_seqs 9", "--tp and --max_num_seqs are for --sampler vllm"),
         ("--tp 1 --force", "--force is for --resume, which"),
         ("--check --resume", "--check starts a run anew"),
         ("--lora_rank -1", "--lora_rank"),
