@@ -34,7 +34,9 @@ def room_for(phase, flags=None):
     that help, which are train.py's if none are given."""
     try:
         yield
-    except torch.OutOfMemoryError as e:
+    except RuntimeError as e:  # of torch, or of an engine that wakes: vLLM has no class for it
+        if not isinstance(e, torch.OutOfMemoryError) and "CUDA Error: out of memory" not in str(e):
+            raise
         asked = ". ".join(str(e).split(". ")[:2])
         name, helpful = PHASES.get(
             phase, (phase, "less --gpu_memory_utilization or --lora_rank 16"))

@@ -16,7 +16,7 @@ import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
 from experiment import model
-from experiment.failures import RunFailed
+from experiment.failures import RunFailed, room_for
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import run
@@ -356,6 +356,17 @@ def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said
     assert len(flags) == 2 and {*flags} <= {*vars(train.parse_args([])[0])}
 
 
+@pytest.mark.parametrize("message, kind", [
+    ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", RunFailed),
+    ("vLLM still holds keys and values of the old weights", RuntimeError)])
+def test_a_full_gpu_when_the_engine_wakes(message, kind):
+    """The error of vLLM's allocator is no torch.OutOfMemoryError; other errors stay as they are."""
+    said = "full in sync .*cumem.*--lora_rank 16 make room" if kind is RunFailed else message
+    with pytest.raises(kind, match=said) as failed, room_for("sync"):
+        raise RuntimeError(message)
+    assert type(failed.value) is kind
+
+
 def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hf_sampler.TransformersSampler, "sample", full_gpu)
     with pytest.raises(SystemExit) as stop:
@@ -366,7 +377,6 @@ def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
 def free_bytes(monkeypatch, free, total):
     fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda *_: (free, total),
               memory_reserved=lambda: 1e9, empty_cache=lambda: None)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
 
 
 @pytest.mark.parametrize("free, total, share, sequences, small", [

@@ -428,7 +428,7 @@ def test_the_token_budget_follows_the_memory(small, monkeypatch):
     probe = batch_of(*([5] * n for n in (9, 7, 5, 3)))
 
     def budget(gigabytes, longest=10, checkpointing=False):
-        monkeypatch.setattr(policy.parallel, "memory", lambda: gigabytes * 1e9)
+        monkeypatch.setattr(policy.parallel, "usable_memory", lambda: gigabytes * 1e9)
         return loading.token_budget(model, probe, longest, activation_checkpointing=checkpointing,
                                     offload=False)
 
