@@ -40,7 +40,8 @@ OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"
 # ---------------------------------------------------------------------------- parsing
 
 def did_you_mean(name, names):
-    near = difflib.get_close_matches(name, list(names), 1)
+    near = difflib.get_close_matches(name, list(names), 3)
+    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -180,8 +180,8 @@ def compare(method, f):
     draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
     wide = effect_of(lambda x: pad(x, (0, 3)))[..., :6]
     if whole[-1][~tokens.mask].any() or not (draws or torch.allclose(wide, whole, 1e-5)):
-        raise Fault("depends on padding: means and sums have to leave it out, as tokens.mean(x) "
-                    "does")
+        right = "(loss * mask).sum()" if f is method.aggregate else "tokens.mean(x)"
+        raise Fault(f"depends on padding: means and sums have to leave it out, as {right} does")
     if not (method.whole_step or f in method.passes):
         halves = torch.cat([effect_of(lambda x: x[:4]), effect_of(lambda x: x[4:])], 1)
         if not torch.allclose(halves, whole, 1e-5):

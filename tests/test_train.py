@@ -111,7 +111,7 @@ def run(model, out, *flags):
         ("--resume --out {root}/none", "there is no run in {root}/none"),
         ("--entropy_coef -1e6", "--entropy_coef must be -10 or more and below 10"),
         ("--temperature 1e-30", "--temperature must be 0.001 or more"),
-        ("--loss grop", "did you mean grpo?"),
+        ("--loss grop", "did you mean grpo?"), ("--loss gpro", "did you mean grpo?"),
         ("--advantage zscor", "did you mean zscore?"),
         ("--clip_alph 2", "did you mean --clip_alpha?"),
         ("--tokens_per_micro_batch 0", "--tokens_per_micro_batch"),
