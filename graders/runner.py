@@ -131,7 +131,8 @@ def nameless_file():
     if hasattr(os, "memfd_create"):
         return os.memfd_create("program")
     import tempfile  # Linux saves the time for it.
-    return os.dup(tempfile.TemporaryFile().fileno())
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def fork_for_each(texts, limits, results):
