@@ -35,11 +35,16 @@ def read_tokenizer(model, problems, template):
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
-    try:
-        lengths = [len(data.encode(tokenizer, problem, template)) for problem in problems]
-    except Exception as e:  # a chat template is a program, which may raise anything
-        raise ValueError(f"--model {model}: its tokenizer cannot encode the prompts "
-                         f"({hub.reason(e)}); --template has others") from None
+    lengths = []
+    for problem in problems:
+        try:
+            lengths.append(len(data.encode(tokenizer, problem, template)))
+        except Exception as e:  # a chat template is a program, which may raise anything
+            raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
+                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
+    if not min(lengths):  # transformers makes an empty tokenizer of a folder without one
+        raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
+                         "complete?")
     return tokenizer, eos, positions, lengths
 
 # ---------------------------------------------------------------------------- of train.py
