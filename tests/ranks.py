@@ -30,7 +30,8 @@ from engine.sampler import Completion, make_sampler
 from experiment.model import Trainer
 from losses import METHODS, group_advantages
 
-CASES = {"plain": METHODS, "uniform": METHODS,
+# uniform: of each kind of method, as rows_to_learn and backward tell them apart
+CASES = {"plain": METHODS, "uniform": "grpo rft acpo p3o fade scale_rl ar_lopti".split(),
          **dict.fromkeys(["shared", "checkpointing", "lora", "float32"], ["grpo", "acpo"]),
          "overflow": ["grpo"]}
 

@@ -184,9 +184,10 @@ def test_equal(pred, gold, same):
 
 
 @pytest.mark.slow
-def test_a_power_tower_ends():
+def test_a_power_tower_ends(monkeypatch):
+    monkeypatch.setattr(math_equal, "SECONDS", 3)
     began = time.monotonic()
-    assert not equal("9^{9^{9^{9}}}", "3") and time.monotonic() - began < 60
+    assert not equal("9^{9^{9^{9}}}", "3") and time.monotonic() - began < 30
 
 
 def test_a_gold_answer_has_half_the_time_that_data_load_allows(monkeypatch):

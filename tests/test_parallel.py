@@ -77,14 +77,16 @@ def test_two_ranks_make_the_same_updates_with_every_method(one, two):
 
 
 def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
-    """Left out of the model or not, on one rank and on two: the same updates, with every method."""
+    """Left out of the model or not: the same updates, with every method; on two ranks with some
+    methods of each kind."""
     for name in METHODS:
         left_out = ranks.run(model, name, "uniform")
         with monkeypatch.context() as patch:
             patch.setattr(policy, "rows_to_learn", lambda batch, *_, **__: [*range(len(batch.ids))])
             whole = ranks.run(model, name, "uniform")
         same(whole, left_out, 1e-9)
-        same(whole, two["uniform"][name], 1e-9)
+        if name in two["uniform"]:
+            same(whole, two["uniform"][name], 1e-9)
         tokens, all_tokens = ([step["learnt_tokens"] for step in result["told"]]
                               for result in (left_out, whole))
         assert (tokens == all_tokens) != METHODS[name].needs_advantage
@@ -147,10 +149,8 @@ def test_one_rank_by_hand_with_offload(small, tmp_path):
 
 
 def test_bad_flags_under_torchrun_are_said_once(tmp_path):
-    done = torchrun(2, "train.py", "--lr", "0", check=False)
-    assert done.returncode and done.stderr.count("--lr must be 1e-12 or more") == 1
     done = torchrun(2, "train.py", "--problems_per_rollout", "1", check=False)
-    assert done.returncode and "number of engines, 2" in done.stderr
+    assert done.returncode and done.stderr.count("number of engines, 2") == 1
 
 
 def test_saved_on_two_ranks_resumed_on_one(base, tmp_path):

@@ -263,16 +263,19 @@ def mac(tmp_path, tools):
 
 def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
     out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32"
-    train = (f"train.py --model {base} {size} --problems_per_rollout 4 --group_size 4 "
-             f"--steps_per_rollout 2 --eval_every 1 --eval_problems 4 --eval_samples 2 --out {out}")
-    done = [mac("-c", "import platform; assert platform.system() == 'Darwin'"), *(
-        mac(*command.split()) for command in (
-            f"{train} --rollouts 2", f"train.py --resume --rollouts 3 --out {out}",
-            f"eval.py --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
-            f"--out {tmp_path}/eval", f"-m analysis curves {out} --out {tmp_path}/curves.png",
-            f"{train} --check"))]
-    assert not any(process.returncode for process in done), [p.stderr[-3000:] for p in done]
-    assert "from rollout 2" in done[2].stdout and "all of it is as it should be" in done[5].stdout
+    run = (f"train --model {base} {size} --problems_per_rollout 4 --group_size 4 "
+           f"--steps_per_rollout 2 --eval_every 1 --eval_problems 4 --eval_samples 2 --out {out}")
+    done = mac("-c", "import platform, sys, eval, train; from analysis import __main__ as analysis\n"
+               "assert platform.system() == 'Darwin'\n"
+               "for command in sys.argv[1:]:\n"
+               "    name, *flags = command.split()\n"
+               "    globals()[name].main(flags)", f"{run} --rollouts 2",
+               f"train --resume --rollouts 3 --out {out}",
+               f"eval --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
+               f"--out {tmp_path}/eval", f"analysis curves {out} --out {tmp_path}/curves.png",
+               f"{run} --check")  # it ends the process
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "from rollout 2" in done.stdout and "all of it is as it should be" in done.stdout
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [record["rollout"] for record in records] == [0, 1, 2, 3]
     assert all(record["grader/error"] == 0 for record in records[1:])
@@ -318,7 +321,8 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
                "mac, marker, code = sys.argv[1:]; "
                "sandbox.RUNNER = marker + pathlib.Path(mac).read_text() + sandbox.RUNNER; "
                "sandbox.prepare([dict(reward='code')], True); "
-               "print(sandbox.run_tests(code, [dict(input='3', output='6')], timeout=5))",
+               "print(sandbox.run_tests(code, [dict(input='3', output='6')], "
+               "timeout=1 if 'sleep' in code else 5))",
                tmp_path / "mac" / "sitecustomize.py", marker, code)
     said = done.stdout.splitlines()
     assert said[0] == "isolation: none, rlimits (no memory) alone"
