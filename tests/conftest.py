@@ -1,4 +1,5 @@
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -17,7 +18,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 
+from data import countdown  # noqa: E402
 from data.recipe import BASE  # noqa: E402
+
+# a second of each run
+countdown.held_out = functools.cache(countdown.held_out)
 
 # --quick is for the work of every minute: these files but for their tests marked slow, and the
 # tests of other files that are marked quick. None needs vLLM or the network, or takes more than a
@@ -40,6 +45,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "quick: a test of --quick in a file that is none")
     config.addinivalue_line("markers", "slow: no test of --quick in a file that is one")
+    config.addinivalue_line("markers", "draws: its runs draw their curves")
     if config.getoption("--quick"):
         os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
 
@@ -65,6 +71,14 @@ def in_turns(request, tmp_path_factory):
     with open(tmp_path_factory.getbasetemp().parent / "programs", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_curves(request, monkeypatch):
+    """A run in this process draws no curves, which take as long as the run, unless its test is
+    marked `draws`."""
+    if "train" in sys.modules and not request.node.get_closest_marker("draws"):
+        monkeypatch.setattr("train.draw_curves", lambda out: (out / "curves.png").touch())
 
 
 @pytest.fixture(scope="session")

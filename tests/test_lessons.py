@@ -159,13 +159,13 @@ def cells_of_lessons(*numbers):
 
 
 def test_lessons_run(copy, shown, monkeypatch):
-    """The first one, and those that paste a verifier and a loss into the code. Pasted again, they
-    take the place of what was pasted before."""
+    """Those that paste a verifier and a loss into the code. Pasted again, they take the place of
+    what was pasted before."""
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     names = {}
-    for source in cells_of_lessons(1, 8, 9):
+    for source in cells_of_lessons(8, 9):
         run_cell(source, names)
     assert Path.cwd() == copy and shown and min(shown) > 5_000
     first = {file: Path(file).read_text() for file in ("losses.py", "rewards.py")}

@@ -221,9 +221,10 @@ def test_numbers_are_exact():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the labelled pairs are not part of the project")
-def test_labelled_pairs():
+def test_labelled_pairs(monkeypatch):
     """508 pairs of bare answers from other projects' tests: 97% right, and none is taken for equal
     that is not."""
+    monkeypatch.setattr(math_equal, "SECONDS", 10)  # one is a tower of powers
     rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
     wrong = [r for r in rows if r["kind"] == "answer" and equal(r["pred"], r["gold"]) != r["equal"]]
     assert len(wrong) <= 0.03 * 508 and all(r["equal"] for r in wrong)

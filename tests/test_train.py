@@ -458,6 +458,7 @@ def test_every_method_runs(name, base, tmp_path, graded):
         assert {"adv/fade_alpha", "adv/fade_delta", "adv/fade_solve_rate"} <= set(records[0])
 
 
+@pytest.mark.draws
 def test_the_run_folder(base, tmp_path, graded):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -467,6 +468,7 @@ def test_the_run_folder(base, tmp_path, graded):
     assert 0 < records[-1]["optim/head_rank1_share"] <= 1
     assert {p.name for p in out.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
+    assert (out / "curves.png").stat().st_size > 10_000
     last = out / "checkpoints" / "rollout_000003"
     state = torch.load(last / "trainer.pt")
     assert state["rollout"] == 3 and state["totals"]["step"] == 6 and state["optimizer"]["state"]
