@@ -265,15 +265,17 @@ def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
     out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32"
     run = (f"train --model {base} {size} --problems_per_rollout 4 --group_size 4 "
            f"--steps_per_rollout 2 --eval_every 1 --eval_problems 4 --eval_samples 2 --out {out}")
-    done = mac("-c", "import platform, sys, eval, train; from analysis import __main__ as analysis\n"
+    commands = (
+        f"{run} --rollouts 2", f"train --resume --rollouts 3 --out {out}",
+        f"eval --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
+        f"--out {tmp_path}/eval", f"analysis curves {out} --out {tmp_path}/curves.png",
+        f"{run} --check")  # it ends the process
+    done = mac("-c", "import platform, sys, eval, train\n"
+               "from analysis import __main__ as analysis\n"
                "assert platform.system() == 'Darwin'\n"
                "for command in sys.argv[1:]:\n"
                "    name, *flags = command.split()\n"
-               "    globals()[name].main(flags)", f"{run} --rollouts 2",
-               f"train --resume --rollouts 3 --out {out}",
-               f"eval --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
-               f"--out {tmp_path}/eval", f"analysis curves {out} --out {tmp_path}/curves.png",
-               f"{run} --check")  # it ends the process
+               "    globals()[name].main(flags)", *commands)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "from rollout 2" in done.stdout and "all of it is as it should be" in done.stdout
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
