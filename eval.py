@@ -5,8 +5,8 @@
     python eval.py ... --out evals/qwen --against evals/base
 
 The second command grades the completions of a file. The third compares with an evaluation of the
-same problems, without a model where evals/qwen is whole. A command that was cut off continues when
-it is started again. train.py's --eval_every uses `summarise`, too.
+same problems, and loads no model if evals/qwen is complete. A command that was cut off continues
+when it is started again. train.py's --eval_every uses `summarise`, too.
 """
 
 import json
@@ -57,11 +57,11 @@ def add_flags(flag):
     flag("samples", 16, "completions of each problem, n", least=1)
     flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
-    flag("top_p", 1.0, "draw from the most probable tokens of this probability together",
+    flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
          least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("stop", None, "a completion ends after this text, too, as </answer>")
+    flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
@@ -173,8 +173,8 @@ def graded(problems, groups):
 
 
 def read_whole(path, problems, flag, n=None):
-    """-> for each problem its graded rows in another file; refused unless there are n of each, or
-    the same number."""
+    """-> for each problem its graded rows in another file; refused unless each problem has n, or
+    without n all have equally many."""
     if not path.is_file():
         refuse(f"{flag}: there is no file {path}")
     groups = read_groups(path, problems)
@@ -194,8 +194,8 @@ def append(path, groups):
 
 
 def begin(args, problems, out, size):
-    """Makes and locks the folder. -> the rows that it, or --completions, has of the first problems,
-    graded again. A partial chunk is dropped and sampled anew: its seed is the chunk's."""
+    """Makes and locks the folder. -> the rows, graded again, that it or --completions has of the
+    first problems. size: problems of a chunk. A partial chunk is sampled anew: it has one seed."""
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     path = out / "completions.jsonl"
     try:
@@ -255,7 +255,7 @@ def majority(answers, rewards):
 
 
 def vote(completion):
-    """The answer of a completion, a number by its value: 0.5 and 1/2 are one. None without one."""
+    """The answer of a completion, a number by its value: 0.5 equals 1/2. None without an answer."""
     from graders.answers import clean, number, tight
     try:
         text, _ = clean(final_answer(completion))
@@ -291,7 +291,7 @@ def benchmark_results(problems, groups, ks):
 
 
 def report(args, problems, groups, others, out):
-    """Prints the tables and writes eval.json, eval.md and passk.png. others: read_other's."""
+    """Prints the tables and writes eval.json, eval.md, passk.png. others: the rows of --against."""
     from analysis import figures, runs
     ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),

@@ -34,9 +34,9 @@ BINS = 5  # the logged statistics go by five equal bins of the token's probabili
 
 @dataclass
 class Tokens:
-    """The completion tokens of one optimizer step, or of a slice of it.
+    """The tokens of B completions: of a rollout, of one optimizer step, or of a slice of it.
 
-    Each field is [B, T]; a place where mask is False is padding."""
+    Each field is [B, T]; where mask is False, a token is padding or left out (--mask_truncated)."""
 
     logprobs: torch.Tensor        # log pi, the only field with a gradient
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
@@ -565,9 +565,9 @@ class Method:
     aggregate: Callable
     select: Callable = every_token
     preset: dict = field(default_factory=dict)
-    passes: tuple = (every_token,)  # S steps for each, whose token weights it computes up front
+    passes: tuple = (every_token,)  # each weighs the rollout's tokens, then come S steps
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
-    like_reinforce: bool = True     # its gradient at ratio 1, which a test compares
+    like_reinforce: bool = True     # is that its gradient at ratio 1? A test compares
     source: str = ""
 
     @property
@@ -586,7 +586,7 @@ class Method:
         return any(getattr(f, "whole_step", False) for f in self.functions)
 
     @property
-    def needs_advantage(self):
+    def skips_zero_advantage(self):
         """Does every completion with advantage 0 have a gradient of 0?"""
         return {*self.functions} - {self.advantage} <= BY_ADVANTAGE
 
@@ -603,7 +603,8 @@ class Method:
         return f(*args, **{name: known[name] for name in takes if name in known})
 
 
-# docs/methods.json has the long form of each source, and the flags that compute the same elsewhere
+# advantage, objective, aggregate; then select, where it is not every_token. docs/methods.json has
+# the long form of each source, and the flags that compute the same elsewhere
 METHODS = {
     "reinforce": Method(raw, reinforce, token_mean, source="Williams 1992"),
     "rft": Method(raw, reinforce, token_mean, successes, source="arXiv 2308.01825"),
@@ -675,8 +676,8 @@ def group_advantages(method, rewards, state, **hp):
     hyperparameters in place of the row's. Returns [P, G]. Raises ValueError for a hyperparameter
     out of range, or a group of one where a spread is needed."""
     method = with_hyperparameters(method, hp)
-    # in float64: a group of equal rewards of 0.7 has a std of 0 there. Rounding would give it
-    # an advantage, once it is divided by 0 + 1e-6
+    # in float64 equal rewards of 0.7 have a std of 0. In float32 a rounding error, divided by
+    # 0 + 1e-6, would be an advantage
     advantages = method.call(method.advantage, rewards.double(), state)
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 

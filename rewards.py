@@ -24,8 +24,8 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 
 def verifier(f):
-    """Returns 0 for an unreadable answer or a hedge. VERIFIERS has f itself, so that `grade` counts
-    those."""
+    """f, but 0 for a hedge, and for an answer or a gold answer that cannot be read. VERIFIERS has f
+    itself, so that `grade` counts these."""
     @functools.wraps(f)
     def graded(completion, answer):
         try:
@@ -137,7 +137,7 @@ def gold_math(_, gold):
 # ------------------------------------------------------------------ tables
 
 def cell(value):
-    """A table's entry as it is compared: a float (, $ and % are left out) or a lower-case text.
+    """A table's entry as it is compared: a float, without "," "$" "%", or a lower-case text.
     LaTeX's \\text{}, \\$, \\% and {,} are left out of both."""
     text = re.sub(answers.TEXT, r"\1", str(value)).replace("{,}", ",").replace("\\", "")
     text = text.strip().strip("\"'").lower()

@@ -10,6 +10,7 @@ The method is a row of losses.METHODS; its functions' keyword-only arguments are
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -53,29 +54,29 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
     return parallel.map_over_engines(on_engine, problems, args.tp)
 
 
-def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
-    """-> the P groups to learn from, and all groups that were sampled for them.
+def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
+    """-> the P groups to learn from, and all groups that were sampled for them. number: of the
+    rollout, from 0.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced by
-    a new draw, up to --max_refills times. If too few are left then, uniform groups fill the batch
-    up to its size."""
+    a new draw, up to --max_refills times (0 without the flag). If there are still too few, uniform
+    groups fill the batch up to its size."""
     mixed, uniform = [], []
     for attempt in range(1 + args.max_refills):
-        if attempt and len(mixed) >= args.problems_per_rollout:
-            break
-        problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
+        problems = data.batch(train_set, args.problems_per_rollout, args.seed, number, attempt)
         for group in sample_on_engines(
                 sampler, tokenizer, problems, args.group_size, args,
-                lambda engine, attempt=attempt: seed_of(args.seed, rollout, attempt, engine),
-                args.sampler_temperature, timed):
+                partial(seed_of, args.seed, number, attempt), args.sampler_temperature, timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
+        if len(mixed) >= args.problems_per_rollout:
+            break
     groups = mixed + uniform
     return groups[:args.problems_per_rollout], groups
 
 
 def score(trainer, groups, args):
-    """-> the Batch of the groups' completions with the log probabilities and entropies of the
-    present weights, and metrics: their mean entropy, and the gap to the sampler."""
+    """-> the Batch of the groups' completions with the entropies of the present weights and the
+    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler."""
     completions = [c for group in groups for c in group.completions]
     prompts = [group.prompt for group in groups for _ in group.completions]
     batch = make_batch(prompts, completions, parallel.device())
@@ -92,10 +93,10 @@ def score(trainer, groups, args):
 
 
 def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
-    """Yields the Rollout of each rollout of the run.
+    """Yields the next Rollout to learn from, once for each rollout of the run.
 
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
-    run.pending, scored by the weights that sampled them: the ratios' denominator."""
+    run.pending, with the log probabilities of the weights that sampled them."""
     for _ in run.rollouts():
         sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
                    for number in run.to_sample()]
@@ -126,7 +127,7 @@ def evaluate(sampler, tokenizer, test_set, args):
 
     All evaluations of a run have one seed: equal weights have equal scores."""
     groups = sample_on_engines(sampler, tokenizer, test_set, args.eval_samples, args,
-                               lambda engine: seed_of("eval", args.seed, engine), args.temperature)
+                               partial(seed_of, "eval", args.seed), args.temperature)
     scores = summarise([group.rows() for group in groups], powers_of_two(args.eval_samples))
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
@@ -137,8 +138,8 @@ def update(trainer, minibatch, method, args):
     """One optimizer step. Returns its metrics.
 
     In float16 the gradient is scaled, and scaled back before it is used. Where it overflows, the
-    step is not taken, and the next has a smaller scale. Raises NotFinite, with nothing changed,
-    where the loss is not finite, or the gradient and no scaling can help."""
+    step is not taken, and the next has a smaller scale. Raises NotFinite, with no weight
+    changed, for a loss that is not finite, or a gradient that is not even at a scale of 1."""
     policy, _, optimizer, schedule, scaler = trainer
     metrics = backward(policy, minibatch, method, args.max_tokens, args.entropy_coef, scaler.scale,
                        correction=args.correction, correction_low=args.correction_low,
@@ -146,8 +147,8 @@ def update(trainer, minibatch, method, args):
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     metrics["grad_norm"] = parallel.full(norm)
-    overflow = not metrics["grad_norm"].isfinite()
-    if not metrics["loss"].isfinite() or overflow and scaler.get_scale() <= 1:
+    overflow = not metrics["grad_norm"].isfinite()  # without a scaler get_scale() is 1
+    if not metrics["loss"].isfinite() or (overflow and scaler.get_scale() <= 1):
         raise NotFinite(f"optimizer step {schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
                         f"gradient norm {metrics['grad_norm'].item()}", minibatch)
     scaler.step(optimizer)  # not where a gradient overflowed
@@ -212,7 +213,7 @@ def main(argv=None):
                 steps = [update(trainer, minibatch, method, args) for _, minibatch in minibatches(
                     batch, method, args.steps_per_rollout, args.seed, run.rollout, together)]
 
-            # ---- weights to the sampler
+            # ---- weights to the sampler, asleep since it sampled
             with run.timed("sync"):
                 sampler.wake()
                 sampler.load_weights(parallel.weights(trainer.policy))

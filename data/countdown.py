@@ -1,7 +1,7 @@
 """Countdown: reach a target from given numbers, each used once (github.com/Jiayi-Pan/TinyZero).
 
-Puzzle i is the same in every run, and nothing is stored: --seed orders the puzzles. One belongs to
-the held-out split by a hash of its numbers and target: the two splits share none.
+Puzzle i is the same in every run, and nothing is stored: --seed orders the puzzles. A hash of
+its numbers and its target decides the split of a puzzle: the two splits share none.
 """
 
 import hashlib
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from operator import add, mul, sub
 
-# "countdown" is for the embedded base: three digits, and sums more often than products.
+# "countdown" is for the embedded base: three numbers of one digit, and * is half as
+# often as + and -.
 # "countdown34" is the form that the papers use.
 FORMS = {
     "countdown": dict(counts=(3,), largest=9, operators="++--*", highest=50),
@@ -70,7 +71,7 @@ def split_of(nums, target):
 
 
 def problem(form, seed, index, split):
-    """A problem as data.load returns them: {prompt, (messages,) answer, reward, id}."""
+    """A problem of data.load: {prompt, (messages,) answer, reward (its verifier), id}."""
     nums, target, _ = puzzle(form, seed, index, split)
     fields = dict(prompt=short_prompt(nums, target), answer=dict(nums=nums, target=target),
                   reward="countdown", id=f"{form}/{split}/{seed}/{index}")
@@ -108,8 +109,8 @@ def held_out(form, n):
 
 
 def distinct(problems, n):
-    """The first n problems with different prompts, shuffled: those that are found late are puzzles
-    that few expressions make, and harder. Raises ValueError where there are fewer."""
+    """The first n problems with different prompts, shuffled: few expressions make the puzzles that
+    are found late, and those are harder. Raises ValueError where there are fewer than n."""
     found = {}
     for item in problems:
         found.setdefault(item["prompt"], item)

@@ -18,7 +18,7 @@ def encode(tokenizer, problem, template=None):
     """The token ids of a problem's prompt.
 
     template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
-    else for "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
+    else "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
     if template is None:
         mathematics = problem["reward"] == "math" and "messages" not in problem
         chat = "qwen_boxed" if mathematics else "chat"

@@ -18,7 +18,7 @@ class Batch:
     prompt_len: torch.Tensor        # [N]
     completion_len: torch.Tensor    # [N]
     mask: torch.Tensor              # [N, T] bool: the completion tokens that count
-    sampler_logprobs: torch.Tensor  # [N, T], as are all that follow
+    sampler_logprobs: torch.Tensor  # [N, T], as are the next five
     old_logprobs: torch.Tensor = None
     entropy: torch.Tensor = None
     advantages: torch.Tensor = None
@@ -93,10 +93,10 @@ class Policy(torch.nn.Module):
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 
 
-def shuffled_shares(completions, steps, seed, rollout, together=1):
+def shuffled_shares(count, steps, seed, rollout, together=1):
     """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
     generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
-    pieces = torch.randperm(completions // together, generator=generator)
+    pieces = torch.randperm(count // together, generator=generator)
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 
 
@@ -113,12 +113,12 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
         weighted = in_pass(batch, method, weigh)
         for rows in shares:
             minibatch = weighted.rows(rows.to(batch.ids.device))
-            if minibatch.mask.any():  # --mask_truncated may leave no token: optim/skipped
+            if minibatch.mask.any():  # --mask_truncated may leave no token: the step is left out
                 yield rows, minibatch
 
 
 def rank_micro_batches(policy, batch, among):
-    """This rank's micro-batches of the rows `among`, a list: (rows, Batch)."""
+    """-> this rank's micro-batches of the rows `among`, a list of (rows, Batch)."""
     parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
     parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
     return [(rows, batch.rows(rows or [0])) for rows in parts]  # no rows: row 0, a filler
@@ -133,10 +133,10 @@ def gather_rows(batch, parts, outputs):
 
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
-    """The rows of a step that have a gradient: those with an advantage, if nothing else gives one.
-    If there are none, row 0 is: gradients are 0, not None, and AdamW still steps."""
+    """The rows of a step that can have a gradient: those where A is not 0, if A = 0 means none;
+    else all. If none is left, row 0: its gradient is 0, not None, and AdamW still steps."""
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
-    learnt |= bool(entropy_coef or kl_coef or not method.needs_advantage)
+    learnt |= bool(entropy_coef or kl_coef or not method.skips_zero_advantage)
     learnt[0] |= ~learnt.any()
     return learnt.nonzero()[:, 0].tolist()
 
@@ -159,10 +159,10 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad -> its metrics.
 
     scale: GradScaler.scale, float16 only; options: of losses.policy_loss. The gradient is the same
-    for any micro-batches and ranks: every denominator is the step's, and a @whole_step method has
-    two stages: d loss / d outputs of all tokens, from a forward pass without a graph; then each
-    micro-batch propagates its rows of that to the weights. Rows without a gradient do not go
-    through the model; metrics take their ratio as 1."""
+    for any micro-batches and ranks: every denominator is the step's. Where a @whole_step method has
+    several micro-batches, a first pass without a graph gives d loss / d (log pi, entropy) of all
+    tokens, and a second takes each micro-batch's rows of it to the weights. Rows without a
+    gradient do not go through the model; metrics take their ratio as 1."""
     size = step_size(batch.mask, max_tokens, batch.tokens(None, None).group)
 
     def loss_of(part, logprobs, entropy):
@@ -184,7 +184,7 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
             scale(0 * output[0].sum()).backward()
         elif d_outputs is not None:
             used = [(x, scale(d[rows])) for x, d in zip(output, d_outputs) if d is not None]
-            torch.autograd.backward(*zip(*used))
+            torch.autograd.backward(*zip(*used))  # (outputs, their gradients)
         else:
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))

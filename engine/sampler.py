@@ -1,4 +1,4 @@
-"""The samplers: the only file that imports vLLM, and the only one to change when vLLM does (0.32 is
+"""The samplers. This file and vllm_settings.py are the ones to change when vLLM does (0.32 is
 tested).
 
 vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
@@ -40,11 +40,11 @@ def make_sampler(kind, model, **settings):
 class VLLMSampler:
     """A vLLM engine in this process.
 
-    dtype, head_dtype: as for Policy, of the weights, too. max_length: of prompt and completion
-    together, in tokens. eos: ids that end a completion. memory: share of the GPU's memory that the
-    engine may take; None: what is free. tp: ranks that it is spread over. max_num_seqs: sequences
-    that it works on at once; None: by its memory. stop: a text that ends a completion and stays in
-    it. Under torchrun each rank makes one, and all do so at the same time."""
+    dtype, head_dtype: as for Policy; the weights are in dtype, too. max_length: of prompt and
+    completion together, in tokens. eos: ids that end a completion. memory: share of the GPU's
+    memory that the engine may take; None: what is free. tp: ranks that it is spread over.
+    max_num_seqs: sequences that it works on at once; None: by its memory. stop: a text that ends a
+    completion and stays in it. Under torchrun each rank makes one, and all do so together."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
                  head_dtype="model", stop=None):
@@ -106,8 +106,8 @@ class VLLMSampler:
             parallel.watch_memory()
 
     def wake(self):
-        """Takes memory for the weights again. load_weights takes the KV cache's once they are
-        loaded: before, the trainer needs the room to gather its own."""
+        """Takes memory for the weights again. load_weights takes the KV cache's at its end:
+        until then the trainer gathers its own weights in that room."""
         if self.asleep:
             torch.cuda.empty_cache()  # what torch keeps of the update, vLLM cannot take
             self.engine.wake_up(tags=["weights"])

@@ -52,8 +52,8 @@ def sample(model, tokenizer, problems, group_size, greedy=False):
         top_p=1.0, return_dict_in_generate=True, output_logits=True)
     tokens = output.sequences[:, inputs.input_ids.shape[1]:]
     log_pi = torch.stack(output.logits, 1).log_softmax(-1)
-    # a token counts if no end-of-sequence token is before it. The first of these counts, too: it
-    # is an action like the others, and the policy learns when to stop
+    # a token counts if no end-of-sequence token is before it: the first end-of-sequence token
+    # counts, too. It is an action like the others, and the policy learns when to stop
     ends = (tokens == tokenizer.eos_token_id).long()
     mask = ends.cumsum(1) - ends == 0
     return Completions(output.sequences, torch.cat([inputs.attention_mask, mask.long()], 1), mask,
@@ -109,39 +109,39 @@ def score(model, method, completions, rewards, state):
 
 # ---------------------------------------------------------------------------- update
 
-def loss(model, method, completions, scored, weight, share):
-    """The method's loss on a share of the rollout, an index tensor of completions. A new forward
-    pass gives the present log probabilities, with a gradient; the rest is as it was scored."""
+def loss_of(model, method, completions, scored, weight, rows):
+    """The method's loss on a minibatch: rows of the rollout, an index tensor. A new forward pass
+    gives the present log probabilities, with a gradient; the rest is as it was scored."""
     logprobs, entropy = logprobs_and_entropy(
-        model, completions.ids[share], completions.attention_mask[share], scored.mask.shape[1])
-    tokens = Tokens(logprobs, scored.old_logprobs[share], scored.advantages[share],
-                    scored.mask[share], entropy.detach(), weight=weight[share],
-                    group=scored.group[share])
+        model, completions.ids[rows], completions.attention_mask[rows], scored.mask.shape[1])
+    tokens = Tokens(logprobs, scored.old_logprobs[rows], scored.advantages[rows],
+                    scored.mask[rows], entropy.detach(), weight=weight[rows],
+                    group=scored.group[rows])
     return policy_loss(method, tokens, MAX_TOKENS)
 
 
-def step(model, optimizer, value):
+def step(model, optimizer, loss):
     """One step of AdamW on the gradient of a loss. A gradient longer than 1 is scaled down to 1, so
     that a few tokens with a large ratio do not decide the step."""
     optimizer.zero_grad()
-    value.backward()
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
-def update(model, optimizer, method, completions, scored, shares):
-    """An optimizer step on each share of the rollout. -> the losses before each step
+def update(model, optimizer, method, completions, scored, minibatches):
+    """An optimizer step on each minibatch of the rollout. -> the losses before each step
 
     After the first step the policy is another than the one that sampled: the ratios leave 1, and
     the objective's clipping matters. Most methods have one pass over the rollout, with weight 1 for
     every token; ar_lopti has two, for unlikely tokens and then for likely ones."""
     losses = []
     for weigh in method.passes:
-        weight = method.call(weigh, scored)
-        for share in shares:
-            value = loss(model, method, completions, scored, weight, share)
-            step(model, optimizer, value)
-            losses.append(value.item())
+        weight = method.call(weigh, scored)  # with the row's hyperparameters
+        for rows in minibatches:
+            loss = loss_of(model, method, completions, scored, weight, rows)
+            step(model, optimizer, loss)
+            losses.append(loss.item())
     return losses
 
 
@@ -179,20 +179,20 @@ def main(argv=None):
     # weight decay would pull the weights to 0, away from the base
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
 
-    held_out = "held out: mean@16 {:.3f}  pass@16 {:.3f}"
-    print(held_out.format(*evaluate(model, tokenizer, test_set, args.seed)), flush=True)
+    scores = "held out: mean@16 {:.3f}  pass@16 {:.3f}"
+    print(scores.format(*evaluate(model, tokenizer, test_set, args.seed)), flush=True)
     for rollout in range(args.rollouts):
         start = time.time()
         problems = data.batch(train_set, args.problems, args.seed, rollout)
         completions = sample(model, tokenizer, problems, args.group)
         rewards = rewards_of(tokenizer, problems, completions)
         scored = score(model, method, completions, rewards, state)
-        shares = torch.randperm(len(completions.ids)).chunk(args.steps)
-        losses = update(model, optimizer, method, completions, scored, shares)
+        minibatches = torch.randperm(len(completions.ids)).chunk(args.steps)
+        losses = update(model, optimizer, method, completions, scored, minibatches)
         print(f"{rollout + 1:3d}/{args.rollouts}  reward {rewards.mean():.3f}  "
               f"entropy {state['entropy']:.3f}  length {completions.mask.sum(1).float().mean():.1f}"
               f"  loss {sum(losses) / len(losses):+.4f}  {time.time() - start:.1f} s", flush=True)
-    print(held_out.format(*evaluate(model, tokenizer, test_set, args.seed)))
+    print(scores.format(*evaluate(model, tokenizer, test_set, args.seed)))
 
 
 if __name__ == "__main__":

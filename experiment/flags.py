@@ -140,7 +140,7 @@ def add_flags(flag, section):
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
     flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
-    flag("stop", None, "a completion ends after this text, too, as </answer>")
+    flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
     flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)

@@ -67,7 +67,7 @@ def begin(args, method, resumed):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: train.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
+    trainer: model.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
     one; its optimizer and schedule get their state here. rollout: number of the present one.
     pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
     best: rollout and score of the checkpoint that evaluated best. totals: optimizer steps,

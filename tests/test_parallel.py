@@ -89,7 +89,7 @@ def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
             same(whole, two["uniform"][name], 1e-9)
         tokens, all_tokens = ([step["learnt_tokens"] for step in result["told"]]
                               for result in (left_out, whole))
-        assert (tokens == all_tokens) != METHODS[name].needs_advantage
+        assert (tokens == all_tokens) != METHODS[name].skips_zero_advantage
         if name == "grpo":
             assert [step["grad_norm"] > 0 for step in whole["told"]] == [True, False, False, True]
             assert tokens[1] < all_tokens[1] / 3  # a row stands in for none

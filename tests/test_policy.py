@@ -123,7 +123,7 @@ def only(batch, rows):
 def test_rows_without_an_advantage_are_left_out(model, batch, name, some, monkeypatch):
     """Gradients and what is logged are those of all rows, however the step is cut."""
     batch, method = only(batch, some), METHODS[name]
-    left = lengths_of(batch)[[*some] or [0]] if method.needs_advantage else lengths_of(batch)
+    left = lengths_of(batch)[[*some] or [0]] if method.skips_zero_advantage else lengths_of(batch)
     for weigh in method.passes:
         with monkeypatch.context() as patch:
             patch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(ROWS)])
@@ -157,10 +157,10 @@ def test_where_all_rows_may_have_a_gradient_all_learn(model, batch, own, options
     assert found.norm() > 1e-6 and metrics["learnt_tokens"] == lengths_of(batch).sum()
 
 
-def test_what_needs_an_advantage():
+def test_what_skips_zero_advantage():
     """Of the rows here; one added without an entry in BY_ADVANTAGE sees all completions."""
     own = json.loads((ROOT / "docs" / "methods.json").read_text())
-    assert {name for name in own if not METHODS[name].needs_advantage} == {
+    assert {name for name in own if not METHODS[name].skips_zero_advantage} == {
         name for name in own if METHODS[name].whole_step}
 
 

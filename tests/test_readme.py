@@ -166,7 +166,7 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     (copy / "losses.py").write_text("\n".join([text[:end], *SKETCHES, text[end:]]))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_losses.py",
-         "tests/test_policy.py", "-k", "smooth or unlikely or needs_an_advantage or cards"],
+         "tests/test_policy.py", "-k", "smooth or unlikely or skips_zero_advantage or cards"],
         cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0 and "smooth" not in done.stdout, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
