@@ -30,9 +30,9 @@ countdown.held_out = functools.cache(countdown.held_out)
 QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_theory_page.py", "test_worked.py"}
-# files of minutes, which begin first where several processes run the tests
-SLOW = {"test_lessons.py", "test_resume.py", "test_parallel.py", "test_gpu_bench.py",
-        "test_train.py", "test_readme.py"}
+# files of minutes, the longest first: so they begin where several processes run the tests
+SLOW = ["test_parallel.py", "test_gpu_bench.py", "test_train.py", "test_resume.py", "test_gpu.py",
+        "test_check.py", "test_lessons.py", "test_readme.py", "test_math_equal.py", "test_fit.py"]
 # these run programs in the sandbox, whose limit on processes is one for all: a fork bomb of one
 # would fail programs of the other
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    place = {name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda item: place.get(item.path.name, len(SLOW)))
 
 
 @pytest.fixture(scope="module", autouse=True)

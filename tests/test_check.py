@@ -48,7 +48,7 @@ def test_a_stale_head(base, capsys, monkeypatch):
 
 
 def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeypatch):
-    own, calls = TransformersSampler.load_weights, []
+    own, calls, few = TransformersSampler.load_weights, [], ["--tokens_per_micro_batch", "1024"]
     kept = [lambda n: True, lambda n: "lm_head" not in n, lambda n: "layers.1." not in n,
             lambda n: len(calls) == 1]
 
@@ -58,7 +58,7 @@ def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeyp
     monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
     for keeps in kept:
         calls.clear()
-        assert failing(capsys, "--dtype", "bfloat16") == [AFTER_SYNC] * (keeps is not kept[0])
+        assert failing(capsys, "--dtype", "bfloat16", *few) == [AFTER_SYNC] * (keeps is not kept[0])
 
 
 def test_a_wrong_temperature(base, capsys, monkeypatch):

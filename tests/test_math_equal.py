@@ -230,8 +230,6 @@ def test_labelled_pairs(monkeypatch):
     assert len(wrong) <= 0.03 * 508 and all(r["equal"] for r in wrong)
 
 
-
-
 @pytest.mark.parametrize("completion, answer", [
     ("so \\boxed{5}", "5"), ("\\boxed{1} no, \\boxed{2}", "2"),
     ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("\\boxed {7}", "7"),

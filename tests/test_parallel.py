@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import ranks
+import train
 from conftest import ROOT
 from engine import policy
 from engine.sampler import has_vllm
@@ -153,15 +154,25 @@ def test_bad_flags_under_torchrun_are_said_once(tmp_path):
     assert done.returncode and done.stderr.count("number of engines, 2") == 1
 
 
-def test_saved_on_two_ranks_resumed_on_one(base, tmp_path):
-    """The same rollouts to learn from come out of --save_rollouts; weights after the resumed one
-    equal to 1e-6."""
-    one, two = tmp_path / "one", tmp_path / "two"
+def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
+    """Of the same rollouts, kept by --save_rollouts, the resumed run makes the same weights to
+    1e-6."""
+    one, two, saved = tmp_path / "one", tmp_path / "two", {}
     torchrun(2, "train.py", "--out", two, "--model", base, "--sampler", "transformers", *SMALL,
              "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts")
     shutil.copytree(two, one)
     shutil.rmtree(one / "checkpoints" / "rollout_000002")
-    torchrun(1, "tests/replayed.py", two / "rollouts", "--out", one, "--resume")
+
+    def sampled(*given, own=train.sample_and_grade):
+        rollout = given[4]
+        saved.update(torch.load(two / "rollouts" / f"rollout_{rollout + 1:06d}.pt"))
+        return own(*given)
+
+    monkeypatch.setattr(train, "sample_and_grade", sampled)
+    monkeypatch.setattr(train, "score", lambda *_: (
+        policy.Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}))
+    monkeypatch.setattr(train, "shaped", lambda *_: saved["rewards"])
+    train.main(["--out", str(one), "--resume"])
     a, b = (load_file(folder / "checkpoints" / "rollout_000002" / "model.safetensors")
             for folder in (two, one))
     assert all((a[k] - b[k]).abs().max() <= 1e-6 for k in a)
