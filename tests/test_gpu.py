@@ -468,3 +468,10 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((tmp_path / "out" / "eval.json").read_text())["results"]["countdown"]
     assert result["problems"] == 12 and result["samples"] == 2
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
+    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
+             "--out", tmp_path / "out")
+    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 2

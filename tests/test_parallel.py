@@ -74,7 +74,7 @@ def test_two_ranks_make_the_same_updates_with_every_method(one, two):
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
         same(one[name], two["plain"][name], 1e-9)
     assert apart(one["grpo"], one["acpo"]) > 1e-4  # methods differ: this test can fail
-    assert two["gap"] < 1e-4 and two["alone"] == 4  # an engine without problems is in nobody's way
+    assert two["gap"] < 1e-4
 
 
 def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
