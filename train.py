@@ -55,8 +55,7 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
 
 
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
-    """-> the P groups to learn from, and all groups that were sampled for them. number: of the
-    rollout, from 0.
+    """-> the P groups to learn from, and all that were sampled. number: the rollout's, from 0.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced by
     a new draw, up to --max_refills times (0 without the flag). If there are still too few, uniform

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from operator import add, mul, sub
 
-# "countdown" is for the embedded base: three numbers of one digit, and * is half as
-# often as + and -.
-# "countdown34" is the form that the papers use.
+# "countdown" is for the embedded base: three numbers of one digit, and * half as often as + or -;
+# "countdown34" is the papers' form.
 FORMS = {
     "countdown": dict(counts=(3,), largest=9, operators="++--*", highest=50),
     "countdown34": dict(counts=(3, 4), largest=99, operators="+-*/", highest=99),
