@@ -296,9 +296,9 @@ def report(args, problems, groups, others, out):
     ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
                               lambda row: row[0]["place"][0]):
-        *here, other = zip(*rows, strict=True)
-        results[name] = benchmark_results(*here, ks)
-        differences[name] = paired(by_problem(here[1], ks), by_problem(other, ks))
+        of_benchmark, ours, other = zip(*rows, strict=True)
+        results[name] = benchmark_results(of_benchmark, ours, ks)
+        differences[name] = paired(by_problem(ours, ks), by_problem(other, ks))
     content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
     table = results_table(results, ks)
     if others:

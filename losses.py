@@ -598,7 +598,7 @@ class Method:
         return replace(self, preset={**self.preset, **hyperparameters})
 
     def call(self, f, *args, **offered):
-        """f(*args) with what it takes of the row's hyperparameters and of what is offered."""
+        """f(*args), with those of the row's hyperparameters and of `offered` that f takes."""
         takes, known = inspect.signature(f).parameters, self.flags | offered
         return f(*args, **{name: known[name] for name in takes if name in known})
 
@@ -684,13 +684,13 @@ def group_advantages(method, rewards, state, **hp):
 
 def loss_terms(method, tokens, max_tokens, size=None, correction=None, correction_low=None,
                correction_high=None, kl_coef=0.0, **hp):
-    """policy_loss's arguments -> the Method and the Tokens that they stand for; {name: scalar},
-    whose sum is the loss; and {name: number} to log."""
+    """policy_loss's arguments -> the bound Method; the Tokens without junk; {name: scalar}, whose
+    sum is the loss; and {name: number} to log."""
     method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
     size = size or step_size(tokens.mask, max_tokens, tokens.group)
     token_loss, numbers = objective_of(method, tokens)
-    in_pass = 1 if tokens.weight is None else tokens.weight
-    weight = method.call(method.select, tokens) * in_pass
+    pass_weight = 1 if tokens.weight is None else tokens.weight
+    weight = method.call(method.select, tokens) * pass_weight
     if correction:
         factor, of_correction = correct(tokens, correction, correction_low, correction_high)
         weight, numbers = weight * factor, {**numbers, **of_correction}
@@ -700,7 +700,7 @@ def loss_terms(method, tokens, max_tokens, size=None, correction=None, correctio
     if kl_coef:
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * in_pass, tokens.mask, size, group=tokens.group)
+        kl = method.call(method.aggregate, k3 * pass_weight, tokens.mask, size, group=tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return method, tokens, terms, numbers
@@ -711,7 +711,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, **options):
 
     tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
     of all slices add up to the step's (a whole_step method must see all of it). Options:
-    correction, one of CORRECTIONS, by name, with its bounds where correction_low and
+    correction, one of CORRECTIONS, by name, with its own bounds where correction_low and
     correction_high are None; kl_coef weighs the k3 estimate of KL(pi | pi_ref); and hyperparameters
     in place of the row's. Raises ValueError for a hyperparameter out of range."""
     _, _, terms, _ = loss_terms(method, tokens, max_tokens, size, **options)

@@ -125,7 +125,7 @@ def math(completion, gold):
     answer = final_answer(completion)
     if equal(answer, gold):
         return 1.0
-    math_equal.refuse(answer, gold)
+    math_equal.refuse(answer, gold)  # raises UnparsedGold or Hedge
     return 0.0
 
 

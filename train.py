@@ -57,9 +57,9 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     """-> the P groups to learn from, and all that were sampled. number: the rollout's, from 0.
 
-    With --drop_uniform_groups (DAPO's dynamic sampling) groups that teach nothing are replaced by
-    a new draw, up to --max_refills times (0 without the flag). If there are still too few, uniform
-    groups fill the batch up to its size."""
+    With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
+    by a new draw, up to --max_refills times (0 without the flag). If there are still too few,
+    uniform groups fill the batch up to its size."""
     mixed, uniform = [], []
     for attempt in range(1 + args.max_refills):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, number, attempt)
@@ -114,7 +114,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
 
 def shaped(rewards, batch, args):
     """The rewards [P, G] to learn from. With --overlong_penalty (DAPO, eq. 13) they fall linearly,
-    by up to 1, over the last tokens before the limit."""
+    by up to 1, over the last --overlong_penalty tokens before --max_tokens."""
     if not args.overlong_penalty:
         return rewards
     over = batch.completion_len - (args.max_tokens - args.overlong_penalty)
@@ -175,8 +175,7 @@ def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
-    # ---- the trainer, and a sampler of the same weights. These imports take seconds, and flags
-    # or data may be wrong
+    # ---- the trainer. These imports take seconds: flags and data were checked before
     from experiment import check, checkpoint
     from experiment.run import Run, banner
     tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
@@ -202,7 +201,7 @@ def main(argv=None):
             # ---- advantages, group by group
             rewards = shaped(rewards, batch, args)
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
-            run.keep_rollout(batch, rewards)
+            run.keep_rollout(batch, rewards)  # --save_rollouts
             advantages = group_advantages(method, rewards, run.state)  # [P, G]
             batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
 
@@ -226,7 +225,7 @@ def main(argv=None):
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)
 
-    sampler.close()  # before the process group
+    sampler.close()  # before the process group ends
     parallel.stop()
     if run.stopping:
         sys.exit(128 + run.stopping[0])

@@ -173,11 +173,11 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
         return loss
 
     learnt = rows_to_learn(batch, method, entropy_coef, **options)
-    parts, d_outputs = rank_micro_batches(policy, batch, learnt), None
+    parts = rank_micro_batches(policy, batch, learnt)
+    outputs, d_outputs = [], None
     if method.whole_step and len(parts) * parallel.world() > 1:
         leaves = [x.requires_grad_() for x in compute_logprobs(policy, batch)]
         d_outputs = torch.autograd.grad(loss_of(batch, *leaves), leaves, allow_unused=True)
-    outputs = []
     for rows, micro_batch in parts:
         output = policy(micro_batch)
         if not rows:  # FSDP needs a backward pass of every rank
@@ -197,5 +197,5 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     if entropy_coef:
         metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
         metrics["loss"] += metrics["entropy_loss"]
-    tokens = (batch.prompt_len + batch.completion_len)[learnt]
-    return {**metrics, "learnt_tokens": tokens.sum()}
+    lengths = (batch.prompt_len + batch.completion_len)[learnt]
+    return {**metrics, "learnt_tokens": lengths.sum()}

@@ -5,7 +5,7 @@
 
 A rollout is P problems with G completions each. The policy samples them, a verifier grades them,
 and the policy learns from them in S optimizer steps; the updated policy samples the next rollout.
-tests/test_one_file.py holds log probabilities, losses and weights to those of train.py.
+tests/test_one_file.py compares log probabilities, losses and weights with those of train.py.
 
 Shapes: N = P G completions, T tokens of a completion, L tokens of a prompt and its completion.
 """
@@ -111,7 +111,7 @@ def score(model, method, completions, rewards, state):
 
 def loss_of(model, method, completions, scored, weight, rows):
     """The method's loss on a minibatch: rows of the rollout, an index tensor. A new forward pass
-    gives the present log probabilities, with a gradient; the rest is as it was scored."""
+    gives the present log probabilities, with a gradient, and entropies; the rest is as scored."""
     logprobs, entropy = logprobs_and_entropy(
         model, completions.ids[rows], completions.attention_mask[rows], scored.mask.shape[1])
     tokens = Tokens(logprobs, scored.old_logprobs[rows], scored.advantages[rows],
