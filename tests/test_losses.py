@@ -346,11 +346,6 @@ def test_losses_of_slices_add_up(name, flags):
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
 
-def test_which_rows_look_at_the_whole_step():
-    assert {n for n in OURS if METHODS[n].whole_step} == {
-        "rft", "acpo", "p3o", "top_entropy", "bottom_entropy"}
-
-
 FIVE = dict(  # one completion: the probabilities of its tokens, and what else is known of them
     pi=[0.1, 0.1, 0.5, 0.9, 1.0],
     pi_old=[0.1, 0.05, 0.4, 0.9, 0.8],  # ratios 1, 2, 1.25, 1, 1.25
@@ -445,13 +440,6 @@ def test_p3os_two_parts_by_hand(cap, kl):
     assert metrics["capped_frac"].item() == (0.5 if cap else 0)
 
 
-@pytest.mark.parametrize("name, flags, capped", [
-    ("cispo", dict(ratio_max=1.0), 0.6), ("cispo", dict(ratio_max=2.5), 0), ("p3o", {}, 1)])
-def test_the_share_of_capped_ratios_by_hand(name, flags, capped):
-    metrics = step_metrics(name, five_tokens(), 6, **flags)  # ess is 0.926, below every ratio
-    assert metrics["capped_frac"].item() == pytest.approx(capped)
-
-
 AT = five_tokens().old_logprobs.exp()[0, 2].item()  # 0.4 as it is rounded: low has the border
 
 
@@ -523,7 +511,7 @@ def test_bin_spread_near_one_is_not_rounding_error():
     assert metrics["ratio_std/bin0"].item() == pytest.approx(exact, rel=1e-2)
 
 
-def test_clip_shares_by_side():
+def test_shares_of_clipped_and_capped_ratios_by_hand():
     tokens = five_tokens(pi=[0.3, 0.3, 0.1, 0.1, 0.4], pi_old=[0.2] * 5,
                          advantages=[1, -1, 1, -1, 0])
     metrics = step_metrics("grpo", tokens, 6)
@@ -531,6 +519,10 @@ def test_clip_shares_by_side():
         0.2, 0.2, 0.4)
     metrics = step_metrics("cispo", tokens, 6, ratio_max=1.2)
     assert metrics["clip_frac"] == 0 and metrics["capped_frac"] == 0.4
+    for name, flags, capped in (("cispo", dict(ratio_max=1.0), 0.6),
+                                ("cispo", dict(ratio_max=2.5), 0), ("p3o", {}, 1)):
+        metrics = step_metrics(name, five_tokens(), 6, **flags)  # ess is 0.926, below every ratio
+        assert metrics["capped_frac"].item() == pytest.approx(capped), (name, flags)
 
 
 # three completions; r = pi_old / pi_sampler of their tokens. R is 3 x 0.6 x 2 = 3.6, 0.4 and 12,
@@ -792,6 +784,8 @@ def test_no_default_changes_unnoticed():
         assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992", METHODS[name].source), name
     sampler = {name for name in DEFAULTS if METHODS[name].old_logprobs == "sampler"}
     assert sampler == {"p3o", "opsm"}
+    assert {name for name in DEFAULTS if METHODS[name].whole_step} == {
+        "rft", "acpo", "p3o", "top_entropy", "bottom_entropy"}
     assert {name: tuple(losses.keyword_only(f).values()) for name, f in CORRECTIONS.items()} == {
         "token_truncate": (0, 2), "token_mask": (0.5, 5), "sequence_truncate": (0, 2),
         "sequence_mask": (0, 3), "geometric_mask": (0.999, 1.001)}

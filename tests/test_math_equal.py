@@ -77,8 +77,8 @@ PAIRS = SHARED / "graders" / "pairs.jsonl"
     ("\\Omega", "\\omega", 0), ("\\Pi", "\\pi", 0), ("\\Gamma", "\\gamma", 0), ("D", "d", 0),
     ("E", "e", 0), ("XY", "xy", 0), ("2\\Pi", "2\\pi", 0), ("\\Omega n", "\\omega n", 0),
     ("ab", "AB", 0), ("ABC", "abc", 0), ("\\omega", "\\Omega", 0), ("\\Delta t", "\\delta t", 0),
-    ("X", "x", 0), ("Ab", "ab", 0), ("Evelyn", "evelyn", 1), ("evelyn", "Evelyn", 1), ("c", "C", 1),
-    ("no", "No", 1), ("Two lines", "two lines", 1), ("xy", "yx", 1), ("Yes", "yes", 1),
+    ("Ab", "ab", 0), ("Evelyn", "evelyn", 1), ("evelyn", "Evelyn", 1), ("no", "No", 1),
+    ("Two lines", "two lines", 1), ("Yes", "yes", 1),
     # units and their case
     ("5\\text{ G}", "5\\text{ g}", 0), ("5 \\text{ S}", "5 \\text{ s}", 0),
     ("540\\%", "5.4 \\text{ cents}", 0), ("5.4 \\text{ cents}", "5.4\\%", 0),
@@ -318,7 +318,6 @@ def test_cells(value, expected):
 def test_a_wrong_answer_is_0_also_where_the_gold_cannot_be_read():
     assert math("\\boxed{6}", "5") == math("\\boxed{6}", "\\frac{1}{2") == 0
     assert math("\\boxed{\\frac{1}{2}", "\\frac{1}{2") == 0
-
 
 
 def test_unreadable_golds_are_counted():

@@ -11,6 +11,7 @@ import train
 from data.recipe import settings_of
 from experiment import log
 from experiment.failures import RunFailed
+from experiment.flags import Parser
 from losses import METHODS
 from test_train import run
 
@@ -41,13 +42,15 @@ def help_of(capsys, *flags):
 
 
 def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, capsys):
+    """It is a checkpoint, which is named where the run's folder is given."""
     assert settings_of(base) == settings_of(None)
     run(base, tmp_path / "run", "--save_every", "1", "--keep", "9")
     folder = tmp_path / "run" / "checkpoints" / "rollout_000001"
     assert settings_of(folder) == settings_of(None)
     args, _ = train.parse_args(["--model", str(folder), "--lr", "1e-3"])
     assert (args.max_tokens, args.rollouts, args.lr) == (16, 50, 1e-3)
-    capsys.readouterr()
+    said = refused(capsys, "--model", str(tmp_path / "run"))
+    assert "is a run's folder" in said and "rollout_000002" in said
     run(str(folder), tmp_path / "next", "--eval_every", "0")
     said = capsys.readouterr().out
     assert "lr 0.0001 (given), max_tokens 12 (given), rollouts 2 (given), dtype float32" in said
@@ -90,12 +93,6 @@ def test_help_shows_the_defaults_that_are_in_force(capsys):
     text = help_of(capsys, "--model", "x")
     assert "learning rate (1e-06)" in text and "(None)" not in text and "(False)" not in text
     assert "--eps_high X default 0.28" in help_of(capsys, "--loss", "dapo")
-
-
-def test_a_run_given_as_a_model_names_its_checkpoint(base, tmp_path, capsys):
-    run(base, tmp_path / "run")
-    said = refused(capsys, "--model", str(tmp_path / "run"))
-    assert "is a run's folder" in said and "rollout_000002" in said
 
 
 def test_a_bool_is_a_switch_and_can_be_switched_off(monkeypatch):
@@ -147,19 +144,13 @@ def newest(out):
     return sorted((out / "checkpoints").glob("rollout_*"))[-1] / "trainer.pt"
 
 
-def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(base, tmp_path, capsys):
+def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsys):
     """Also one that its config.json has as off, where the default is on."""
-    run(base, tmp_path / "run", "--rollouts", "1", "--save_rollouts", "--eval_every", "0")
-    out = ["--out", str(tmp_path / "run"), "--resume"]
+    out = ["--out", str(kept_run), "--resume"]
     assert train.parse_args(out)[0].save_rollouts is True
     args, _ = train.parse_args([*out, "--no-save_rollouts"])
     assert args.save_rollouts is False and args.origin["lr"] == "as the run had it"
-    text = help_of(capsys, *out)
-    assert "rollouts in all (1)" in text
-
-
-def test_a_switch_that_is_off_in_a_run_stays_off(tmp_path, monkeypatch):
-    from experiment.flags import Parser
+    assert "rollouts in all (1)" in help_of(capsys, *out)
     parser = Parser("x")
     parser.flag("soft", True, "a switch that is on")
     parser.take(dict(soft=False), "config.json")
