@@ -65,7 +65,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     assert "grpo: 4e-5 is at the end of the --rates" in said and "fade: 2e-5" not in said
     # differences 0.3, 0.1, 0.2: standard error 0.1 / sqrt(3), Student's 4.303 of them
     assert "difference +0.200, 95% interval -0.048 to +0.448 over 3 seeds" in said
-    assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 25 rollouts" in said
+    assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 20 rollouts" in said
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
     (sweep.command(args, "grpo", "1e-5", 0)[1] / "curves.png").unlink()
