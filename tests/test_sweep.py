@@ -37,7 +37,7 @@ def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
     assert [(args.loss, args.lr, args.seed) for args in parsed] == [
         (loss, lr, 0) for lr in (1e-5, 2e-5, 4e-5) for loss in ("fade", "grpo")] + [
         (loss, 1.0, seed) for seed in (1, 2, 3) for loss in ("fade", "grpo")]
-    assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 25, 25)}
+    assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 20, 20)}
     assert len({args.out for args in parsed}) == 12
     assert [args.alpha_max for args in parsed if args.loss == "fade"] == [2] * 6
     rates = [train.parse_args(line[2:-1])[0].lr for line in commands(capsys, "fade")[:8:2]]
