@@ -235,8 +235,9 @@ def test_run_all_full(base, tmp_path):
     assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png"))
     flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
     assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
-    done = run_all("full", **dict(env, EXTRA=extra + " --lr 1"))  # other flags than the runs'
-    assert done.returncode == 1 and done.stdout.count("failed") == 2 and "--lr was" in done.stdout
+    grid.write_text("a  4  --loss grpo --eps_high 0.3\n")
+    done = run_all("full", **dict(env, EXTRA=extra + " --lr 1"))  # other flags than the run's
+    assert done.returncode == 1 and done.stdout.count("failed") == 1 and "--lr was" in done.stdout
     assert "continues" in done.stderr
     for wrong, message in ((dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
                            (dict(MODEL=""), "MODEL=")):
