@@ -28,6 +28,13 @@ def signed(row):
     return "{:+.3f} ({:+.3f}, {:+.3f})".format(row.interval.mean, *row.interval.ends(row.level))
 
 
+def by_seed(row):
+    """'-0.018, -0.020': the claim's number of each seed."""
+    of = rule.values(rule.Runs(row.claim["parts"]), row.claim["contrasts"], row.score,
+                     row.claim["over"])
+    return ", ".join(f"{x:+.3f}" for x in of.values())
+
+
 def claims_table(rows, gain):
     """A line for each claim, and one for each number that stands beside it."""
     lines = []
@@ -118,6 +125,7 @@ def numbers(rows, missing, gain, base):
         base_pass=base["pass@16"], seen=f"{seen:.3f}", seen_share=f"{100 * seen / gain:.0f}%",
         missing=f"Not trained yet: {'; '.join(c['words'] for c in missing)}." * bool(missing),
         **{row.claim["id"] + row.beside: signed(row) for row in rows},
+        **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary},
         **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
 
 
