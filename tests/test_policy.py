@@ -290,6 +290,17 @@ def test_memory_of_the_log_probabilities_is_a_chunks(monkeypatch):
     assert 0 < peak < 0.4 * most
 
 
+def test_rows_that_belong_together_are_in_one_step():
+    """Each row once; `together` consecutive ones side by side, one by default."""
+    for together in (1, 4):
+        shares = policy.shuffled_shares(24, 3, 0, 1, together)
+        assert sorted(torch.cat(shares).tolist()) == list(range(24)) and len(shares) == 3
+        pieces = torch.cat(shares).view(-1, together)
+        assert (pieces == pieces[:, :1] // together * together + torch.arange(together)).all()
+    assert torch.equal(policy.shuffled_shares(24, 1, 0, 1)[0], policy.shuffled_shares(
+        24, 1, 0, 1, 1)[0]) and pieces[:, 0].tolist() != sorted(pieces[:, 0].tolist())
+
+
 def test_ranks_get_as_many_micro_batches(batch):
     lengths = lengths_of(batch).tolist()
     for budget in (1, 16, 30, 1000):
