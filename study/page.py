@@ -123,7 +123,7 @@ def numbers(rows, missing, gain, base):
         seeds=f"{min(row.interval.n for row in primary)} of {planned}", family=len(rows),
         gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=base["mean@16"],
         base_pass=base["pass@16"], seen=f"{seen:.3f}", seen_share=f"{100 * seen / gain:.0f}%",
-        missing=f"Not trained yet: {'; '.join(c['words'] for c in missing)}." * bool(missing),
+        missing=f"\nNot trained yet: {'; '.join(c['words'] for c in missing)}.\n" * bool(missing),
         **{row.claim["id"] + row.beside: signed(row) for row in rows},
         **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary},
         **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
