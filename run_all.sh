@@ -161,7 +161,7 @@ case "${1:-}" in
       shift
       set -- --quick "$@"
     fi
-    exec .venv/bin/python -m pytest -q -n 3 --dist loadfile \
+    exec .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile \
       --no-loadscope-reorder "$@" tests
     ;;
   sweep)
