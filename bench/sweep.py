@@ -41,7 +41,7 @@ def parse_args(argv):
     flag("--baseline", default="grpo", help="what it is compared with, written the same way")
     flag("--rates", help="with commas between; default a third, 1, 3 and 9 times train.py's")
     flag("--seeds", type=int, choices=range(2, 11), default=4, metavar="N", help="from 2 to 10")
-    flag("--rollouts", type=int, default=20, help="of each run")
+    flag("--rollouts", type=int, default=16, help="of each run")
     flag("--jobs", type=int, default=2, help="runs at a time")
     flag("--out", type=Path, default=Path("runs/sweep"), help="the folder of the runs' folders")
     flag("--dry_run", action="store_true", help="print the commands and stop")

@@ -37,7 +37,7 @@ def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
     assert [(args.loss, args.lr, args.seed) for args in parsed] == [
         (loss, lr, 0) for lr in (1e-5, 2e-5, 4e-5) for loss in ("fade", "grpo")] + [
         (loss, 1.0, seed) for seed in (1, 2, 3) for loss in ("fade", "grpo")]
-    assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 20, 20)}
+    assert {(args.group_size, args.rollouts, args.eval_every) for args in parsed} == {(8, 16, 16)}
     assert len({args.out for args in parsed}) == 12
     assert [args.alpha_max for args in parsed if args.loss == "fade"] == [2] * 6
     rates = [train.parse_args(line[2:-1])[0].lr for line in commands(capsys, "fade")[:8:2]]
@@ -65,7 +65,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     assert "grpo: 4e-5 is at the end of the --rates" in said and "fade: 2e-5" not in said
     # differences 0.3, 0.1, 0.2: standard error 0.1 / sqrt(3), Student's 4.303 of them
     assert "difference +0.200, 95% interval -0.048 to +0.448 over 3 seeds" in said
-    assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 20 rollouts" in said
+    assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 16 rollouts" in said
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
     (sweep.command(args, "grpo", "1e-5", 0)[1] / "curves.png").unlink()
