@@ -298,7 +298,8 @@ def report(args, problems, groups, others, out):
                               lambda row: row[0]["place"][0]):
         of_benchmark, ours, other = zip(*rows, strict=True)
         results[name] = benchmark_results(of_benchmark, ours, ks)
-        differences[name] = paired(by_problem(ours, ks), by_problem(other, ks))
+        if others:
+            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks))
     content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
     table = results_table(results, ks)
     if others:

@@ -125,7 +125,8 @@ def numbers(rows, missing, gain, base):
         base_pass=base["pass@16"], seen=f"{seen:.3f}", seen_share=f"{100 * seen / gain:.0f}%",
         missing=f"\nNot trained yet: {'; '.join(c['words'] for c in missing)}.\n" * bool(missing),
         **{row.claim["id"] + row.beside: signed(row) for row in rows},
-        **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary},
+        **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary
+           if row.claim["id"] == "acpo_grpo"},
         **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
 
 

@@ -66,3 +66,11 @@ def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
     page.write_results()
     assert (tmp_path / "RESULTS.md").read_text() == RESULTS_MD
     assert len(RESULTS_MD.splitlines()) <= 160
+
+
+def test_what_the_page_says_in_words_is_what_the_rule_says():
+    """Its first sentence, which is written by hand."""
+    ends = {row.claim["id"]: row.interval.ends(row.level) for row in rule.rows()[0]
+            if not row.beside}
+    assert all(ends[name][0] <= 0 for name in ("acpo_grpo", "p3o_grpo", "fade_grpo"))
+    assert ends["acpo_grpo"][1] < 0 and "ACPO's is lower by the rule" in RESULTS_MD
