@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # one thread, before torch is imported: threads that fight for cores are several times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's cache of compiled code, of which vLLM needs a little, does not ask for which instructions
+# of the CPU it was compiled
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/inductor_{capability}"
 # a shell's background job ignores Ctrl-C, and would hand that on to the processes of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,9 +35,11 @@ countdown.held_out = functools.cache(countdown.held_out)
 QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_theory_page.py", "test_worked.py"}
-# files of minutes, the longest first: so they begin where several processes run the tests
-SLOW = ["test_parallel.py", "test_gpu_bench.py", "test_train.py", "test_resume.py", "test_gpu.py",
-        "test_check.py", "test_lessons.py", "test_readme.py", "test_math_equal.py", "test_fit.py"]
+# files of minutes, the longest first: so they begin where several processes run the tests. The
+# sandbox's wait more than they compute
+SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
+        "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
+        "test_math_equal.py", "test_fit.py"]
 # these run programs in the sandbox, whose limit on processes is one for all: a fork bomb of one
 # would fail programs of the other
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}

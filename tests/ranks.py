@@ -1,7 +1,7 @@
 """What tests/test_parallel.py runs on one rank and on two: four optimizer steps on a given rollout,
 for each method of each of CASES.
 
-    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT SAMPLER
+    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 uniform: no entropy bonus, and two problems whose completions are all right: where an advantage
@@ -114,9 +114,9 @@ def overflowing(backward):
     return wrapped
 
 
-def gap_of(sampler, model):
+def gap_of(model):
     """Of log probabilities, where an engine in each rank takes over the sharded weights."""
-    engine = make_sampler(sampler, model, dtype="float32", max_length=32, eos=[1])
+    engine = make_sampler("transformers", model, dtype="float32", max_length=32, eos=[1])
     p = load(model)
     with torch.no_grad():
         for weight in p.parameters():
@@ -132,11 +132,11 @@ def gap_of(sampler, model):
     return gaps[batch.mask].abs().max().item()
 
 
-def main(model, out, sampler):
+def main(model, out):
     parallel.start()
     results = {option: {name: run(model, name, option) for name in names}
                for option, names in CASES.items()}
-    results["gap"] = gap_of(sampler, model)
+    results["gap"] = gap_of(model)
     if parallel.rank() == 0:
         torch.save(results, out)
     parallel.stop()

@@ -207,7 +207,7 @@ def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp
         records = run(base, tmp_path / head, "--rollouts", "1", "--dtype", "bfloat16",
                       "--sampler", kind, "--head_dtype", head, "--eval_every", "0")
         gaps[head] = records[-1]["sampler/logp_absdiff_mean"]
-    assert 0 < gaps["float32"] < 0.8 * gaps["model"], gaps
+    assert 0 < gaps["float32"] < 0.9 * gaps["model"], gaps  # 0.5 to 0.85, by the CPU
 
 
 # ---------------------------------------------------------------------------- LoRA, frozen weights
