@@ -29,10 +29,10 @@ def signed(row):
 
 
 def by_seed(row):
-    """'-0.018, -0.020': the claim's number of each seed."""
+    """'-0.020 to -0.018': the least and the most of the claim's numbers of a seed."""
     of = rule.values(rule.Runs(row.claim["parts"]), row.claim["contrasts"], row.score,
                      row.claim["over"])
-    return ", ".join(f"{x:+.3f}" for x in of.values())
+    return f"{min(of.values()):+.3f} to {max(of.values()):+.3f}"
 
 
 def claims_table(rows, gain):
@@ -42,8 +42,9 @@ def claims_table(rows, gain):
         share = f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else ""
         first = ("", f"- {BESIDE[row.beside]}") if row.beside else (
             row.claim["paper"], row.claim["words"])
-        lines.append((*first, signed(row), share, row.verdict(gain)))
-    return markdown_table(("paper", "claim", "difference", "of the gain", "verdict"), lines)
+        lines.append((*first, row.interval.n, signed(row), share, row.verdict(gain)))
+    return markdown_table(("paper", "claim", "seeds", "difference", "of the gain", "verdict"),
+                          lines)
 
 
 def settings_of(runs, steps):
