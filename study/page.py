@@ -118,12 +118,14 @@ def draw_map(runs, base, file):
 def numbers(rows, missing, gain, base):
     """What the sentences of RESULTS.in.md name."""
     primary = [row for row in rows if not row.beside and row.score == "test"]
-    seen = statistics.median(rule.detectable(row) for row in primary)
+    of_claims = sorted(map(rule.detectable, primary))
+    seen = statistics.median(of_claims)
     planned = len({run.seed for run in read_plan()["map"]})
     return dict(
         seeds=f"{min(row.interval.n for row in primary)} of {planned}", family=len(rows),
         gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=base["mean@16"],
         base_pass=base["pass@16"], seen=f"{seen:.3f}", seen_share=f"{100 * seen / gain:.0f}%",
+        seen_range=" to ".join(f"{100 * x / gain:.0f}%" for x in (of_claims[0], of_claims[-1])),
         missing=f"\nNot trained yet: {'; '.join(c['words'] for c in missing)}.\n" * bool(missing),
         **{row.claim["id"] + row.beside: signed(row) for row in rows},
         **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from statistics import fmean as mean
 
 import pytest
 
@@ -69,8 +70,14 @@ def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
 
 
 def test_what_the_page_says_in_words_is_what_the_rule_says():
-    """Its first sentence, which is written by hand."""
+    """Its first sentences, which are written by hand."""
     ends = {row.claim["id"]: row.interval.ends(row.level) for row in rule.rows()[0]
             if not row.beside}
     assert all(ends[name][0] <= 0 for name in ("acpo_grpo", "p3o_grpo", "fade_grpo"))
     assert ends["acpo_grpo"][1] < 0 and "ACPO's is lower by the rule" in RESULTS_MD
+    of = rule.Runs(["map"]).of
+    gaps = {(steps, lr): mean(rule.score(setting[lr][seed], "test") - rule.score(run, "test")
+                              for seed, run in of["countdown", "grpo", steps][lr].items())
+            for steps in (2, 16) for setting in [of["countdown", "acpo", steps]] for lr in setting}
+    assert gaps[16, 2e-4] < sum(gaps.values()) / 2 and "More than half of it is one" in RESULTS_MD
+    assert max(abs(gaps[16, 5e-5]), abs(gaps[2, 1e-4])) < 0.002
