@@ -42,9 +42,8 @@ def claims_table(rows, gain):
         share = f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else ""
         first = ("", f"- {BESIDE[row.beside]}") if row.beside else (
             row.claim["paper"], row.claim["words"])
-        lines.append((*first, row.interval.n, signed(row), share, row.verdict(gain)))
-    return markdown_table(("paper", "claim", "seeds", "difference", "of the gain", "verdict"),
-                          lines)
+        lines.append((*first, signed(row), share, row.verdict(gain)))
+    return markdown_table(("paper", "claim", "difference", "of the gain", "verdict"), lines)
 
 
 def settings_of(runs, steps):
