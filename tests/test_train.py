@@ -146,7 +146,7 @@ def test_exit_codes_of_the_command(tmp_path, base, monkeypatch, capsys):
         return stop.value.code, capsys.readouterr().err
 
     code, said = command("--loss", "grpo", "--clip_alpha", "3")
-    assert code == 2 and said.count("\n") == 1
+    assert code == 2 and said.count("\n") == 1 and "--clip_alpha is a flag of acpo" in said
     broken = ["--lr", "1e30", "--entropy_coef", "0.1"]  # which has a gradient in any case
     code, said = command("--model", base, "--out", str(tmp_path / "run"), *SMALL, *broken)
     assert code == 1 and "optimizer step" in said
