@@ -17,9 +17,27 @@ from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
 
+def inverse_cdf(probabilities, uniform):
+    """probabilities [N, V] of any sum, uniform [N, 1] in [0, 1) -> the token of each row at which
+    the cumulative sum in float64 passes the uniform share of the sum, [N, 1]. Of blocks of 128
+    tokens the sums come first, and of one block its tokens."""
+    blocks = F.pad(probabilities, (0, -probabilities.shape[1] % 128)).unflatten(1, (-1, 128))
+    upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    point = upto[:, -1:] * uniform
+    block = torch.searchsorted(upto, point, right=True)
+    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
+    rest = point - upto.gather(1, block) + inside[:, -1:]
+    return block * 128 + torch.searchsorted(inside, rest, right=True).clamp(max=127)
+
+
 def draw(logits, temperature, top_p, generator=None):
     """logits [N, V] -> the next token of each row and its logprob after temperature, [N, 1] each.
-    Temperature 0 takes the most probable token. generator: torch's, or None."""
+    Temperature 0 takes the most probable token. generator: torch's, or None.
+
+    On a CPU a few rows at a time: their numbers stay in the cache from one pass to the next."""
+    if not logits.is_cuda and len(logits) > (few := max(1, 2**19 // logits.shape[1])):
+        drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
+        return tuple(map(torch.cat, zip(*drawn)))
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
@@ -29,10 +47,8 @@ def draw(logits, temperature, top_p, generator=None):
     elif kept.is_cuda:  # --deterministic refuses cumsum on a GPU
         tokens = torch.multinomial(kept.exp(), 1, generator=generator)
     else:  # one random number per row; multinomial draws V of them, in fifteen times the time
-        below = kept.exp().cumsum(-1, dtype=torch.float64)
-        point = below[:, -1:] * torch.rand(len(below), 1, dtype=torch.float64,
-                                            generator=generator)
-        tokens = torch.searchsorted(below, point, right=True)
+        tokens = inverse_cdf(kept.exp(), torch.rand(len(kept), 1, dtype=torch.float64,
+                                                    generator=generator))
     return tokens, logprobs.gather(1, tokens)
 
 
@@ -46,10 +62,10 @@ def is_plain(model):
 
 
 class TransformersSampler:
-    """A copy of the model, sampled step by step, `chunk` sequences at once. Other settings are
-    VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
+    """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
+    as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
 
-    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=512, **_):
+    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()
         if not is_plain(loaded):
             raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
@@ -59,7 +75,9 @@ class TransformersSampler:
             head = self.model.get_output_embeddings()
             head.forward = lambda x: kernels.head_logits(
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
-        self.eos, self.stop, self.chunk = eos, stop, chunk
+        self.eos, self.stop = eos, stop
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self.chunk = chunk or max(1, min(512, 2**26 // vocabulary))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
 
     @torch.no_grad()
