@@ -71,8 +71,8 @@ CONFIGURATIONS = {
     "verl/geo_mean (GMPO) .4/.4": ("gmpo", {}, 8),
     "verl/dppo_tv .2/.2 c=20": ("dppo", {}, 8),
     "verl/gpg token-mean": ("reinforce", {}, 8),
-    "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", dict(dual_clip=3.0), 8),
-    "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), dict(dual_clip=3.0), 8),
+    "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", {}, 8),
+    "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), {}, 8),
     "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("dapo_acpo", {}, 8),
     "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": ("cispo_acpo", {}, 8),
     "feynrl/p3o sum/global tokens": ("p3o", {}, 8),
@@ -246,7 +246,8 @@ EDGES = [  # a row, one of its flags, values that are refused, values at the edg
     ("bottom_entropy", "entropy_share", [0.0, 1.01], [0.01, 1.0]),
     ("ar_lopti", "prob_alpha", [-0.01, 1.01], [0.0, 1.0]),
     ("ar_lopti", "prob_split", [-0.5, 0.0, 1.0, 1.5], [0.01, 0.99]),
-    ("grpo", "dual_clip", [0.5, 1.0], [1.01]),
+    ("grpo", "dual_clip", [0.5, 1.0], [0, 1.01]),
+    ("acpo", "dual_clip", [0.5, 1.0], [0.0, 1.01]),
     ("cispo", "ratio_max", [0.2, 0.99], [1.0]),
     ("sapo", "tau_pos", [-1.0, 0.0], [0.01]),
     ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
@@ -396,6 +397,14 @@ def test_acpo_ranges_by_hand():
         [0.2 + 3 / 2, 0.2, 0.2, 0.2, 0.2 + 3 / 8])
     metrics = step_metrics("acpo", five_tokens(), 6, clip_alpha=100.0, bins=2)
     assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
+
+
+@pytest.mark.parametrize("name", ["acpo", "dapo_acpo", "grpo"])
+def test_a_dual_clip_of_0_is_none(name):
+    tokens = random_tokens()
+    tokens = replace(tokens, old_logprobs=tokens.old_logprobs - 2)  # ratios around 7
+    none, zero, three = (policy_loss(name, tokens, 7, dual_clip=c) for c in (None, 0.0, 3.0))
+    assert none == zero > three
 
 
 @pytest.mark.parametrize("name, flags, weights", [
@@ -765,7 +774,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "opsm": dict(PPO, opsm_delta=0.5),
     "dapo_acpo": dict(eps_low=0.2, eps_high=0.3, dual_clip=3.0),
     "cispo_acpo": dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
-    "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None),
+    "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=3.0),
     "p3o": dict(ess_cap=True, ess_kl=True),
     "fade": dict(PPO, alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02),
     "asym": dict(PPO, delta=2.0),

@@ -20,6 +20,7 @@ from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
+from experiment.flags import flags_of
 from losses import METHODS, Method, asym, centred, token_mean
 
 SMALL = (
@@ -237,9 +238,11 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
 @pytest.mark.quick
 def test_flags_reach_the_method():
     _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
-    assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
+    assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=3.0)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
     assert train.parse_args(["--loss", "dapo"])[1].flags["eps_high"] == 0.28
+    args, method = train.parse_args(["--loss", "acpo", "--dual_clip", "0"])
+    assert method.flags["dual_clip"] == flags_of(args)["dual_clip"] == 0
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
