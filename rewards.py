@@ -239,10 +239,11 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     if details is not None:
         details.extend(results)
     faults = [fault for _, fault, _ in results if fault]
-    errors = Counter((job.name, fault) for job, (_, fault, _) in zip(jobs, results, strict=True)
-                     if fault and fault.startswith("error"))
-    for (name, error), times in errors.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {error}", file=sys.stderr)
+    failures = Counter((job.name, fault + f" after {job.seconds:g} s" * (fault == "timeout"))
+                       for job, (_, fault, _) in zip(jobs, results, strict=True)
+                       if fault and fault.startswith(("error", "timeout")))
+    for (name, failure), times in failures.items():
+        print(f"rewards: {name}, {times} of {len(jobs)} completions: {failure}", file=sys.stderr)
     counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
     rewards = iter(reward for reward, _, _ in results)
     return [[next(rewards) for _ in texts] for texts in completions], counters

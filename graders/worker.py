@@ -23,6 +23,7 @@ import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from traceback import walk_tb
 
 from graders import Hedge, Unparsed, UnparsedGold
 from graders.sandbox import LineReader
@@ -154,7 +155,10 @@ def graded(verifiers, name, completion, answer):
     except UnparsedGold:
         return [0.0, "unparsed_gold"]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
-        return [0.0, f"error: {type(e).__name__}: {e}"[:500]]
+        places = [f"{frame.f_code.co_filename}, line {line}"
+                  for frame, line in walk_tb(e.__traceback__)]
+        own = [place for place in places if "/lib/python" not in place]  # of no package
+        return [0.0, f"error: {type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})"]
 
 
 def die_with_parent(life):

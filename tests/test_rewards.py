@@ -184,6 +184,14 @@ def test_a_verifier_below_the_table_needs_no_more_than_its_line():
     assert scope["VERIFIERS"]["gold_mine"]("", 3) is True
 
 
+def test_an_exception_in_a_package_is_placed_where_it_was_called():
+    def broken(completion, answer):
+        return json.loads(completion)
+    reward, fault = worker.graded(dict(broken=broken), "broken", "no JSON", None)
+    line = broken.__code__.co_firstlineno + 1
+    assert reward == 0 and fault.endswith(f"({broken.__code__.co_filename}, line {line})")
+
+
 def test_grade_keeps_the_order_and_counts():
     problems = [dict(reward="countdown", answer=RIGHT),
         dict(reward="countdown", answer=dict(RIGHT, target=20))]
@@ -227,7 +235,7 @@ def verifiers(monkeypatch, tmp_path, request):
 
 
 @pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
-def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd):
+def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     problem = dict(reward="bad", answer=None)
     texts = ["good", "wrong"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
@@ -239,7 +247,10 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd):
     assert time.perf_counter() - began < 60
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
-    assert "MemoryError" in capfd.readouterr().err  # an error is shown, not only counted
+    said = capfd.readouterr().err  # what fails is shown, with its place, not only counted
+    line = BAD.split("\n").index(next(x for x in BAD.split("\n") if "as if" in x)) + 1
+    assert f"error: MemoryError: as if ({tmp_path}/own_rewards.py, line {line})\n" in said
+    assert "rewards: bad, 2 of 400 completions: timeout after 3 s\n" in said
 
 
 def test_an_unknown_verifier_is_an_error_that_is_shown(capfd):
