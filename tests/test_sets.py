@@ -214,6 +214,15 @@ def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
     assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
 
 
+def test_a_reward_that_the_workers_do_not_know_has_its_place_named(tmp_path, monkeypatch):
+    """Where it is entered at the end of rewards.py, below VERIFIERS."""
+    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(dict(prompt="?", answer=1, reward="mine")))
+    with pytest.raises(data.DataError, match=r"'mine'\] = ... belongs directly below the line"):
+        data.load(str(path), "train")
+
+
 def test_what_is_not_there(tmp_path):
     write(tmp_path, "gsm8k").unlink()
     (tmp_path / "gsm8k.jsonl").mkdir()
@@ -249,6 +258,16 @@ def test_templates(tokenizer, monkeypatch):
     system, user = (message["content"] for message in puzzle["messages"])
     assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[system]{system}[user]{user}:"
     assert "<answer>" in user and user in puzzle["prompt"]
+    # a template that refuses the role, or leaves it out: its text begins the user's turn
+    for says in ("{{ raise_exception('no system') }}", ""):
+        monkeypatch.setattr(tokenizer, "chat_template", chat.replace(
+            "%}[", "%}{% if m.role == 'system' %}" + says + "{% else %}[").replace(
+            "{% endfor", "{% endif %}{% endfor"))
+        boxed = tokenizer.decode(data.encode(tokenizer, problem))
+        assert boxed == "[user]Please reason step by step, and put your final answer within " \
+            "\\boxed{}.\n\n2+2?:"
+        assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[user]{system}\n\n{user}:"
+        assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
 
 
 def test_overlap(tmp_path):
