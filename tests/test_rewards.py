@@ -144,6 +144,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
     assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
+                                       "rewards: code, 1 of 5 completions: timeout after 600 s\n"
                                        "rewards: gold_code, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
     assert (module, workers) == ("rewards", 3)
