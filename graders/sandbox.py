@@ -266,7 +266,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
 # ------------------------------------------------------------------ testing a program
 
 # (mark, text): a line with a fence ends the block, unless it opens the next one
-BLOCK = re.compile(r"^[^`\n]*`{3,}[ \t]*(\w*)[^`\n]*\n((?:(?!.*```).*\n)*).*```(?!\w)", re.M)
+BLOCK = re.compile(r"^[^`\n]*`{3,}[ \t]*+(\w*)[^`\n]*+\n((?:(?!.*```).*\n)*+).*```(?!\w)", re.M)
 
 
 def final_program(blocks, fn_name=None):
