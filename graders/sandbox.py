@@ -195,7 +195,7 @@ def next_result(lines, session, timeout, most_bytes):
     """The runner's next line; for what it raises see LineReader.read.
 
     The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
-    the clock (it sleeps), or at ten times `timeout`: on a busy machine a program may wait for long
+    the clock (it sleeps), or at twenty times `timeout`: on a busy machine a program may wait for long
     until it has a core."""
     began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
     while True:
@@ -204,7 +204,7 @@ def next_result(lines, session, timeout, most_bytes):
         except TimeoutError:
             now, used = time.monotonic(), used_by(session)
             idle = now - seen.setdefault(used, now)
-            if used - min(seen) > timeout or idle > 2 * timeout or now - began > 10 * timeout:
+            if used - min(seen) > timeout or idle > 2 * timeout or now - began > 20 * timeout:
                 raise
 
 
