@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Hedge, Unparsed, UnparsedGold, answers, worker
+from graders import Hedge, Unparsed, UnparsedGold, answers, sandbox, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -99,10 +99,15 @@ def countdown(completion, answer):
 # ------------------------------------------------------------------ mathematics
 # math_equal is imported where it is used: sympy, which comes with it, takes a second to load.
 
+def after_thinking(completion):
+    """The text after </think>; "" if it was cut off while it was thinking."""
+    text = completion.split("</think>")[-1]
+    return "" if "<think>" in text else text
+
+
 def final_answer(completion):
     """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
-    text = completion.split("</think>")[-1]
-    text = "" if "<think>" in text else text  # It was cut off while it was thinking.
+    text = after_thinking(completion)
     answer = answers.last_boxed(text)
     if answer is None:
         _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
@@ -177,15 +182,15 @@ def table(completion, answer):
 
 @verifier
 def code(completion, answer):
-    """1 for a program, the last fenced block, that passes all of answer["tests"], else 0. They call
-    the function answer["fn_name"]; without it they use stdin and stdout."""
-    fences = [m.start() for m in re.finditer(r"^.*```.*$", completion, re.M)]
-    if len(fences) < 2:
+    """1 for a program, a fenced block after </think>, that passes all of answer["tests"], else 0.
+    They call the function answer["fn_name"]; without it they use stdin and stdout."""
+    blocks = sandbox.BLOCK.findall(after_thinking(completion))
+    if not blocks:
         raise Unparsed("no fenced block")
     if not answer["tests"]:
         raise UnparsedGold("no tests")
-    program = completion[fences[-2]:fences[-1]].split("\n", 1)[-1]
-    return float(run_tests(program, answer["tests"], answer.get("fn_name")))
+    fn_name = answer.get("fn_name")
+    return float(run_tests(sandbox.final_program(blocks, fn_name), answer["tests"], fn_name))
 
 
 def gold_code(_, gold):

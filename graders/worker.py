@@ -52,7 +52,7 @@ class Worker:
             pass_fds=(life,), cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(life)
-        self.lines = LineReader(self.process.stdout.fileno(), most_bytes=1 << 20)
+        self.lines = LineReader(self.process.stdout.fileno())
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
@@ -68,7 +68,7 @@ class Worker:
 
     def receive(self, seconds):
         """-> [reward, fault] of the worker's next line. Raises what LineReader.read does."""
-        token, *result = self.lines.read(seconds)
+        token, *result = json.loads(self.lines.read(seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
         return result

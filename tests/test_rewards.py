@@ -109,11 +109,17 @@ def test_which_golds_can_be_graded(kind, gold, good):
         rewards.VERIFIERS["gold_table"]("", [float("nan")])
 
 
-@pytest.mark.parametrize("completion, program", [  # of three fences the last two count
+@pytest.mark.parametrize("completion, program", [
     ("```python\nx = 1\n```", "x = 1\n"), ("a\n```\nx\ny\n```\nb", "x\ny\n"),
-    ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "no\n"),
+    ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "x\n"),
     ("  ```python\n  x\n  ```\n", "  x\n"), ("```\nx", None), ("x", None),
-    ("", None), ("``````", None),
+    ("", None), ("``````", None), ("```x```\ny\n```z```", None), ("So: ```py\nx\n```", "x\n"),
+    ("````py\nx\n````", "x\n"), ("```py\nx\n```py\ny\n```", "y\n"), ("```{.py}\nx\n```", "x\n"),
+    *((f"```{mark}\nx\n```\nIt prints\n```{other}\n6\n```", "x\n") for mark, other in (
+        ("python", ""), ("Python3 solve.py", "text"), ("", "cpp"), ("py", "bash"))),
+    ("```cpp\nx\n```\n```sh\ny\n```", "y\n"), ("```\nx\n```\n```\ny\n```", "y\n"),
+    ("<think>\n```\nx\n```\n</think>\n```\ny\n```", "y\n"), ("<think>\n```\nx\n```", None),
+    ("```\nx\n```\n</think>\nnone", None), ("```\nx\n```\n</think>\n```\ny", None),
 ])
 @pytest.mark.parametrize("names", [{}, dict(fn_name="f")])
 def test_the_program_of_a_completion(completion, program, names, monkeypatch):
@@ -125,6 +131,16 @@ def test_the_program_of_a_completion(completion, program, names, monkeypatch):
     with pytest.raises(UnparsedGold if program else Unparsed):
         REWARDS["code"].__wrapped__(completion, problem)
     assert REWARDS["code"](completion, problem) == 0
+
+
+@pytest.mark.parametrize("completion", [
+    "```py\nRIGHT\n```\n```py\nprint(f(3))\n```", "```\nRIGHT\n```\n```\n6\n```",
+    "```py\ndef f(a): 0\n```\n```py\nRIGHT\n```\n```py\ndef f2(a): f\n```",
+    "```\nRIGHT\n```\n```py\nf(3)\n```", "```py\nRIGHT\n```\n```ruby\ndef f a\nend\n```"])
+def test_the_program_is_the_last_that_defines_the_function(completion):
+    right = "def f(a): 1"
+    blocks = sandbox.BLOCK.findall(completion.replace("RIGHT", right))
+    assert sandbox.final_program(blocks, "f") == right + "\n"
 
 
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
@@ -329,7 +345,7 @@ def test_a_file_is_graded(tmp_path):
 @pytest.mark.skipif(sandbox.obstacle() is not None, reason=f"{sandbox.obstacle()}")
 @pytest.mark.parametrize("completion, reward", [
     ("so\n```python\nprint(int(input())*2)\n```\nas said", 1),
-    ("```python\nprint(int(input())*2)\n```\nor\n```\nprint(1)\n```", 0), ("```\n```", 0)])
+    ("```python\nprint(int(input())*2)\n```\nor\n```python\nprint(1)\n```", 0), ("```\n```", 0)])
 def test_programs(completion, reward):
     problem = dict(reward="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
         fn_name=None))
