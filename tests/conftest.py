@@ -45,6 +45,14 @@ SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
 
 
+def between(values):
+    """A threshold near the median of values that is none of them, nor one but for rounding: the
+    middle of the widest gap among the eight around the median."""
+    middle = values.sort().values[len(values) // 2 - 4:][:8]
+    i = middle.diff().argmax()
+    return middle[i:i + 2].mean().item()
+
+
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only the tests of every minute")
 
