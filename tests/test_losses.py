@@ -534,9 +534,10 @@ def test_shares_of_clipped_and_capped_ratios_by_hand():
         assert metrics["capped_frac"].item() == pytest.approx(capped), (name, flags)
 
 
-# three completions; r = pi_old / pi_sampler of their tokens. R is 3 x 0.6 x 2 = 3.6, 0.4 and 12,
-# and the geometric means are 1.53, 0.4 and 3.46
-RATIOS = [[3, 0.6, 2], [0.4], [6, 2]]
+# three completions; r = pi_old / pi_sampler of their tokens, none at a bound, where rounding would
+# choose the side. R is 3 x 0.6 x 1.8 = 3.24, 0.4 and 10.8, the geometric means are 1.48, 0.4 and
+# 3.29
+RATIOS = [[3, 0.6, 1.8], [0.4], [6, 1.8]]
 
 
 def corrected_tokens(ratios=RATIOS):
@@ -550,17 +551,17 @@ def corrected_tokens(ratios=RATIOS):
 
 
 @pytest.mark.parametrize("name, bounds, weights", [
-    ("token_truncate", {}, [[2, 0.6, 2], [0.4], [2, 2]]),
-    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 2], [0.75], [3.5, 2]]),
+    ("token_truncate", {}, [[2, 0.6, 1.8], [0.4], [2, 1.8]]),
+    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 1.8], [0.75], [3.5, 1.8]]),
     ("token_truncate", dict(high=1.0), [[1, 0.6, 1], [0.4], [1, 1]]),
-    ("token_mask", {}, [[3, 0.6, 2], [0], [0, 2]]),
-    ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 2], [0], [0, 2]]),
-    ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 2], [0.4], [6, 2]]),
+    ("token_mask", {}, [[3, 0.6, 1.8], [0], [0, 1.8]]),
+    ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 1.8], [0], [0, 1.8]]),
+    ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 1.8], [0.4], [6, 1.8]]),
     ("sequence_truncate", {}, [[2, 2, 2], [0.4], [2, 2]]),
-    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.6, 3.6, 3.6], [0.9], [5, 5]]),
+    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.24, 3.24, 3.24], [0.9], [5, 5]]),
     ("sequence_mask", {}, [[0, 0, 0], [0.4], [0, 0]]),
-    ("sequence_mask", dict(low=0.6, high=9.0), [[3.6, 3.6, 3.6], [0], [0, 0]]),
-    ("sequence_mask", dict(high=15.0), [[3.6, 3.6, 3.6], [0.4], [12, 12]]),
+    ("sequence_mask", dict(low=0.6, high=9.0), [[3.24, 3.24, 3.24], [0], [0, 0]]),
+    ("sequence_mask", dict(high=15.0), [[3.24, 3.24, 3.24], [0.4], [10.8, 10.8]]),
     ("geometric_mask", {}, [[0, 0, 0], [0], [0, 0]]),
     ("geometric_mask", dict(low=0.3, high=2.0), [[1, 1, 1], [1], [0, 0]]),
     ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]]),
@@ -578,7 +579,7 @@ def test_corrections_by_hand(name, bounds, weights):
     assert not gradient[~tokens.mask].any()
     assert loss.item() == pytest.approx(sum(sum(wanted, [])))
     flat = sum(weights, [])
-    free = {"token": sum(RATIOS, []), "sequence": [3.6, 3.6, 3.6, 0.4, 12, 12],
+    free = {"token": sum(RATIOS, []), "sequence": [3.24, 3.24, 3.24, 0.4, 10.8, 10.8],
             "geometric": [1] * 6}
     bounded = [w != 0 and w != x for w, x in zip(flat, free[name.split("_")[0]])]
     assert metrics["correction_mean"].item() == pytest.approx(sum(flat) / 6)

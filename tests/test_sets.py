@@ -12,12 +12,11 @@ import zlib
 import pytest
 
 import data
-from conftest import ROOT
+from conftest import BENCHMARKS, ROOT, needs_benchmarks
 from data import sources
 from data.sets import SETS
 from rewards import REWARDS
 
-SHARED = ROOT.parent / "shared" / "benchmarks"
 TESTS = [dict(input="1\n", output="2\n", testtype="stdin")]
 LCB = dict(question_title="t", question_content="Double it.", question_id="q1",
            contest_date="2024-08-21T00:00:00", starter_code="",
@@ -302,10 +301,11 @@ def test_overlap(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not in the project")
+@pytest.mark.benchmarks
+@needs_benchmarks
 @pytest.mark.parametrize("name, rows", dict(
     aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674,
     hitab=300, livecodebench=60, orz=400, code_contests=80).items())
 def test_real_rows(name, rows):
     """All of them load, and all golds grade themselves right but olympiad 2349 ($221,$8$)."""
-    assert len(data.load(name, "test", SHARED)) == rows
+    assert len(data.load(name, "test", BENCHMARKS)) == rows
