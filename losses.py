@@ -292,6 +292,7 @@ def opsm(tokens, *, opsm_delta=0.5):
 
 def sampler_log_ratio(tokens):
     """log u"""
+    require(tokens.sampler_logprobs is not None, "a correction needs Tokens with sampler_logprobs")
     return (tokens.old_logprobs - tokens.sampler_logprobs).clamp(-20, 20)
 
 
@@ -698,6 +699,7 @@ def loss_terms(method, tokens, max_tokens, size=None, correction=None, correctio
                                      group=tokens.group))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
+        require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
         kl = method.call(method.aggregate, k3 * pass_weight, tokens.mask, size, group=tokens.group)

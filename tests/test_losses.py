@@ -494,6 +494,14 @@ def test_far_ratios_are_bounded(apart):
     assert gradient.item() == pytest.approx(0 if abs(apart) > 20 else 1 - math.exp(-apart))
 
 
+@pytest.mark.parametrize("options, missing", [
+    (dict(kl_coef=0.1), "kl_coef needs Tokens with ref_logprobs"),
+    (dict(correction="sequence_mask"), "a correction needs Tokens with sampler_logprobs")])
+def test_missing_logprobs_are_named(options, missing):
+    with pytest.raises(ValueError, match=missing):
+        losses.policy_loss("grpo", tokens_of([[0.5]], [[0.5]], [[1]]), 1, **options)
+
+
 def test_p3os_divergence_is_bounded_at_ten():
     pi, pi_old = [[math.exp(-5), math.exp(-16)]], [[math.exp(-20), math.exp(-1)]]
     tokens = tokens_of(pi, pi_old, [[0]])  # log rho = 15 and -15: the ess is 1/2
