@@ -82,15 +82,16 @@ def of_runs(command, paths, out, metric=None):
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
             try:
                 found += runs.read(path)
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 refuse(f"{path}: a file of the run is damaged: {e}")
     if not found:
         refuse(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py --out "
                "names one")
     groups = runs.grouped(found)
-    if sum(map(len, groups.values())) < len(found):
-        print("analysis: runs are given twice: a seed of a setting counts once, by its longest run",
-              file=sys.stderr)
+    counted = [id(run) for members in groups.values() for run in members]
+    if twice := [f"{run['name']} (seed {run['seed']})" for run in found if id(run) not in counted]:
+        print(f"analysis: {', '.join(twice)}: given twice; a seed of a setting counts once, by its "
+              "longest run", file=sys.stderr)
     logged = {name for run in found for record in run["records"] for name, x in record.items()
               if isinstance(x, (int, float))}
     if metric and metric not in logged:

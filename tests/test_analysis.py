@@ -188,7 +188,7 @@ def test_a_seed_counts_once(tmp_path, capsys):
     main(["table", *map(str, (first, last, short, other))])
     said = capsys.readouterr()
     assert "| c | grpo | 2 | 3 | 2 |" in said.out and said.out.count("| grpo |") == 1
-    assert "a seed of a setting counts once" in said.err
+    assert "analysis: a (seed 0), b (seed 0): given twice; a seed of a setting" in said.err
     main(["table", str(last), str(other)])
     assert capsys.readouterr().err == ""
 
