@@ -47,8 +47,11 @@ MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, 
 def empty_model(model):
     """A model of the shapes in a folder's or an id's config.json. Raises ValueError."""
     try:
+        data.hub.reach(model)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
                                                 dtype=torch.float32)
+    except OSError as e:
+        raise ValueError(f"cannot be read: {data.hub.reason(e)}") from None
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError("has no configuration of a causal language model: "
                          f"{str(e).splitlines()[0]}") from None

@@ -147,7 +147,7 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
     ("--fit 8x80", "--fit needs --model"),
     ("--fits 8x80 --model x", "--fit is GPUs x GB"),
     ("--fit 80 --model x --steps_per_rollout 7", "do not divide"),
-    ("--fit 80 --model nobody/has-this", "--model nobody/has-this has no configuration"),
+    ("--fit 80 --model nobody/has-this", "--model nobody/has-this cannot be read: "),
 ])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, monkeypatch):
     from huggingface_hub import constants
@@ -155,6 +155,14 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, mon
     ended, told = fitted(flags, capsys)
     assert ended == 2 and not told.out
     assert sentence in told.err and told.err.count("\n") == 1
+
+
+def test_a_silent_hub_is_one_sentence_at_once(monkeypatch):
+    def silent(name):
+        raise ConnectionError("it does not answer")
+    monkeypatch.setattr(data.hub, "reach", silent)
+    with pytest.raises(ValueError, match="^cannot be read: it does not answer$"):
+        fit.empty_model("lab/small")
 
 
 def test_no_causal_language_model_is_one_sentence(tmp_path):
