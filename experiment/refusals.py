@@ -3,6 +3,7 @@ exit code 2, before a model loads."""
 
 import importlib.util
 import inspect
+import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from torch.nn.functional import pad
 
 import data
 import losses
+from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
 from experiment import failures
@@ -38,10 +40,23 @@ def check(args, method):
     for package in ("wandb", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+    if args.wandb and parallel.rank() == 0:
+        import wandb
+        try:
+            wandb.login()  # without a key it asks for one, or raises where nobody can answer
+        except Exception as e:  # wandb's classes change with its versions
+            refuse(f"--wandb: {hub.reason(e)}; WANDB_MODE=offline logs without an account")
     for wrong, sentence in combinations(args, method):
         if wrong:
             refuse(sentence)
     check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
+
+
+def divisors(n, near):
+    """The divisors of n below and above a number, in words."""
+    found = sorted(d for i in range(1, math.isqrt(n) + 1) if n % i == 0 for d in (i, n // i))
+    return " or ".join(map(str, [d for d in found if d < near][-1:]
+                           + [d for d in found if d > near][:1]))
 
 
 def combinations(args, method):
@@ -54,6 +69,9 @@ def combinations(args, method):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs),
          "--tp and --max_num_seqs are for --sampler vllm"),
+        (args.origin.get("gpu_memory_utilization") == "given" and not args.fit
+         and not (vllm and torch.cuda.is_available()),
+         "--gpu_memory_utilization is for --sampler vllm on a GPU"),
         (vllm and not has_vllm() and not args.fit,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
@@ -65,10 +83,10 @@ def combinations(args, method):
          f"--data_dir: {args.data} is generated, not read"),
         (sequences % steps,
          f"{problems} problems x {args.group_size} completions = {sequences} sequences do not "
-         f"divide into --steps_per_rollout {steps}"),
+         f"divide into --steps_per_rollout {steps}, but into {divisors(sequences, steps)}"),
         (args.shuffle == "groups" and problems % steps,
          f"--shuffle groups: {problems} problems, a group each, do not divide into "
-         f"--steps_per_rollout {steps}"),
+         f"--steps_per_rollout {steps}, but into {divisors(problems, steps)}"),
         (args.overlong_penalty > args.max_tokens,
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
@@ -198,7 +216,10 @@ def check_advantage(method, group_size, shaped):
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     state = dict(entropy=1.0)
-    call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped, state)
+    advantages, _ = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped, state)
+    if method.like_reinforce and (advantages * (rewards - rewards.mean(1, True))).sum() < 0:
+        raise Fault("gives successes less than failures; like_reinforce=False in the row says that "
+                    "this is meant")
     check_numbers(state, (int, float))
 
 
@@ -213,3 +234,11 @@ def check_method(name, method, group_size, shaped=False):
                     compare(method, f)
             except Fault as fault:
                 refuse(f"{name}: the function {f.__name__} of losses.py {fault}")
+        tokens = toy()
+        tokens.logprobs.requires_grad_()
+        tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs.detach()
+        gradient, = torch.autograd.grad(losses.policy_loss(method, tokens, 1024), tokens.logprobs)
+    pushed = gradient * tokens.advantages  # by the policy gradient below 0 on either side
+    if method.like_reinforce and max(pushed[:4].sum(), pushed[5:].sum()) > 0:
+        refuse(f"{name}: at ratio 1 its gradient has the other sign than the policy gradient's: is "
+               "a minus missing? like_reinforce=False in the row says that this is meant")

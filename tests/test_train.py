@@ -54,9 +54,10 @@ def run(model, out, *flags):
         ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
         ("--objective nope", "nope"),
         ("--aggregate zscore", "zscore"),
-        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
+        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7",
+         "16 sequences do not divide into --steps_per_rollout 7, but into 4 or 8"),
         ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 8 --shuffle groups",
-         "4 problems, a group each, do not divide into --steps_per_rollout 8"),
+         "4 problems, a group each, do not divide into --steps_per_rollout 8, but into 4"),
         ("--shuffle problems", "--shuffle"),
         ("--steps_per_rollout 0", "--steps_per_rollout"),
         ("--rollouts -1", "--rollouts"),
@@ -94,6 +95,7 @@ def run(model, out, *flags):
         ("--data nope", "nope"),
         ("--data_dir {root}", "countdown is generated"),
         ("--out {root}/tests/run", "already"),
+        ("--out {root}/tests/run/metrics.jsonl", "tests/run/metrics.jsonl is no folder"),
         ("--entropy_coef nan", "--entropy_coef"),
         ("--eps_low -5", "--eps_low"),
         ("--eps_low nan", "--eps_low"),
@@ -106,6 +108,7 @@ def run(model, out, *flags):
         ("--seed 99999999999999999999999", "--seed"),
         ("--sampler_temperature 0", "--sampler_temperature"),
         ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
+        ("--sampler transformers --gpu_memory_utilization 0.5", "for --sampler vllm on a GPU"),
         ("--max_refills 9", "--max_refills is for --drop_uniform_groups, which"),
         ("--model=", "--model is empty"),
         ("--out=", "--out is empty"),
@@ -357,6 +360,18 @@ def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
 
+def ascends(tokens):
+    return tokens.advantages * tokens.ratio
+
+
+def makes_failures_likely(tokens):
+    return -tokens.advantages.abs() * tokens.ratio
+
+
+def prefers_failures(rewards, state):
+    return -centred(rewards, state)
+
+
 def writes(tokens):
     return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
 
@@ -391,6 +406,9 @@ def writes(tokens):
         (Method(divides_by_the_spread, PLAIN, token_mean),
          "divides_by_the_spread of losses.py returns nan"),
         (Method(centred, learns_without_an_advantage, token_mean), "is in BY_ADVANTAGE and has"),
+        (Method(centred, ascends, token_mean), "mine: at ratio 1 its gradient has the other sign"),
+        (Method(centred, makes_failures_likely, token_mean), "its gradient has the other sign"),
+        (Method(prefers_failures, PLAIN, token_mean), "of losses.py gives successes less than"),
     ],
     ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
 )
@@ -413,7 +431,8 @@ def drawn(tokens):
     Method(centred, own_objective(docstring=None), token_mean),
     Method(centred, losses.whole_step(lambda tokens: of_other_completions(tokens)), token_mean),
     Method(centred, PLAIN, token_mean, drawn),
-], ids=["no docstring", "whole step", "random"])
+    Method(prefers_failures, ascends, token_mean, like_reinforce=False),
+], ids=["no docstring", "whole step", "random", "another sign"])
 def test_sketches_that_are_not_refused(row, monkeypatch):
     """They leave the generator of random numbers as it was."""
     monkeypatch.setitem(METHODS, "mine", row)
