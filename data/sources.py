@@ -78,7 +78,7 @@ def json_lines(path):
                     yield f"{path}, line {number}", row
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror}") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path}, line {number} is not a JSON object: {e}") from None
 
 

@@ -41,12 +41,18 @@ def resumed(args):
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    path = folders[-1] / "trainer.pt"
     try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
-        return Resumed(folders[-1], read_pickle(path, map_location="cpu", mmap=True))
-    except ValueError as e:
-        raise RunFailed(f"{path} cannot be read ({e}): with this folder renamed, --resume continues"
-                        " from the checkpoint before it") from None
+        state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
+        if state["rollout"] != int(folders[-1].name[-6:]):
+            raise ValueError(f"it is of rollout {state['rollout']}")
+        return Resumed(folders[-1], state)
+    except (ValueError, LookupError, TypeError) as e:
+        raise unusable(folders[-1], e) from None
+
+
+def unusable(folder, error):
+    return RunFailed(f"{folder}/trainer.pt cannot be read ({error!r}): with this folder renamed, "
+                     "--resume continues from the checkpoint before it")
 
 
 def restore(trainer, state):
@@ -118,7 +124,7 @@ def rewind(out, rollout):
             kept = [line for line in lines
                     if line.endswith(b"\n")  # else the process was killed while it wrote the line
                     and json.loads(line)["rollout"] <= rollout]
-        except (ValueError, LookupError, TypeError) as e:
+        except (ValueError, LookupError, TypeError, RecursionError) as e:
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
         write(path, b"".join(kept))

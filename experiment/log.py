@@ -128,9 +128,10 @@ def append(path, rows):
         file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
 
 
-def trackers(out, args, config):
+def trackers(out, args, config, rollout):
     """-> functions that log a record of scalars: to Weights & Biases, TensorBoard, or both, as the
-    flags ask for. config: the content of config.json."""
+    flags ask for. config: the content of config.json. rollout: the last one that stays in the log
+    of a resumed run, else 0."""
     found = []
     if args.wandb:
         import wandb
@@ -139,7 +140,7 @@ def trackers(out, args, config):
         found.append(lambda record: run.log(record, step=record["rollout"]))
     if args.tensorboard:
         from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter(out)
+        writer = SummaryWriter(out, purge_step=rollout and rollout + 1)
         found.append(lambda record: [writer.add_scalar(name, value, record["rollout"])
                                      for name, value in record.items()])
     return found

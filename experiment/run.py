@@ -42,7 +42,7 @@ def claim_folder(args):
             if args.out or args.resume:  # of which flags.py saw that it holds no run
                 refuse(f"--out {out} is another process's")
         except OSError as e:
-            refuse(f"--out {out} cannot be written: {e.strerror}")
+            refuse(f"--out {out} cannot be written: {e.strerror or e}")
         out = first.with_name(f"{first.name}.{number}")
 
 
@@ -78,25 +78,30 @@ class Run(AbstractContextManager):
         self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
         saved = dict(flags=flags, rollout=0, best=None, state={}, totals={}, pending=[])
-        if resumed:
-            saved = resumed.state
-            checkpoint.restore(trainer, saved)
 
         def changed(*names):
             return any(flags[name] != saved["flags"][name] for name in names)
-        self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
-        # another method's averages mean nothing, nor does a score of other problems
-        self.state = {} if changed("loss", "advantage") else saved["state"]
-        self.best = (None if changed("eval_data", "eval_problems", "eval_samples")
-                     else saved["best"])
-        self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                             for batch, rewards, *rest in saved["pending"])
+        try:
+            if resumed:
+                saved = resumed.state
+                checkpoint.restore(trainer, saved)
+            self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
+            # another method's averages mean nothing, nor does a score of other problems
+            self.state = {} if changed("loss", "advantage") else saved["state"]
+            self.best = (None if changed("eval_data", "eval_problems", "eval_samples")
+                         else saved["best"])
+            self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
+                                 for batch, rewards, *rest in saved["pending"])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:  # such a file may hold anything
+            raise checkpoint.unusable(resumed.folder, e) from None
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
         self.first_head = head_of(args.model) if args.rank_every and on_first else None
         self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
-        self.trackers = log.trackers(self.out, args, config) if on_first else []
+        self.trackers = log.trackers(self.out, args, config, self.rollout) if on_first else []
         say(banner(args, method, trainer.policy, self.out, self.rollout))
 
     def __exit__(self, kind, error, _):
