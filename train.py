@@ -175,6 +175,8 @@ def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
+    if flags.finished(args):
+        return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
     from experiment import check, checkpoint
     from experiment.run import Run, banner

@@ -16,8 +16,8 @@ import losses
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
-from experiment import failures, refusals
-from experiment.files import checkpoint_folders, default_out, folder_fault
+from experiment import checksums, failures, refusals
+from experiment.files import checkpoint_folders, default_out, folder_fault, out_fault
 from losses import METHODS, keyword_only
 
 refuse = partial(failures.refuse, "train.py")
@@ -239,12 +239,20 @@ def parse_args(argv, description):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     refusals.check(args, method)
+    args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
+    check_folders(args)
+    return args, method
+
+
+def check_folders(args):
+    """Refuses folders that --out and --model cannot name."""
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not (args.resume or args.check or args.fit)):
         refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
+    if fault := (args.out or args.resume) and out_fault(default_out(args)):
+        refuse(f"--out {fault}")
     if fault := folder_fault(args.model):
         refuse(fault)
-    return args, method
 
 
 def saved_config(args):
@@ -255,8 +263,9 @@ def saved_config(args):
         return {}, {}
     try:
         config = json.loads(path.read_text())
-        return config["flags"], config["checksums"]
-    except (OSError, ValueError, LookupError, TypeError) as e:
+        flags, before, *_ = (config[name] for name in ("flags", "checksums", "id", "before"))
+        return dict(flags), dict(before)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
         if not checkpoint_folders(path.parent):
             return {}, {}
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
@@ -267,11 +276,12 @@ def refuse_unknown(name, loss, method, there):
     if name.lower() in ("true", "false"):
         refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
-    problem = (f"{name} is a flag of {', '.join(owners)}" if owners
-               else f"{name}: there is no such flag; --help lists them")
-    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
     own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
-    refuse(f"{problem}; {loss} has {own_flags}{did_you_mean(name, names)}")
+    if owners:
+        refuse(f"{name} is a flag of {', '.join(owners)}; {loss} has {own_flags}")
+    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
+    refuse(f"{name}: there is no such flag; --help lists them; {loss} has {own_flags}"
+           f"{did_you_mean(name, names)}")
 
 
 FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, and it follows anew
@@ -300,7 +310,7 @@ def flags_of(args):
 def compare(args):
     """Prints the flags of a resumed run that have changed; refuses those that change training,
     unless --force is given."""
-    saved, checksums = saved_config(args)
+    saved, before = saved_config(args)
     if not saved or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags
     now = flags_of(args)
@@ -309,14 +319,30 @@ def compare(args):
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    for name, checksum in args.checksums.items():
-        if checksums.get(name, checksum) != checksum:
-            changes[name] = f"the {name} are not those that the run had"
-    args.checksums = {**checksums, **args.checksums}
+    for name, new in args.checksums.items():
+        old = before.get(name)
+        if None not in (old, new) and old != new:
+            changes[name] = f"the {name} changed"
+            if type(old) is type(new) is dict:  # of code
+                places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
+                changes[name] += f" in {', '.join(places)}"
+    if not any(isinstance(old, dict) for old in before.values()):
+        changes["code"] = "config.json does not say with which losses.py and verifiers it began"
+    args.checksums = {**before, **args.checksums}
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]
     if learnt and not args.force:
-        refuse(f"{'; '.join(learnt)}: that is another method or other data than the run's; "
-               "--force continues all the same")
+        refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
+               "continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
+
+
+def finished(args):
+    """Says so if the run that --resume names has all its rollouts and its figure."""
+    out = default_out(args)
+    folders = checkpoint_folders(out) if args.resume and (out / "curves.png").exists() else []
+    done = int(folders[-1].name[-6:]) if folders else 0
+    if done >= args.rollouts:
+        parallel.say(f"{out}: all {done} rollouts are done; a larger --rollouts continues")
+    return done >= args.rollouts

@@ -1,7 +1,5 @@
 """Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
-import json
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +10,11 @@ from data import hub
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import make_sampler
+from experiment import checksums
 from experiment.failures import room_for
 from experiment.flags import compare, refuse
 from graders import sandbox
+from rewards import VERIFIERS
 
 
 def read_tokenizer(model, problems, template):
@@ -24,12 +24,15 @@ def read_tokenizer(model, problems, template):
     from transformers import AutoTokenizer  # takes seconds: not before flags are refused
 
     from engine.loading import eos_ids, positions_of
+    folder = Path(model)
+    if folder.is_dir() and not [*folder.glob("*token*"), *folder.glob("vocab*")]:
+        raise ValueError(f"--model {model} has no tokenizer: no tokenizer.json is in the folder")
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        where = ("cannot be used" if Path(model).exists()
+        where = ("cannot be used" if folder.exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
     if not eos:
@@ -51,7 +54,8 @@ def read_tokenizer(model, problems, template):
 
 def load_data(args):
     """-> the problems to learn from, the held-out ones, and the ids of those left out because
-    their gold answer cannot be graded. args.checksums gets those of the problems."""
+    their gold answer cannot be graded. args.checksums gets those of problems, weights
+    and verifiers."""
     left_out, test_set = [], []
     try:
         if args.eval_every:
@@ -73,15 +77,14 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums = {"problems": checksum(rows)}
+    args.checksums.update({"problems": checksums.of_problems(rows),
+                           "weights of --model": checksums.of_weights(args.model)})
     if test_set:
-        args.checksums["held-out problems"] = checksum(test_set)
+        args.checksums["held-out problems"] = checksums.of_problems(test_set)
+    for name in {p["reward"] for p in (train_set[0], *rows, *test_set)}:
+        args.checksums[f"verifier {name}"] = checksums.of_code([VERIFIERS[name]])
     compare(args)
     return train_set, test_set, left_out
-
-
-def checksum(problems):
-    return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
 
 
 def load_tokenizer(args, train_set, test_set):

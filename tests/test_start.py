@@ -2,16 +2,20 @@
 errors of evaluations, a rollout that teaches nothing."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import data
+import eval as evaluation
 import train
 from data.recipe import settings_of
 from experiment import log
 from experiment.failures import RunFailed
 from experiment.flags import Parser
+from experiment.model import read_tokenizer
 from losses import METHODS
 from test_train import run
 
@@ -64,8 +68,6 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
     ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)")])
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from types import SimpleNamespace
-
     from experiment.run import banner
 
     (tmp_path / "config.json").write_text("{}")
@@ -164,6 +166,48 @@ def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsy
 ], ids=["model", "group_size", "switch"])
 def test_odd_values_are_a_sentence(flags, named, capsys):
     assert named in refused(capsys, *flags)
+
+
+def test_another_methods_flag_has_no_suggestion(capsys):
+    said = refused(capsys, "--alpha_max", "2")
+    assert "--alpha_max is a flag of fade; grpo has" in said and "did you mean" not in said
+
+
+def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb.py").write_text("def login():\n    raise ValueError('No API key')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "--wandb: No API key; WANDB_MODE=offline" in refused(
+        capsys, "--wandb", "mine", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.delitem(sys.modules, "wandb")
+
+
+@pytest.mark.parametrize("rollout, first", [(0, 0), (3, 4)])
+def test_tensorboard_drops_what_a_resumed_run_writes_again(rollout, first, tmp_path, monkeypatch):
+    made = []
+    writer = SimpleNamespace(SummaryWriter=lambda out, purge_step: made.append(purge_step))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", writer)
+    args = SimpleNamespace(wandb=None, tensorboard=True)
+    assert len(log.trackers(tmp_path, args, {}, rollout)) == 1 and made == [first]
+
+
+@pytest.mark.parametrize("main, flag", [(train.main, "--data"), (evaluation.main, "--benchmarks")])
+def test_data_that_is_nested_too_deep_is_one_sentence(main, flag, tmp_path, capsys):
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"prompt": ' + "[" * 100_000 + "\n")
+    with pytest.raises(SystemExit) as stop:
+        main([flag, str(path), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "deep.jsonl, line 1 is not a JSON object" in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
+    """Of Gemma transformers makes a tokenizer that knows no word."""
+    from transformers import Gemma2Config
+    Gemma2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer: no tokenizer.json is in the folder"):
+        read_tokenizer(str(tmp_path), [dict(prompt="x", id="0")], None)
 
 
 # ---------------------------------------------------------------------------- noise, dead runs
