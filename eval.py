@@ -24,7 +24,7 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import default_kind, make_sampler
-from experiment import failures
+from experiment import checksums, failures
 from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser
 from experiment.log import versions
@@ -198,6 +198,7 @@ def begin(args, problems, out, size):
     first problems. size: problems of a chunk. A partial chunk is sampled anew: it has one seed."""
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     path = out / "completions.jsonl"
+    weights = args.model and checksums.of_weights(args.model)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock(out)
@@ -206,10 +207,15 @@ def begin(args, problems, out, size):
             for name, value in settings.items():
                 if value != before.get(name):
                     refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
+            now, weights = weights, before.get("weights")  # None: of an older version
+            if None not in (now, weights) and now != weights:
+                refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
+                       "--out evaluates these")
+        settings["weights"] = weights
         write(out / "settings.json", json.dumps(settings, indent=1))
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, AttributeError, RecursionError) as e:
         refuse(f"--out {out} cannot be used: {e}")
     if args.completions:
         groups = read_whole(Path(args.completions), problems, "--completions")
