@@ -328,7 +328,7 @@ def compare(args):
                 places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
                 changes[name] += f" in {', '.join(places)}"
     if not any(isinstance(old, dict) for old in before.values()):
-        changes["code"] = "config.json has no checksums of losses.py and the verifiers"
+        changes["code"] = "config.json does not say with which losses.py and verifiers it began"
     args.checksums = {**before, **args.checksums}
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]
@@ -345,5 +345,5 @@ def finished(args):
     folders = checkpoint_folders(out) if args.resume and (out / "curves.png").exists() else []
     done = int(folders[-1].name[-6:]) if folders else 0
     if done >= args.rollouts:
-        parallel.say(f"{out}: all {done} rollouts are done; --rollouts with more continues")
+        parallel.say(f"{out}: all {done} rollouts are done; a larger --rollouts continues")
     return done >= args.rollouts

@@ -96,7 +96,7 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for flags in ("", "--force --loss grpo --lr 1"):  # done already: nothing happens
         resume(out, *flags.split())
-        assert "all 4 rollouts are done; --rollouts" in capsys.readouterr().out
+        assert "all 4 rollouts are done; a larger --rollouts" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -291,7 +291,7 @@ def with_checksums(out, change):
      "the verifier countdown changed in rewards.arithmetic: "),
     (lambda sums: sums.update({"weights of --model": 1}), "the weights of --model changed: "),
     (lambda sums: [sums.pop(name) for name in ("row fade", "verifier countdown")],
-     "config.json has no checksums of losses.py and the verifiers: "),
+     "config.json does not say with which losses.py and verifiers it began: "),
 ], ids=["row", "verifier", "weights", "none"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_code_is_named_and_needs_force(whole, tmp_path, change, said, finished, capsys):
