@@ -195,8 +195,8 @@ def next_result(lines, session, timeout, most_bytes):
     """The runner's next line; for what it raises see LineReader.read.
 
     The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
-    the clock (it sleeps), or at twenty times `timeout`: on a busy machine a program may wait for long
-    until it has a core."""
+    the clock (it sleeps), or at twenty times `timeout`: on a busy machine a program may wait long
+    for a core."""
     began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
     while True:
         try:
