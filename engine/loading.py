@@ -120,6 +120,34 @@ def place(policy, activation_checkpointing, offload):
             module.to(getattr(torch, policy.dtype))
 
 
+class LoRA(torch.nn.Module):
+    """A frozen linear layer with an adapter: its weights are W + scale B A, and B is 0 at first
+    (arXiv 2106.09685)."""
+
+    def __init__(self, layer, rank, scale):
+        super().__init__()
+        self.base_layer, self.scale, self.on = layer, scale, True
+        self.lora_A = torch.nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = torch.nn.Linear(rank, layer.out_features, bias=False)
+        torch.nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
+        torch.nn.init.zeros_(self.lora_B.weight)
+        self.to(layer.weight.device)
+
+    def forward(self, x):
+        y = self.base_layer(x)
+        return y + self.lora_B(self.lora_A(x)) * self.scale if self.on else y
+
+    @property
+    def weight(self):
+        """For models that read it (Jamba; the kernels of Mamba's kind)."""
+        change = self.scale * (self.lora_B.weight @ self.lora_A.weight)
+        return self.base_layer.weight + change if self.on else self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+
 class WithoutAdapters:
     """A policy with its adapters off: the initial model, without a second one in memory."""
 
@@ -127,13 +155,12 @@ class WithoutAdapters:
         self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
 
     def __call__(self, batch):
-        from peft.tuners.tuners_utils import BaseTunerLayer
-        layers = [m for m in self.policy.modules() if isinstance(m, BaseTunerLayer)]
+        layers = [m for m in self.policy.modules() if isinstance(m, LoRA)]
         for layer in layers:
-            layer.enable_adapters(False)
+            layer.on = False
         outputs = self.policy(batch)
         for layer in layers:
-            layer.enable_adapters(True)
+            layer.on = True
         return outputs
 
 
@@ -167,8 +194,8 @@ def check_head(policy, probe):
 
 
 def add_adapters(model, rank, alpha):
-    """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none."""
-    from peft import LoraConfig, inject_adapter_in_model
+    """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none.
+    All else is frozen."""
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = [name for name, module in model.named_modules()
               if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()]
@@ -176,8 +203,13 @@ def add_adapters(model, rank, alpha):
     if rank > most:
         raise ValueError(f"has linear layers of rank {most} at most, and --lora_rank is {rank}"
                          if linear else "has no linear layers for --lora_rank")
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear, bias="none"), model)
+    model.requires_grad_(False)
+    experts = [name for name, p in model.named_parameters() if p.dim() == 3 and min(p.shape) > 1]
+    if experts:
+        parallel.say(f"adapters are on {len(linear)} linear layers; the experts, {experts[0]} and "
+                     "others like it, are none: they stay frozen")
+    for name in linear:
+        model.set_submodule(name, LoRA(model.get_submodule(name), rank, alpha / rank))
 
 
 @torch.no_grad()

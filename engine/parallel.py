@@ -202,7 +202,7 @@ def weights(policy):
         if ".base_layer" in name:
             layer = policy.model.get_submodule(name[:name.index(".base_layer")])
             if name.endswith("weight"):
-                a, b = (full(part["default"].weight).to(value.device)
+                a, b = (full(part.weight).to(value.device)
                         for part in (layer.lora_A, layer.lora_B))
-                value = value + layer.scaling["default"] * (b @ a)
+                value = value + layer.scale * (b @ a)
         yield name.replace(".base_layer", ""), value
