@@ -178,13 +178,15 @@ def check_memory(s):
            "--tokens_per_micro_batch, --activation_checkpointing, --offload, --lora_rank")
 
 
+@torch.no_grad()
 def check_sync(s):
     """The last check: it changes the weights, by more than bfloat16 rounds."""
     s.sampler.wake()
     for factor in (-1.0, 0.5):
-        with torch.no_grad():
-            for p in s.policy.parameters():
-                p.mul_(factor)
+        for name, p in s.policy.named_parameters():
+            p.mul_(factor)
+            if "lora_B" in name:  # 0 until now; an adapter adds as much as its input to the output
+                p.normal_(std=2 * s.args.lora_rank**0.5 / s.args.lora_alpha)
         s.sampler.load_weights(parallel.weights(s.policy))
     temperature = s.args.temperature
     yield agreement(s, "after two more weight syncs", sampled(s, temperature, 2)[1], temperature)

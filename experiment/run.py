@@ -92,6 +92,7 @@ class Run(AbstractContextManager):
         self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                              for batch, rewards, *rest in saved["pending"])
         self.signals, self.stopping, self.warned = [], [], set()
+        self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
         self.first_head = head_of(args.model) if args.rank_every and on_first else None
@@ -195,6 +196,9 @@ class Run(AbstractContextManager):
             self.warn(log.nothing_to_learn, samples[0], record)
         if record["len/truncated_frac"] > 0.5:
             self.warn(log.cut_off, record)
+        self.first = self.first or record
+        if record[log.GAP] > max(10 * self.first[log.GAP], log.USUAL_GAP[args.dtype]):
+            self.warn(log.two_policies, record, self.first)
         if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
                             "are printed above; the verifiers are in rewards.py")
@@ -232,7 +236,7 @@ class Run(AbstractContextManager):
         checkpoint.save(
             self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
             flags=flags_of(args), rollout=self.rollout, best=self.best, state=self.state,
-            totals=self.totals,
+            totals=self.totals, first=self.first,
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
