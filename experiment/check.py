@@ -184,9 +184,10 @@ def check_sync(s):
     s.sampler.wake()
     for factor in (-1.0, 0.5):
         for name, p in s.policy.named_parameters():
-            p.mul_(factor)
-            if "lora_B" in name:  # 0 until now; an adapter adds as much as its input to the output
-                p.normal_(std=2 * s.args.lora_rank**0.5 / s.args.lora_alpha)
+            if "lora_B" in name:  # 0 until now; an adapter adds a quarter of its input's size
+                p.normal_(std=0.5 * s.args.lora_rank**0.5 / s.args.lora_alpha)
+            elif p.requires_grad:
+                p.mul_(factor)
         s.sampler.load_weights(parallel.weights(s.policy))
     temperature = s.args.temperature
     yield agreement(s, "after two more weight syncs", sampled(s, temperature, 2)[1], temperature)

@@ -61,10 +61,9 @@ def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeyp
         assert failing(capsys, "--dtype", "bfloat16", *few) == [AFTER_SYNC] * (keeps is not kept[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_adapter_that_is_lost(base, capsys, monkeypatch, dtype):
+def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
     """Adapters are 0 when a run starts: the check gives them noise."""
-    flags = ["--lora_rank", "2", "--dtype", dtype, "--tokens_per_micro_batch", "1024"]
+    flags = ["--lora_rank", "2"]
     assert failing(capsys, *flags) == []
     own = parallel.weights
 

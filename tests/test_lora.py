@@ -102,7 +102,7 @@ def test_a_run_on_a_mixture(tmp_path, graded, capsys):
     out, flags = tmp_path / "whole", [*SMALL, "--kl_coef", "0.1", "--keep", "9"]
     records = rollouts(folder, out, *flags)
     assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records)
-    assert records[0]["steps"][0]["loss/kl"] < 1e-6 < 1e-2 < records[2]["loss/kl"]
+    assert records[0]["steps"][0]["loss/kl"] < 1e-6 < 1e-3 < records[2]["loss/kl"]
     said = capsys.readouterr().out
     assert "adapters on 14 linear layers" in said and "apart on average" not in said
     cut = Path(shutil.copytree(out, tmp_path / "cut"))
