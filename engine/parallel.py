@@ -199,10 +199,8 @@ def weights(policy):
         if "lora_" in name:
             continue
         value = full(value.to(device()))  # gloo would gather --offload's shards: 0.3 GB/s
-        if ".base_layer" in name:
-            layer = policy.model.get_submodule(name[:name.index(".base_layer")])
-            if name.endswith("weight"):
-                a, b = (full(part["default"].weight).to(value.device)
-                        for part in (layer.lora_A, layer.lora_B))
-                value = value + layer.scaling["default"] * (b @ a)
+        if name.endswith(".base_layer.weight"):
+            layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            a, b = (full(part.weight).to(value.device) for part in (layer.lora_A, layer.lora_B))
+            value = value + layer.scale * (b @ a)
         yield name.replace(".base_layer", ""), value

@@ -60,7 +60,10 @@ def restore(trainer, state):
     policy, _, optimizer, schedule, scaler = trainer
     options = gathered.StateDictOptions(full_state_dict=True, strict=False)
     if state["adapter"]:
-        gathered.set_model_state_dict(policy, state["adapter"], options=options)
+        _, unknown = gathered.set_model_state_dict(policy, state["adapter"], options=options)
+        if unknown:  # ignored otherwise, the optimizer's moments of them, too
+            raise RunFailed(f"the checkpoint has adapters that this model lacks, {unknown[0]} for "
+                            "one: the commit that began the run is in its config.json")
     gathered.set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
     schedule.last_epoch = state["optimizer_steps"]
     # learning rate and weight decay follow the flags, which --force may have changed

@@ -124,7 +124,7 @@ class Ledger(TorchDispatchMode):
             args = (args[0], [i for part in places for i in part], *args[2:])
         with self.fake:
             out = func(*args, **kwargs)
-        # peft moves parameters, which must have no weak references then
+        # modules move their parameters, which must have no weak references then
         self.fake.fake_tensor_converter.tensor_memo.clear()
         if fake or isinstance(out, torch.Tensor) and out.is_floating_point():
             return out

@@ -29,6 +29,9 @@ NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_lo
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
              capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens")
+GAP = "sampler/logp_absdiff_mean"
+# of real models at most, by the trainer's dtype (docs/scaling.md)
+USUAL_GAP = dict(float32=1e-4, float16=5e-3, bfloat16=0.03)
 
 
 def mean_of_some(values):
@@ -67,8 +70,8 @@ def examples(groups, tokenizer):
 def agreement(logprobs, batch):
     """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights. k3
     estimates the KL divergence."""
-    gap = logprobs[batch.mask].double() - batch.sampler_logprobs[batch.mask].double()
-    return {"sampler/logp_absdiff_mean": gap.abs().mean().item(),
+    gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
+    return {GAP: gap.abs().mean().item(),
             "sampler/logp_absdiff_max": gap.abs().max().item(),
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}
 
@@ -194,3 +197,11 @@ def cut_off(record):
     return (f"WARNING  rollout {record['rollout']}: {record['len/truncated_frac']:.0%} of the "
             "completions are cut off at max_tokens. More --max_tokens, a --template that the model "
             "knows, or --stop TEXT, such as </answer>, may help")
+
+
+def two_policies(record, first):
+    """The warning of a rollout whose sampler seems to have had other weights than the trainer."""
+    return (f"WARNING  rollout {record['rollout']}: log probabilities of sampler and trainer are "
+            f"{record[GAP]:.2g} apart on average, {first[GAP]:.2g} in rollout {first['rollout']}. "
+            "The sampler may lack some of the trained weights (--check tries it; --sampler is "
+            "another), or rounding counts for more (--dtype float32, --sampler_dtype float32)")

@@ -92,11 +92,12 @@ class Run(AbstractContextManager):
                          else saved["best"])
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, RunFailed):
             raise
         except Exception as e:  # such a file may hold anything
             raise checkpoint.unusable(resumed.folder, e) from None
         self.signals, self.stopping, self.warned = [], [], set()
+        self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
         self.first_head = head_of(args.model) if args.rank_every and on_first else None
@@ -200,6 +201,9 @@ class Run(AbstractContextManager):
             self.warn(log.nothing_to_learn, samples[0], record)
         if record["len/truncated_frac"] > 0.5:
             self.warn(log.cut_off, record)
+        self.first = self.first or record
+        if record[log.GAP] > max(10 * self.first[log.GAP], log.USUAL_GAP[args.dtype]):
+            self.warn(log.two_policies, record, self.first)
         failed = metrics["grader/error"] + metrics["grader/timeout"]
         if failed == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
@@ -238,7 +242,7 @@ class Run(AbstractContextManager):
         checkpoint.save(
             self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
             flags=flags_of(args), rollout=self.rollout, best=self.best, state=self.state,
-            totals=self.totals,
+            totals=self.totals, first=self.first,
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 

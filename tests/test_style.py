@@ -117,7 +117,7 @@ def test_no_imports_go_in_a_circle():
     "from analysis.__main__ import make_parser as make; make().format_help(); "
     "make().parse_args(['curves', 'runs'])"])
 def test_flags_are_parsed_before_anything_heavy_is_imported(command):
-    heavy = {"transformers", "vllm", "peft", "matplotlib", "sympy", "datasets",
+    heavy = {"transformers", "vllm", "matplotlib", "sympy", "datasets",
              "torch.distributed.fsdp", "torch.nn.attention.varlen"}
     code = f"import sys, train, eval; {command}; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
