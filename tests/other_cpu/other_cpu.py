@@ -52,6 +52,14 @@ def pretend():
         """A softmax whose sum runs from the last element to the first."""
         return stock(x.flip(dim), dim, *rest).flip(dim)
 
+    def attention(stock, query, key, *rest, **options):
+        """Products of queries and keys are sums from the last element to the first."""
+        return stock(query.flip(-1), key.flip(-1), *rest, **options)
+
+    def attention_backward(stock, gradient, query, key, *rest, **options):
+        of_query, of_key, of_value = stock(gradient, query.flip(-1), key.flip(-1), *rest, **options)
+        return of_query.flip(-1), of_key.flip(-1), of_value
+
     def inverted(stock, x):
         """exp x = 1 / exp(-x), to 1.5 units in the last place."""
         return stock(-x).reciprocal_() if x.dtype in wide else stock(x)
@@ -62,5 +70,6 @@ def pretend():
         replace(name, backwards)
     for name in ("_softmax", "_log_softmax"):
         replace(name, flipped)
+    replace("_scaled_dot_product_flash_attention_for_cpu", attention)
+    replace("_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward)
     replace("exp", inverted)
-    torch.backends.cuda.enable_flash_sdp(False)  # on a CPU, too: attention is made of the above

@@ -46,13 +46,14 @@ def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
 
 
 def test_the_sides_of_remark_1():
-    """Low: one sub-bin has 0.9 * 1 and 0.9 * -1 of two tokens, the other 0.8 * 3 clipped and
-    0.8 * 1. High: one token, 0.1 * -2."""
-    tokens = some_tokens([[0.1, 0.1, 0.2], [0.2, 0.9, None]], [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
+    """Low: one sub-bin has 0.89 * 1 and 0.89 * -1 of two tokens, the other 0.81 * 3 clipped and
+    0.81 * 1. High: one token, 0.1 * -2."""
+    tokens = some_tokens([[0.11, 0.11, 0.19], [0.19, 0.9, None]],
+                         [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
                          [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
-    assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.4) / 2, -0.2])
-    alone = some_tokens([[0.1]], [[1.0]], [[1.0]])
-    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.9), None]
+    assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
+    alone = some_tokens([[0.11]], [[1.0]], [[1.0]])
+    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.89), None]
 
 
 def integral(kappa, band, low, high, eq, n=20_000):
