@@ -13,21 +13,7 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import (
-    Add,
-    Derivative,
-    Expr,
-    FiniteSet,
-    Float,
-    I,
-    Interval,
-    MatrixBase,
-    Pow,
-    Rational,
-    Symbol,
-    Tuple,
-    simplify,
-)
+from sympy import Expr, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Tuple, simplify
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
@@ -103,44 +89,41 @@ def interval(text):
 # ------------------------------------------------------------------ math-verify
 
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
-POWERS = Pow, sympy.factorial, sympy.binomial
-ENDLESS = (*map(type, (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)), sympy.AccumBounds)
+POWERS = sympy.Pow, sympy.factorial, sympy.binomial
+ENDLESS = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.AccumBounds
 # Units and boxes are ours.
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text):
-    """-> [expression, text] of an answer, or [text] if it is no LaTeX. math-verify's own reader
-    would take a number from a text that is none."""
+    """-> the value of an answer, or its text if it is no LaTeX or has none. math-verify's own
+    reader would take a number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
-        return [Rational(value), text]
+        return Rational(value)
     latex = normalize_latex(text, AS_LATEX)
-    towers = re.findall(r"\^ *\{[^}^]*?([0-9]+) *\^ *\{? *([0-9]+)", text)
-    if any(int(power) * int(base).bit_length() > 17 for base, power in towers):
-        return [latex]  # The parser itself would compute it.
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
                             convert_degrees=False, normalization_config=None)
     except Exception:  # whatever the parser says
-        return [latex]
+        return latex
     if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
-        return [latex]
-    return [plain(value) if isinstance(value, Expr) else value, latex]
+        return latex
+    return plain(value) if isinstance(value, Expr) else value
 
 
 def plain(value):
     """An expression as it is compared: i is the imaginary unit, other names are real, and so are
     functions and derivatives, which nothing is known of; decimals are exact."""
-    opaque = value.atoms(AppliedUndef, Derivative) | value.free_symbols
+    opaque = value.atoms(AppliedUndef, sympy.Derivative) | value.free_symbols
     return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)} | {
         name: I if str(name) == "i" else Symbol(str(name), real=True) for name in opaque})
 
 
-def point(names, k):
-    """Numbers for names. At the last two of the four points every other one is negative."""
+def numbers(names, k):
+    """Values for names. At the last two of the four points every other one is negative."""
     return {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
             else 1) for i, name in enumerate(sorted(names, key=str))}
 
@@ -154,25 +137,21 @@ def digits(number):
 def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
     than plus or minus infinity alone, has none, nor has a power of 100,000 digits, nor a sum of
-    terms above 1e20 that are above 1e20 times the sum and the whole."""
+    terms above 1e20 times it, or above 1e20 where it is 0."""
     if isinstance(part, MatrixBase):
         return all(map(is_value, part.flat()))
     if not isinstance(part, Expr) or isinstance(part, ExprWithLimits):
         return all(map(is_value, part.args))
-    if part in (sympy.oo, -sympy.oo):
-        return True
-    if part.atoms(*ENDLESS):
-        return False
+    if part.has(*ENDLESS):
+        return part in ENDLESS[:2]
     for power in sympy.postorder_traversal(part):
         if isinstance(power, POWERS) and power.args[-1].is_number and abs(power.args[-1]) > 1e5:
             return False
     number = plain(part)
-    number = number.xreplace(point(number.free_symbols, 0)).doit()
-    sums = [node for node in number.atoms(Add) if node.is_number]
-    size = abs(digits(number)) if sums and number.is_number else 0
-    return not number.atoms(*ENDLESS) and all(
-        max(abs(digits(term)) for term in node.args) <= 1e20 * (max(abs(digits(node)), size) or 1)
-        for node in sums)
+    number = number.xreplace(numbers(number.free_symbols, 0)).doit()
+    return not number.has(*ENDLESS) and all(
+        max(abs(digits(term)) for term in node.args) <= 1e20 * (abs(digits(node)) or 1)
+        for node in number.atoms(sympy.Add) if node.is_number)
 
 
 def close(a, b):
@@ -191,13 +170,14 @@ def agree(a, b):
     if not names or a.has(ExprWithLimits) or b.has(ExprWithLimits):
         return None
     for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
-        whole = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
-        values = a.subs(whole), b.subs(whole)
+        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(point), b.subs(point)
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
     for k in range(4):
-        values = a.subs(point(names, k)), b.subs(point(names, k))
+        point = numbers(names, k)
+        values = a.subs(point), b.subs(point)
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
                 k < 2 and not x.is_real and not a.has(I)):
@@ -208,17 +188,12 @@ def agree(a, b):
 
 def same(pred, gold):
     """Have two texts the same value?"""
-    if len(pred) + len(gold) > 4000:
-        return False
-    golds, preds = read(expand(gold)), read(expand(pred))
-    if len(golds) + len(preds) < 4:
-        return golds == preds
-    return alike(golds[0], preds[0])
+    return len(pred) + len(gold) <= 4000 and alike(read(expand(gold)), read(expand(pred)))
 
 
 def alike(a, b):
     """Have two answers, as `read` gives them, the same value? Sums that math-verify would simplify
-    for seconds are compared at points, and its tolerance is for none but decimals."""
+    for seconds are compared at points, and sets, tuples and matrices part by part."""
     if a == b:
         return True
     if isinstance(a, Expr) and isinstance(b, Expr):
@@ -227,27 +202,13 @@ def alike(a, b):
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
             return close(a, b) or rounds(a, b) or rounds(b, a)
-        return verify(a, b, timeout_seconds=None)
+    if isinstance(a, FiniteSet) and isinstance(b, FiniteSet):
+        return len(a) == len(b) and all(any(alike(x, y) for y in b) for x in a)
     if isinstance(a, MatrixBase) and isinstance(b, MatrixBase):
         return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
-    if isinstance(a, Interval) and isinstance(b, Interval):
-        return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
-    x, y = entries(a), entries(b)
-    if not x or not y:
-        return verify(a, b, timeout_seconds=None)
-    if isinstance(a, FiniteSet):
-        return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
-    return len(x) == len(y) and all(map(alike, x, y))
-
-
-def entries(value):
-    """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
-    its only one. None of others."""
-    if isinstance(value, (FiniteSet, Tuple)):
-        return getattr(value, "_unsorted_args", value.args)
-    if isinstance(value, Interval):
-        return value.args[:2] if value.is_open else None
-    return [value] if isinstance(value, Expr) else None
+    if type(a) is type(b) and isinstance(a, (Interval, Tuple)):
+        return len(a.args) == len(b.args) and all(map(alike, a.args, b.args))
+    return verify(a, b, timeout_seconds=None)
 
 
 def same_equation(pred, gold):
@@ -258,7 +219,7 @@ def same_equation(pred, gold):
         return False
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
-    values = [read(side.strip())[0] for side in sides + gold_sides]
+    values = [read(side.strip()) for side in sides + gold_sides]
     if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
@@ -365,7 +326,7 @@ def exact(text):
     decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
     value = left.rpartition("=")[2].strip()
     if decimal and is_closed(value) and 2 * abs(
-            read(value)[0] - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
+            read(value) - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
         return left
     return text
 
@@ -427,16 +388,10 @@ def same_number(pred, x, gold, y):
     return rounds(x, y) or rounds(y, x)
 
 
-def decimals(number):
-    """How many digits a rational number has behind the point; None for other numbers, and where
-    they have no end."""
-    q = getattr(number, "denominator", 0)
-    return next((k for k in range(q.bit_length()) if pow(10, k, q) == 0), None)
-
-
 def rounds(decimal, other):
     """Is a number the decimal of six digits or more that `other`, whose digits have no end, is
     rounded to?"""
-    places = decimals(decimal)
-    return bool(places and decimals(other) is None and abs(decimal) * 10**places >= 10**5
+    places, end = (next((k for k in range(q.bit_length()) if pow(10, k, q) == 0), None)
+                   for q in (getattr(x, "denominator", 0) for x in (decimal, other)))
+    return bool(places and end is None and abs(decimal) * 10**places >= 10**5
                 and 2 * abs(decimal - other) * 10**places <= 1)

@@ -78,7 +78,7 @@ VALUES = ("987", "-\\frac{43}{7}", "6543.21", "2\\sqrt{91}")
 # Answers that depend on no question: <e> is an expression, <u> one that is not finite or not
 # defined, <z> of terms that cancel, <h> a huge number. KINDS are gold answers, no two equal.
 GRAMMAR = dict(
-    answer=r"""<e> | <e> | <e> | <e> | <u> <e> | <e>, <e> | <e>, <e>, <e> | \{<e>, <e>\} | (<e>, <e>)
+    answer=r"""<e> | <e> | <e> | <e> | <u> <e> | <e>, <e> | <e>, <e>, <e> | (<e>, <e>)
     (<e>, <e>] | [<e>, <e>) | [<e>, <e>] | (<e>, <e>, <e>) | <e> \pm <e> | \pm <e> | <e> = <e>
     <z> = <z> | x = <e> | f(x) = <e> | y = <e> | x > <e> | x \le <e> | <e> < x \le <e> | <e> <e>
     x < <e> \text{ or } x > <e> | x > <e> \text{ and } x > <e> | (<e>, <e>) \cup [<e>, <e>]
@@ -86,7 +86,7 @@ GRAMMAR = dict(
     <e> \text{ cm} | <e> \text{ C} | \text{(C)} <e> | \begin{pmatrix} <e> \\ <e> \end{pmatrix}
     \begin{pmatrix} <e> & <e> \\ <e> & <e> \end{pmatrix} | \{x : x > <e>\} | <e>:<e> | <a>:30
     <e> \approx <e> | <e>_<a> | \{(<e>, <e>)\} | \emptyset | \mathbb{<s>} | \{\} | <e> \equiv <e>
-    \begin{cases} <e> \\ <e> \end{cases} | \boxed{<e>} | <e> \cup <e> | <e>; <e>""",
+    \begin{cases} <e> \\ <e> \end{cases} | \boxed{<e>} | <e> \cup <e> | <e>; <e> | \{<e>, <e>\}""",
     e=r"""<a> | <a> | <u> | <u> | <z> | <u>+<a> | <u>-<u> | <z>+<a> | <e>+<e> | <e>-<e> | (<e>)(<e>)
     <e> \cdot <e> | \frac{<e>}{<e>} | <e>/<e> | (<e>)^{<e>} | (<e>)^<a> | \sqrt{<e>} | |<e>|
     \sqrt[<a>]{<e>} | \lfloor <e> \rfloor | \lceil <e> \rceil | (<e>)! | \binom{<e>}{<e>} | <f>(<e>)
@@ -109,8 +109,9 @@ GRAMMAR = dict(
     9^{99}\sqrt{3+2\sqrt{2}}-9^{99}\sqrt{2}-9^{99} | \sqrt{3+2\sqrt{2}}-\sqrt{2}-1
     99!\ln 6-99!\ln 2-99!\ln 3 | \frac{x^2-1}{x-1}-x-1 | <h>-<h> | (<h>+<a>)-<h> | 0(<e>)""",
     s="R | C | N | Z | Q")
-KINDS = r"""5 | \frac{3}{7} | 2.75 | \sqrt{13} | 7\pi | 1+2i | n^2 | \sin x | 1,2 | \{3,5,11\} | (4,3)
-    (4,8,6) | [2,7) | (0,9) \cup (9,36) | y = 2x+3 | \begin{pmatrix} 1 \\ 2 \end{pmatrix} | (C)"""
+KINDS = r"""5 | \frac{3}{7} | 2.75 | \sqrt{13} | 7\pi | 1+2i | n^2 | \sin x | 1,2 | \{3,5,11\}
+    (4,3) | (4,8,6) | [2,7) | (0,9) \cup (9,36) | y = 2x+3 | \begin{pmatrix} 1 \\ 2 \end{pmatrix}
+    (C)"""
 
 
 def split(table):
