@@ -7,16 +7,25 @@ from fractions import Fraction
 
 LONGEST = 5000  # characters of an answer
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
+FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|cos|tan|det)\b)"
-          r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
+GREEK = """Omega Delta Gamma Lambda Sigma Phi Psi Pi Theta Xi alpha beta gamma delta epsilon
+    varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi
+    chi psi omega ell hbar""".split()
+LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))"
+          r"(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
 TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
         r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
+# Of a choice that has its text, these words leave it open or deny it; as a name, they and others.
+DOUBTS = """all but either except false for if incorrect maybe neither never no none nor not or
+    some unless when where wrong""".split()
+NO_NAMES = (rf"(?i:{'|'.join(DOUBTS)}|half|twice|thrice|double|triple|minus|negative|opposite|"
+            r"about|roughly|approximately|nearly|almost|over|under|above|below|least|most|more|"
+            r"less|than|another|untrue|nothing)\b")
 # What may stand left of the equals sign: x, a_{1}, AB, \angle ABC, f(x), (x, y), |AB|, AB:CD.
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
+NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|(?!{NO_NAMES})[A-Z][a-z]{{2,}}|{LETTER})"
                   rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
                   rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
                   rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
@@ -25,9 +34,7 @@ NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
     end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime
-    cup emptyset hbar ell angle triangle setminus Omega Delta Gamma Lambda Sigma Phi Psi Pi
-    Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
-    nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
+    cup emptyset angle triangle setminus""".split()) | {*GREEK}
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
@@ -38,6 +45,7 @@ OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
 LEFT_TO_DO = (
     r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b",
     "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
+    r"[0-9)] *\^ *(?:\w|\{[^{}]*\}) *_",
     r"\\infty *\]|\[ *-? *\\infty")
 
 # A closed list, because another word after a number could make it another number.
@@ -55,13 +63,14 @@ UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, 
     joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
     mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
     deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
-# A plural that is none of these counts things, as in 3 candies.
-NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|dozens|scores|"
-                        r"hundreds|thousands|lakhs|crores|doubles|cubes|inverses|percents|primes|"
-                        r"factorials|perhaps|always")
-# Of a choice that has its text, these words leave it open or deny it.
-DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
-    unless when where wrong""".split())
+# A plural that is none of these counts things, as in 3 candies: numbers, prefixes, operations,
+# verbs and adverbs.
+NOT_THINGS = re.compile(
+    r".*(?:ths|illions|ss|us)|(?:half|third|quarter|ten|dozen|score|hundred|thousand|lakh|crore|"
+    r"myriad|googol|googolplex|deca|hecto|kilo|mega|giga|tera|peta|exa|deci|centi|milli|micro|nano|"
+    r"pico|femto|atto|double|triple|squared|cube|cubed|inverse|reciprocal|factorial|percent|prime|"
+    r"log|exponent|power|sine|cosine|integral|derivative|conjugate|complement|opposite|negative|"
+    r"equal|exceed|differ|fail|mean|maybe|sometime|alway|perhap|beside|toward|sideway)s|halves")
 SPELLINGS = (
     ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","),
     ("\u2208", "\\in "), ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"),
@@ -79,7 +88,9 @@ REWRITES = (
     (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"), (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""),
     (r"(\\times|\\cdot|^) *\{10\}(?=\^)", r"\1 10"), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
     (r"(?<=\^\{[0-9-])\}\^\{(?=[0-9])", ""), (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-    (r"\\[dtc]frac", r"\\frac"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"))
+    (r"\\[dtc]frac", r"\\frac"), (r"\\frac *([0-9])", r"\\frac{\1}"),
+    (r"(\\frac *\{[0-9]+\}) *([0-9])", r"\1{\2}"), (r"\\lt(?![A-Za-z])", "<"),
+    (r"\\gt(?![A-Za-z])", ">"))
 SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
     "0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"))
 
@@ -121,7 +132,9 @@ def clean(text):
         text = text[1:-1]
     text = re.sub(rf"(?:{DEGREE}) *([CF]?)$", lambda m: f"\\text{{{m[1] or 'deg'}}}", text)
     text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
-    text = re.sub(ORDINAL, r"\1", text)
+    text = re.sub(ORDINAL, r"\1 ", text)
+    text = re.sub(r"(?<=:[0-9]{2}) *(?:\\text *\{ *)?([ap])\.? ?m\b\.?\}?",
+                  lambda m: f" {m[1].lower()}.m", text, flags=re.I)
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
     text = re.sub(TEXT, r" \1 ", text)
@@ -256,19 +269,21 @@ def tight(text):
     if is_word(text) and (len(text) > 2 or text == "No") and not re.search(r"\B[A-Z]", text):
         text = text.lower()
     text = re.sub(r"([\^_]) *\{ *(\w) *\}", r"\1\2", text)
-    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+    return re.sub(r"(?<!\d)(?<!\de) +|(?<!\de) +(?!\d)", "", text)  # 6.5e - 2 is no 6.5e-2
 
 
 def choice(text):
-    """'(C) Plane', 'Option C' -> 'C': the letter of a choice alone. Other texts stay."""
+    """'(C) Plane', 'Option C' -> 'C', and 'Plane' or '': the letter of a choice, and its text. Of
+    other texts '', and the text."""
     if letter := re.fullmatch(r"(?:[Oo]ption|[Aa]nswer|[Cc]hoice)?:? *\(?([A-J])[.:)]?", text):
-        return letter[1]
-    parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
-    if not parts or re.search(r"\b[A-J]\b", parts[3]) or {*parts[3].lower().split()} & DOUBTS:
-        return text
-    plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3]) or (
-        is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3]))
-    return parts[1] or parts[2] if plain else text
+        return letter[1], ""
+    parts = re.fullmatch(r"\(?([A-J])(?:[.:)]+| +(?=\([a-zA-Z' -]{3,}\)$)) *(.+)", text, re.S)
+    said = parts[2].strip("()") if parts else ""
+    if not parts or re.search(r"\b[A-Jb-j]\b", said) or {*said.lower().split()} & {*DOUBTS}:
+        return "", text
+    plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", said) or (
+        is_closed(said) and re.match(r"-?[0-9\\(]", said))
+    return (parts[1], said) if plain else ("", text)
 
 
 def unfinished(text, gold):

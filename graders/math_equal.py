@@ -13,7 +13,21 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, Float, I, Rational, Symbol, simplify
+from sympy import (
+    Add,
+    Derivative,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Interval,
+    MatrixBase,
+    Pow,
+    Rational,
+    Symbol,
+    Tuple,
+    simplify,
+)
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
@@ -74,6 +88,8 @@ def interval(text):
                 if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right:
                     return text, None
                 names.add(left)
+                if (high if less else low) not in ("\\infty)", "(-\\infty"):
+                    return text, None
                 if less:
                     high = right + ")]"[closed]
                 else:
@@ -87,59 +103,101 @@ def interval(text):
 # ------------------------------------------------------------------ math-verify
 
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
+POWERS = Pow, sympy.factorial, sympy.binomial
+ENDLESS = (*map(type, (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)), sympy.AccumBounds)
 # Units and boxes are ours.
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text):
-    """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit,
-    other names are real, and decimals are exact. math-verify's own reader would take a
-    number from a text that is none."""
+    """-> [expression, text] of an answer, or [text] if it is no LaTeX. math-verify's own reader
+    would take a number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
+    if "," not in text and (value := number(text)) is not None:
+        return [Rational(value), text]
     latex = normalize_latex(text, AS_LATEX)
+    towers = re.findall(r"\^ *\{[^}^]*?([0-9]+) *\^ *\{? *([0-9]+)", text)
+    if any(int(power) * int(base).bit_length() > 17 for base, power in towers):
+        return [latex]  # The parser itself would compute it.
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
                             convert_degrees=False, normalization_config=None)
     except Exception:  # whatever the parser says
         return [latex]
-    if isinstance(value, Expr):
-        value = value.xreplace({decimal: Rational(str(decimal)) for decimal in value.atoms(Float)})
-        value = value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
-                            for name in value.free_symbols})
-    return [value, latex]
+    if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
+        return [latex]
+    return [plain(value) if isinstance(value, Expr) else value, latex]
 
 
-def close(a, b, tolerance=1e-50):
+def plain(value):
+    """An expression as it is compared: i is the imaginary unit, other names are real, and so are
+    functions and derivatives, which nothing is known of; decimals are exact."""
+    opaque = value.atoms(AppliedUndef, Derivative) | value.free_symbols
+    return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)} | {
+        name: I if str(name) == "i" else Symbol(str(name), real=True) for name in opaque})
+
+
+def point(names, k):
+    """Numbers for names. At the last two of the four points every other one is negative."""
+    return {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+            else 1) for i, name in enumerate(sorted(names, key=str))}
+
+
+def digits(number):
+    """60 of its digits. 0 where all that sympy finds, some 190 behind the point, cancel."""
+    number = number.n(60)
+    return sympy.S.Zero if max(part._prec for part in number.as_real_imag()) == 1 else number
+
+
+def is_value(part):
+    """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
+    than plus or minus infinity alone, has none, nor has a power of 100,000 digits, nor a sum of
+    terms above 1e20 that are above 1e20 times the sum and the whole."""
+    if isinstance(part, MatrixBase):
+        return all(map(is_value, part.flat()))
+    if not isinstance(part, Expr) or isinstance(part, ExprWithLimits):
+        return all(map(is_value, part.args))
+    if part in (sympy.oo, -sympy.oo):
+        return True
+    if part.atoms(*ENDLESS):
+        return False
+    for power in sympy.postorder_traversal(part):
+        if isinstance(power, POWERS) and power.args[-1].is_number and abs(power.args[-1]) > 1e5:
+            return False
+    number = plain(part)
+    number = number.xreplace(point(number.free_symbols, 0)).doit()
+    sums = [node for node in number.atoms(Add) if node.is_number]
+    size = abs(digits(number)) if sums and number.is_number else 0
+    return not number.atoms(*ENDLESS) and all(
+        max(abs(digits(term)) for term in node.args) <= 1e20 * (max(abs(digits(node)), size) or 1)
+        for node in sums)
+
+
+def close(a, b):
     """Are two real or complex numbers equal? Rational ones are compared exactly."""
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
-    size = max(abs(term.n(60)) for term in sympy.Add.make_args(difference))
-    return bool(abs(difference.n(60)) <= tolerance * size)
+    a, b = digits(a), digits(b)
+    return bool(abs(a - b) <= 1e-50 * max(abs(a), abs(b)))
 
 
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
-    functions = {f: Symbol(str(f), real=True) for f in (a + b).atoms(AppliedUndef)}
-    a, b = a.xreplace(functions), b.xreplace(functions)
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names or any(x.has(sympy.Derivative, ExprWithLimits) for x in (a, b)):
+    if not names or a.has(ExprWithLimits) or b.has(ExprWithLimits):
         return None
-    if a == b:
-        return True
     for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
-        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
-        values = a.subs(point), b.subs(point)
+        whole = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(whole), b.subs(whole)
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
-    for k in range(4):  # At the last two points every other name is negative.
-        point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
-                 else 1) for i, name in enumerate(names)}
-        values = a.subs(point), b.subs(point)
+    for k in range(4):
+        values = a.subs(point(names, k)), b.subs(point(names, k))
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
                 k < 2 and not x.is_real and not a.has(I)):
@@ -149,19 +207,47 @@ def agree(a, b):
 
 
 def same(pred, gold):
-    """Have two texts the same value? math-verify's verdict, but without its tolerance for very
-    small and very large numbers. Sums that it would simplify for seconds are compared at points."""
+    """Have two texts the same value?"""
     if len(pred) + len(gold) > 4000:
         return False
     golds, preds = read(expand(gold)), read(expand(pred))
-    a, b = golds[0], preds[0]
-    numbers = isinstance(a, Expr) and isinstance(b, Expr)
-    if numbers and (verdict := agree(a, b)) is not None:
-        return verdict
-    if numbers and a.is_number and b.is_number and "%" not in pred + gold:
-        rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return a == b != sympy.zoo or close(a, b, 2e-6 if rounded else 1e-50)
-    return verify(golds, preds, timeout_seconds=None)
+    if len(golds) + len(preds) < 4:
+        return golds == preds
+    return alike(golds[0], preds[0])
+
+
+def alike(a, b):
+    """Have two answers, as `read` gives them, the same value? Sums that math-verify would simplify
+    for seconds are compared at points, and its tolerance is for none but decimals."""
+    if a == b:
+        return True
+    if isinstance(a, Expr) and isinstance(b, Expr):
+        a, b = plain(a), plain(b)
+        if (verdict := agree(a, b)) is not None:
+            return verdict
+        if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
+            return close(a, b) or rounds(a, b) or rounds(b, a)
+        return verify(a, b, timeout_seconds=None)
+    if isinstance(a, MatrixBase) and isinstance(b, MatrixBase):
+        return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
+    if isinstance(a, Interval) and isinstance(b, Interval):
+        return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
+    x, y = entries(a), entries(b)
+    if not x or not y:
+        return verify(a, b, timeout_seconds=None)
+    if isinstance(a, FiniteSet):
+        return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
+    return len(x) == len(y) and all(map(alike, x, y))
+
+
+def entries(value):
+    """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
+    its only one. None of others."""
+    if isinstance(value, (FiniteSet, Tuple)):
+        return getattr(value, "_unsorted_args", value.args)
+    if isinstance(value, Interval):
+        return value.args[:2] if value.is_open else None
+    return [value] if isinstance(value, Expr) else None
 
 
 def same_equation(pred, gold):
@@ -235,6 +321,8 @@ def same_with_units(pred, gold):
         return False
     if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
         return False
+    if len(text) == 1 and choice(gold_text)[0]:
+        text = text.upper()
     return same_answer(text, gold_text)
 
 
@@ -246,8 +334,9 @@ def same_answer(pred, gold):
     x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
-    if re.fullmatch("[A-J]", choice(gold)):
-        pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
+    (letter, said), (gold_letter, gold_said) = choice(pred), choice(gold)
+    if letter and gold_letter:
+        return letter == gold_letter and (not said or not gold_said or same_answer(said, gold_said))
     if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold) or same_equation(pred, gold):
@@ -329,17 +418,25 @@ def refuse(pred, gold):
 
 def same_number(pred, x, gold, y):
     """Are two answers, which are the numbers x and y, the same?"""
+    if re.search(":[0-9]{2}(?![0-9])", f"{pred} {gold}"):  # a clock time is not reduced
+        return x == y and re.findall("[1-9][0-9]*", pred) == re.findall("[1-9][0-9]*", gold)
     if x == y:
         return True
     if ("%" in pred) != ("%" in gold):  # 28% is 28 and 0.28.
         return x * 100 == y if "%" in gold else x == y * 100
-    return rounds(pred, x, y) or rounds(gold, y, x)
+    return rounds(x, y) or rounds(y, x)
 
 
-def rounds(text, value, other):
-    """Is `text` the decimal of six digits or more that `other`, a fraction without an end, is
-    rounded to? `value` is the number that `text` is."""
-    ends = 10 ** other.denominator.bit_length() % other.denominator == 0
-    digits = re.fullmatch(r"[-+]?([0-9]*)\.([0-9]+)", text)
-    return bool(digits and not ends and len((digits[1] + digits[2]).lstrip("0")) >= 6
-                and round(other, len(digits[2])) == value)
+def decimals(number):
+    """How many digits a rational number has behind the point; None for other numbers, and where
+    they have no end."""
+    q = getattr(number, "denominator", 0)
+    return next((k for k in range(q.bit_length()) if pow(10, k, q) == 0), None)
+
+
+def rounds(decimal, other):
+    """Is a number the decimal of six digits or more that `other`, whose digits have no end, is
+    rounded to?"""
+    places = decimals(decimal)
+    return bool(places and decimals(other) is None and abs(decimal) * 10**places >= 10**5
+                and 2 * abs(decimal - other) * 10**places <= 1)

@@ -75,6 +75,43 @@ NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | 
 LONG = "{g}.{z}1 | {g}{z} | {z}1{g} | {g}{n} | 1{g} | {g}0 | -{g}"
 VALUES = ("987", "-\\frac{43}{7}", "6543.21", "2\\sqrt{91}")
 
+# Answers that depend on no question: <e> is an expression, <u> one that is not finite or not
+# defined, <z> of terms that cancel, <h> a huge number. KINDS are gold answers, no two equal.
+GRAMMAR = dict(
+    answer=r"""<e> | <e> | <e> | <e> | <u> <e> | <e>, <e> | <e>, <e>, <e> | \{<e>, <e>\} | (<e>, <e>)
+    (<e>, <e>] | [<e>, <e>) | [<e>, <e>] | (<e>, <e>, <e>) | <e> \pm <e> | \pm <e> | <e> = <e>
+    <z> = <z> | x = <e> | f(x) = <e> | y = <e> | x > <e> | x \le <e> | <e> < x \le <e> | <e> <e>
+    x < <e> \text{ or } x > <e> | x > <e> \text{ and } x > <e> | (<e>, <e>) \cup [<e>, <e>]
+    |x| < <e> | x \ne <e> | x \in (<e>, <e>) | \mathbb{R} \setminus \{<e>\} | <e>\% | <e>^\circ
+    <e> \text{ cm} | <e> \text{ C} | \text{(C)} <e> | \begin{pmatrix} <e> \\ <e> \end{pmatrix}
+    \begin{pmatrix} <e> & <e> \\ <e> & <e> \end{pmatrix} | \{x : x > <e>\} | <e>:<e> | <a>:30
+    <e> \approx <e> | <e>_<a> | \{(<e>, <e>)\} | \emptyset | \mathbb{<s>} | \{\} | <e> \equiv <e>
+    \begin{cases} <e> \\ <e> \end{cases} | \boxed{<e>} | <e> \cup <e> | <e>; <e>""",
+    e=r"""<a> | <a> | <u> | <u> | <z> | <u>+<a> | <u>-<u> | <z>+<a> | <e>+<e> | <e>-<e> | (<e>)(<e>)
+    <e> \cdot <e> | \frac{<e>}{<e>} | <e>/<e> | (<e>)^{<e>} | (<e>)^<a> | \sqrt{<e>} | |<e>|
+    \sqrt[<a>]{<e>} | \lfloor <e> \rfloor | \lceil <e> \rceil | (<e>)! | \binom{<e>}{<e>} | <f>(<e>)
+    <f> <a> | e^{<e>} | \log_{<e>} <e> | i(<e>) | \overline{<e>} | -(<e>) | <h>(<e>) | x(<e>)
+    0(<e>) | \max(<e>, <e>) | <e>\% | \frac{d}{dx} <e> | \frac{d <x>}{d <x>} | (<e>)_<a>""",
+    a=r"0 | 1 | 2 | 7 | -1 | 0.5 | 1.0 | 1e9 | \pi | e | i | \infty | -\infty | <x> | <h> | f(<x>)",
+    x=r"x | n | y | t | N | \theta | a_1 | k",
+    h=r"10^{99} | 9^{99} | 99! | 10^{25} | 10^{-99} | 10^{999} | 9^{9^9} | 2^{2^{20}} | 10^9 | 0",
+    f=r"""\sin | \cos | \tan | \cot | \ln | \log | \exp | \arcsin | \arctan | \sinh | \tanh | \sec
+    \Gamma | \zeta | f | \sgn | \Re | \arg | \det""",
+    u=r"""\infty | \infty-\infty | \infty+i\infty | i\infty | \frac{<e>}{0} | \frac{0}{0} | 0^0
+    \log 0 | \ln 0 | \tan(\frac{\pi}{2}) | \log_0 <e> | \log_1 <e> | 1^\infty | \infty^0 | (-1)!
+    0 \cdot \infty | \frac{\infty}{\infty} | |\infty| | \sin \infty | e^{\infty} | e^{-\infty}
+    \infty! | \binom{<a>}{\infty} | \lim_{x \to \infty} <e> | \lim_{x \to 0} \frac{1}{x} | 0^{-1}
+    \sum_{k=1}^{\infty} <e> | \prod_{k=1}^{\infty} <e> | \int_0^\infty <e> dx | O(<e>) | \nabla <e>
+    <e> \bmod 0 | \Gamma(0) | \zeta(1) | \sqrt{-\infty} | \infty \infty | \frac{1}{<z>} | \ln(<z>)
+    |\infty|+1.0 | |i\infty|-2.0""",
+    z=r"""<h>\sin^2 <a>+<h>\cos^2 <a>-<h> | <h>(\sin^2(<a>)+\cos^2(<a>)-1) | e^{i\pi}+1 | <a>-<a>
+    10^{99}\sin^2(1)+10^{99}\cos^2(1)-10^{99} | 10^{99}\cosh^2 x-10^{99}\sinh^2 x-10^{99}
+    9^{99}\sqrt{3+2\sqrt{2}}-9^{99}\sqrt{2}-9^{99} | \sqrt{3+2\sqrt{2}}-\sqrt{2}-1
+    99!\ln 6-99!\ln 2-99!\ln 3 | \frac{x^2-1}{x-1}-x-1 | <h>-<h> | (<h>+<a>)-<h> | 0(<e>)""",
+    s="R | C | N | Z | Q")
+KINDS = r"""5 | \frac{3}{7} | 2.75 | \sqrt{13} | 7\pi | 1+2i | n^2 | \sin x | 1,2 | \{3,5,11\} | (4,3)
+    (4,8,6) | [2,7) | (0,9) \cup (9,36) | y = 2x+3 | \begin{pmatrix} 1 \\ 2 \end{pmatrix} | (C)"""
+
 
 def split(table):
     """The templates of a table: in a line, | with spaces stands between them."""
@@ -131,6 +168,26 @@ def hedges(gold, question):
         fill |= dict(a=told - 1, b=told + 1, z="0" * 1200, n="9" * 4000)
     for template in templates:
         yield re.sub(r"\{([gqwabzns])\}", lambda m: str(fill[m[1]]), template)
+
+
+def made(symbol, rng, depth=0):
+    """A random answer of GRAMMAR, or a part of one. Expressions end in atoms at depth 3."""
+    rule = rng.choice(split(GRAMMAR["a" if depth > 2 and symbol in "euz" else symbol]))
+    return re.sub("<([a-z]+)>", lambda part: made(part[1], rng, depth + 1), rule)
+
+
+def universal(seed, count, seconds=2):
+    """-> [(answer, those of KINDS that it is paid for)] of `count` random answers that are paid for
+    two or more. One that takes longer than `seconds` is not tried on all."""
+    from graders.math_equal import equal
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        answer, began, paid = made("answer", rng), time.process_time(), []
+        for gold in split(KINDS):
+            if time.process_time() - began < seconds and equal(answer, gold):
+                paid.append(gold)
+        found += [(answer, paid)] if len(paid) > 1 else []
+    return found
 
 
 def accepted(rows, every=1):
