@@ -100,9 +100,14 @@ def countdown(completion, answer):
 # math_equal is imported where it is used: sympy, which comes with it, takes a second to load.
 
 def final_answer(completion):
-    """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
+    """The last box after </think>, with those that "and", "or" or a comma joins to it; else the
+    last <answer>. Raises Unparsed if there is neither."""
     text = completion.split("</think>")[-1]
     text = "" if "<think>" in text else text  # It was cut off while it was thinking.
+    text = re.sub("(?i)<(/?)answer>", r"<\1answer>", text)
+    text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
+    while answers.JOINED.search(text):
+        text = answers.JOINED.sub(r"\\boxed{\1, ", text)
     answer = answers.last_boxed(text)
     if answer is None:
         _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")

@@ -1,26 +1,38 @@
 """What the text of an answer is reduced to before it is compared: its value without wrapping, unit
 and name. And what makes it no answer: a relation, an operation left to do, several candidates."""
 
+import functools
 import itertools
 import re
+import unicodedata
 from fractions import Fraction
 
 LONGEST = 5000  # characters of an answer
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
+ARGUMENT = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+BOX = rf"\\(?:boxed|fbox)\s*{ARGUMENT}"
+# The boxes of "\boxed{2} and $x = \boxed{3}$" are one answer, unless they are the same.
+JOINED = re.compile(rf"{BOX}(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{{)*(?:,|,? *\b(?:and|or)\b)"
+                    r"(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*\\boxed\s*\{(?!\1\})")
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
 LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|cos|tan|det)\b)"
-          r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
-TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
-        r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
+          r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?"
+          r"(?:\^\{(?:\\prime)+\}|\^\{? *(?:\*|\\ast|\\star|[sd]) *\}?)?")
+TEXT = (r"\\(?:text(?:bf|rm|normal|it|sf|tt|sc|up)?|[mfh]box|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|"
+        r"boldsymbol|emph|underline|operatorname|rm|(?:text)?color(?:box)? *\{[A-Za-z]+\})"
+        rf" *{ARGUMENT}")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
-# What may stand left of the equals sign: x, a_{1}, AB, \angle ABC, f(x), (x, y), |AB|, AB:CD.
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
-                  rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
-                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
-                  rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
-                  rf"|\\frac *\{{{POINTS}\}} *\{{{POINTS}\}}")
+PLAIN = (rf"(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})(?:(?:\^\{{?-1\}}?)?"
+         rf" *\( *(?:-?[0-9./]+|[a-z]\([0-9]+\)|{LETTER}(?: *, *{LETTER})*) *\))?")
+# What may stand left of the equals sign: x, a_{1}, x^*, AB, AB^2, \angle ABC, \sin A, f(x), (x, y),
+# |AB|, [ABC], AB:CD, and a quotient of names.
+NAME = re.compile(rf"(?:(?:m *)?\\angle *|\\Delta *)?{PLAIN}|\\(?:sin|cos|tan) *(?:\\angle *)?[A-Z]+"
+                  rf"|\\(?:vec|hat) *\{{[A-Za-z]\}}|\( *{LETTER}(?: *, *{LETTER})* *\)"
+                  rf"|(?:\| *(?:{POINTS}|\\vec *\{{\w\}}) *\||\\overline *\{{[A-Z]+\}}|[A-Z]{{2}})"
+                  rf"(?:\^\{{?2\}}?)?|{POINTS} *: *{POINTS}|\[[A-Z]{{3,}}\]"
+                  rf"|\\frac *\{{ *{PLAIN} *\}} *\{{ *{PLAIN} *\}}|{PLAIN} */ *{PLAIN}")
 # Commands and characters of which a value consists; an answer may have others where the gold has.
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
@@ -62,26 +74,67 @@ NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|do
 # Of a choice that has its text, these words leave it open or deny it.
 DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
     unless when where wrong""".split())
-SPELLINGS = (
-    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","),
-    ("\u2208", "\\in "), ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"),
-    ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
-    ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
-    ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "),
-    ("\u222a", "\\cup "), ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"),
-    ("\u2248", "\\approx "), ("per cent", "percent"))
-REWRITES = (
-    (r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\"),
-    (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
-    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\([gl]eq)slant", r"\\\1"),
-    ("'", r"^{\\prime}"),
-    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\[dt]binom", r"\\binom"),
-    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"), (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""),
-    (r"(\\times|\\cdot|^) *\{10\}(?=\^)", r"\1 10"), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-    (r"(?<=\^\{[0-9-])\}\^\{(?=[0-9])", ""), (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-    (r"\\[dtc]frac", r"\\frac"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"))
-SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
-    "0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"))
+# The single letters of a text with their numbers, apart from commands and words.
+LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
+                     r"|([A-Za-z](?:_\{[0-9]+\})?)")
+REPEATING = (r"([0-9]{0,99})\.([0-9]{0,99})(?:\\(?:overline|bar|dot) *\{?([0-9]{1,99})\}?"
+             r"|\(([0-9]{1,99})\))(?![0-9.(^!])")
+CONDITION = r"^(.*([A-Za-z]).*), \2 \\in \\mathbb\{(\w)\}$"
+# Other spellings, in this order, pattern -> replacement: of signs (~ is a space, \money{} a unit),
+# of LaTeX and plain text, and of what is left without \text and the unit.
+SIGNS, REWRITES, PHRASES = (
+    [re.split(" -> ?", row) for row in re.split(" {3,}|\n", table)] for table in r"""
+np\.arc -> \\arc   !=|\u2260 -> \\neq~   \{,\} -> ,   \\% -> %   \\mp -> \\pm   per cent -> percent
+\\varnothing|\u2205 -> \\emptyset~   \\langle -> (   \\rangle -> )   \u2264 -> \\leq~
+\u2265 -> \\geq~   \u221e -> \\infty~   \u03c0 -> \\pi~   \u00d7 -> \\times~   \u00b1 -> \\pm~
+[\u00b7\u22c5] -> \\cdot~   \u222a -> \\cup~   \u2248 -> \\approx~   \u2208 -> \\in~   \u200b ->
+\u2261 -> \\equiv~   \u2200 -> \\forall~   \u2032 -> '   \u2033 -> ''   ([\u2080-\u2089]+) -> _{\1}
+([\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+) -> ^{\1}   ([0-9]?)([\u00bc-\u00be\u2150-\u215e]) -> \1 \2
+([\u2102\u2115\u211a\u211d\u2124]) -> \\mathbb{\1}   \u20ac|\bEUR\b|\\euro(?![a-z]) -> \\money{euro}
+(?:US)?\\\$|\bUSD\b -> \\money{dollar}   \u00a3|\bGBP\b|\\pounds(?![a-z]) -> \\money{pound}
+\u00a5|\bJPY\b -> \\money{yen}   \u20b9|\bINR\b|\bRs\b\.? -> \\money{rupee}   \u00a2 -> \\money{cent}
+\u5143|\b(?:CNY|RMB)\b -> \\money{yuan}   ([0-9]) *\\money\{\w+\} *([0-9]) -> \1 money \2   \$ ->
+
+\u2212 -> -   [\u2044\u2215] -> /   \\(?:left|right) *\. ->   \\\\ *\[[-0-9. ]*[a-z]{2}\] -> \\\\
+(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z])) ->
+\\(?:(?:text|(?:script)+)style|[Ll]arge|LARGE|[hH]uge|small|normalsize|bf|it|sf|tt)(?![A-Za-z]) ->
+\\color *\{[A-Za-z]+\}(?! *\{) ->   ^ *(\*\*?|`)([^*`]+)\1[. ]*$ -> \2   \\[dt]binom -> \\binom
+(?i)^ *(?:so|thus|hence|therefore),? (?=the ) ->   ' -> ^{\\prime}   \\triangle *(?=[A-Z]{3}) ->
+(?i)^ *(\\text *\{)? *\**(?:the )?(?:final |correct )?answer(?: is)?[*:= ]+(?(1)\} *) ->
+\\([gl]eq)slant -> \\\1   \\(le|ge|ne)(?![A-Za-z]) -> \\\1q   \\lt(?![A-Za-z]) -> <
+\\gt(?![A-Za-z]) -> >   (?<=\\prime)(?:\}\^\{| )(?=\\prime) ->   \\(?:[dtcxs]|nice)frac -> \\frac
+\{([^{}]*)\\choose(?![a-z])([^{}]*)\} -> \\binom{\1}{\2}   (?<![A-Za-z\\])pi(?![A-Za-z]) -> \\pi
+\{((?:[^{}]|\{[^{}]*\})*)\\over(?![a-z])((?:[^{}]|\{[^{}]*\})*)\} -> \\frac{\1}{\2}
+^((?:[^{}=,]|\{[^{}]*\})+)\\over(?![a-z])([^=,]+)$ -> \\frac{\1}{\2}
+\u221a *(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|[a-z])) -> \\sqrt{\1\2\3}
+(?<=[\w)}]) ?\*\* *(?:\(([^()]*)\)|(-?[0-9.]+|[a-z])) -> ^{\1\2}
+(?<![0-9])(?<![0-9] )[\u2010-\u2015]|[\u2010-\u2015](?! ?[0-9]) -> -
+(\\times|\\cdot|^) *\{10\}(?=\^) -> \1 10   ; *(?=[^,]*$|\()(\S) -> , \1
+\\dot *\{([0-9])\}([0-9]*)\\dot *\{([0-9])\} -> \\overline{\1\2\3}
+([0-9]+) *(?:\^ *\{? *\\circ *\}?|\u00b0) *([0-9]+) *\^\{\\prime\} -> (\1+\\frac{\2}{60})\\text{deg}
+([)\]]) *U *([(\[][^()\[\]]*,) -> \1 \\cup \2
+(^|\\cup *)\](?=[^()\[\]]*,[^()\[\]]*[\[\]]) -> \1(
+((?:^|\\cup *)[(\[][^()\[\]]*,[^()\[\]]*)\[(?= *(?:$|\\cup)) -> \1)
+
+(?<![A-Za-z\\])(exp|log|ln|(?:arc)?(?:sin|cos|tan)h?)(?![A-Za-z]) -> \\\1
+(?<![\w.^!)}\]])([0-9]+) */ *([0-9]+) *(?=\(|\\[a-z]|[A-Za-z](?![A-Za-z]{2})) -> \\frac{\1}{\2}
+(hours?|f(?:ee|oo)t|degrees?|dollars?) and ([0-9]) -> \1 \2   ([a-z])_\{1, *2\} *= -> \1 =
+^([A-Za-z][A-Za-z ,]*?),? and ([A-Za-z ]+)$ -> \1, \2   \(([0-9A-F]+)\) *_ -> \1_
+(?i)^ *(?:the set of )?all real(?:s| numbers) *$ -> \\mathbb{R}
+(?<=[0-9A-F])_\{ *\(? *(?:base *)?(\w+) *\)? *\} -> _{\1}
+([0-9]) *\(? *(?:in )?base *(\w+) *\)? *$ -> \1_{\2}   _\{two\} -> _{2}   _\{three\} -> _{3}
+_\{four\} -> _{4}   _\{five\} -> _{5}   _\{six\} -> _{6}   _\{seven\} -> _{7}   _\{eight\} -> _{8}
+_\{nine\} -> _{9}   _\{ten\} -> _{10}   _\{eleven\} -> _{11}   _\{twelve\} -> _{12}
+[,( ]*\\?[pb]?mod *\{? *([0-9]+) *\}?[) ]* -> \\pmod{\1}
+\b(?:all|any|each|every|some|an?|arbitrary) (?=an?\b|arbitr|real|natural|positive|integer|const) ->
+\b(?:natural number|positive integer)s? (\w)\b -> \1 \\in N   \bintegers? (\w)\b -> \1 \\in Z
+\b(\w) is (?:natural number|positive integer)\b -> \1 \\in N   \b(\w) is integer\b -> \1 \\in Z
+\b(?:real|real number|constant)s? (\w)\b|\b(\w) is (?:real|real number|constant)\b -> \1\2 \\in R
+(all|each|every|\\forall) (\w)$ -> \1 \2 \\in R
+\\in *(?:\\mathbb)? *\{? *([NRZ]) *\}?(?=[) ]*(?:\\\})?$) -> \\in \\mathbb{\1}
+(?:\\mid|\\forall|\b(?:where|with|for|all|any|each|every|some)\b)(?=.{1,9}\\in \\mathbb.{3,7}$) -> ,
+ *[,:(][,:( ]*(\w) *\\in \\mathbb\{(\w)\}[) ]*(\\\})?$ -> , \1 \\in \\mathbb{\2}\3
+^\\\{ *(.+)(, \w \\in \\mathbb\{\w\})\\\}$ -> \1\2""".strip().split("\n\n"))
 
 
 # ------------------------------------------------------------------ its parts
@@ -91,8 +144,8 @@ def last_boxed(text):
     without one."""
     still_open, last = [], None
     # \{ groups nothing; some write \\boxed.
-    for brace in re.finditer(r"\\boxed\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
-        if brace[0] == "{" or brace[0].startswith("\\boxed"):
+    for brace in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
+        if brace[0] == "{" or len(brace[0]) > 2:
             still_open.append(brace)
         elif brace[0] == "}" and still_open:
             opening = still_open.pop()
@@ -101,6 +154,7 @@ def last_boxed(text):
     return text[slice(*last)] if last else None
 
 
+@functools.lru_cache(maxsize=1024)  # A gold answer is cleaned once for its whole group.
 def clean(text):
     """-> an answer without its wrapping, and its unit with the powers, None where it has none.
 
@@ -109,32 +163,50 @@ def clean(text):
     if len(str(text)) > LONGEST:
         return str(text), None
     text = re.sub(r",\\!\s*", ",", str(text))
+    for pattern, new in SIGNS:
+        text = re.sub(pattern, new, text)
+    money = sorted({*re.findall(r"\\money\{(\w+)\}", text)})
+    text = re.sub(r"\s*\\money\{\w+\}\s*", "", text)
+    text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
+                  "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    text = re.sub(rf"^\s*{TEXT}\s*$", r"\1", text.replace("\\AA", "\u00c5"))
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
-    unit = (("dollar", 1),) if "\\$" in text else None
-    for old, new in SPELLINGS:
-        text = text.replace(old, new)
     for pattern, new in REWRITES:
         text = re.sub(pattern, new, text)
-    boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
-    text = (", ".join(boxes) or text).strip().rstrip(".,; ")
+    text = (", ".join(re.findall(BOX, text)) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
-        text = text[1:-1]
+        text = text[1:-1].strip()
+    text = re.sub(REPEATING, repeating, text)
     text = re.sub(rf"(?:{DEGREE}) *([CF]?)$", lambda m: f"\\text{{{m[1] or 'deg'}}}", text)
     text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
     text = re.sub(ORDINAL, r"\1", text)
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
-    text = re.sub(TEXT, r" \1 ", text)
+    while re.search(TEXT, text):
+        text = re.sub(TEXT, r" \1 ", text)
     text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
                   r"_{\1\2}", text)
     text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
+    text = re.sub(" +", " ", text)
+    for pattern, new in PHRASES:
+        text = re.sub(pattern, new, text)
+    text = re.sub(r"(\\equiv *)(-?[0-9]{1,99})(?=\\pmod\{([1-9][0-9]{0,99})\})",
+                  lambda m: m[1] + str(int(m[2]) % int(m[3])), text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
-    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), named_unit or unit
+    unit = named_unit or tuple((UNITS[name], 1) for name in money) or None
+    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), unit
+
+
+def repeating(found):
+    """A repeating decimal as a fraction: '2.1\\overline{6}' -> '\\frac{195}{90}'."""
+    start, period = found[1] + found[2], found[3] or found[4]
+    nines = 10 ** len(found[2]) * (10 ** len(period) - 1)
+    return f"\\frac{{{int(start + period) - int(start or 0)}}}{{{nines}}}"
 
 
 def split_unit(text):
     """'10 cm^2' -> '10', (('cm', 2),). One outside \\text must follow a number."""
-    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq) )?[A-Za-z\u03bc\u00c5/]+"
+    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq\.?) )?[A-Za-z\u03bc\u00c5/]+"
                          r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
     parts = bare or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
@@ -230,9 +302,16 @@ def named(text):
         sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
         if len(sides) > 1 and NAME.fullmatch(sides[0]):
             names.append(sides.pop(0).replace(" ", ""))
+            while len(sides) > 1 and NAME.fullmatch(sides[0]):  # H(s) = Y(s)/X(s) = 1/s
+                sides.pop(0)
         claims += itertools.pairwise(sides)
         values.append(sides[-1])
     return names, values, claims
+
+
+def renamed(text, names):
+    """A text with the letters that are keys of `names` replaced by their values."""
+    return LETTERS.sub(lambda m: names.get(m[1], m[0]), text)
 
 
 # ------------------------------------------------------------------ words, and no answers

@@ -2,6 +2,7 @@
 that it misses."""
 
 import functools
+import itertools
 import logging
 import re
 import threading
@@ -19,7 +20,9 @@ from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    CONDITION,
     EQUALS,
+    LETTERS,
     LONGEST,
     NAME,
     RELATION,
@@ -31,6 +34,7 @@ from graders.answers import (
     items,
     named,
     number,
+    renamed,
     tight,
     unfinished,
     words,
@@ -62,7 +66,7 @@ def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
     ranges, names = [], set()
-    bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
@@ -98,6 +102,7 @@ def read(text):
     number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
     latex = normalize_latex(text, AS_LATEX)
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
@@ -136,6 +141,8 @@ def agree(a, b):
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
+    roots = [f.args[0] for f in sympy.Tuple(a, b).atoms(sympy.Pow, sympy.log)
+             if not f.args[-1].is_integer and not a.has(sympy.Abs)]
     for k in range(4):  # At the last two points every other name is negative.
         point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
                  else 1) for i, name in enumerate(names)}
@@ -144,7 +151,8 @@ def agree(a, b):
         if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
                 k < 2 and not x.is_real and not a.has(I)):
             return None
-        near.append(close(*values))
+        if close(*values) or k < 2 or not any(x.subs(point).n().is_negative for x in roots):
+            near.append(close(*values))
     return None if near[0] and not all(near) else near[0]
 
 
@@ -214,6 +222,7 @@ def readable(gold):
 
 
 def same_as_itself(gold):
+    gold = str(gold).rpartition("####")[2]
     text, _ = clean(gold)
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
@@ -225,7 +234,7 @@ def same_as_itself(gold):
 
 def same_with_units(pred, gold):
     """Are two bare answers the same, and their units?"""
-    pred, gold = str(pred), str(gold)
+    pred, gold = str(pred), str(gold).rpartition("####")[2]  # as GSM8K has it
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
@@ -235,7 +244,30 @@ def same_with_units(pred, gold):
         return False
     if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
         return False
-    return same_answer(text, gold_text)
+    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
+    if said and told:
+        if said[3] != told[3]:
+            return False
+        text = renamed(text, {said[2]: told[2], told[2]: said[2]})
+    text, gold_text = (re.sub(CONDITION, r"\1", t) for t in (text, gold_text))
+    return any(same_answer(renamed(text, names), gold_text)
+               for names in renamings(text, gold_text))
+
+
+def renamings(pred, gold):
+    """-> the ways to name an answer's constants of integration, C, c or K, with numbers or without,
+    as the gold answer's: dicts. A function of t, u, x, y or z is linear in them; where it has no
+    other name, they may change places."""
+    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
+                 for text in (pred, gold))
+    value = read(gold.rpartition("=")[2].strip())[0] if its else None
+    names = value.free_symbols if isinstance(value, Expr) else set()
+    found = [name for name in names if name.name[0] in "ck"]
+    if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
+            sympy.diff(value, a, b) for a in found for b in found):
+        return [{}]
+    orders = itertools.permutations(its) if len(names) - len(found) < 2 else [its]
+    return [dict(zip(mine, order)) for order in orders]
 
 
 def same_answer(pred, gold):
@@ -287,6 +319,9 @@ def without_names(pred, gold):
     (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
     if gold_claims or not (names or claims or gold_names):
         return None
+    bare = {re.sub(r"_\{[0-9]+\}", "", name) for name in names + gold_names}
+    if len(bare) == 1 and bare in ({*names}, {*gold_names}) and len(names + gold_names) > 2:
+        names = gold_names = []  # x_1 = 2, x_2 = 3 are values of x
     if names and gold_names:
         if sorted(names) != sorted(gold_names) or not (
                 len(names) == len(values) == len(gold_values)):
@@ -296,7 +331,7 @@ def without_names(pred, gold):
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
-    return all(same_answer(*claim) for claim in claims) and same_answer(
+    return all(same_answer(*claim) or same(*claim) for claim in claims) and same_answer(
         form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
@@ -307,7 +342,8 @@ def foreign(pred, gold):
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+    strange = {word for word in words(pred) - words(gold) if not {*word} <= gold_letters}  # RCs
+    return (is_word(pred) or is_word(gold) or strange or unfinished(pred, gold)
             or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
             or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))
