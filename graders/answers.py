@@ -79,7 +79,7 @@ LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
                      r"|([A-Za-z](?:_\{[0-9]+\})?)")
 REPEATING = (r"([0-9]{0,99})\.([0-9]{0,99})(?:\\(?:overline|bar|dot) *\{?([0-9]{1,99})\}?"
              r"|\(([0-9]{1,99})\))(?![0-9.(^!])")
-CONDITION = r"^(.*([A-Za-z]).*), \2 \\in \\mathbb\{(\w)\}$"
+CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
 # Other spellings, in this order, pattern -> replacement: of signs (~ is a space, \money{} a unit),
 # of LaTeX and plain text, and of what is left without \text and the unit.
 SIGNS, REWRITES, PHRASES = (
@@ -107,7 +107,7 @@ np\.arc -> \\arc   !=|\u2260 -> \\neq~   \{,\} -> ,   \\% -> %   \\mp -> \\pm   
 \{((?:[^{}]|\{[^{}]*\})*)\\over(?![a-z])((?:[^{}]|\{[^{}]*\})*)\} -> \\frac{\1}{\2}
 ^((?:[^{}=,]|\{[^{}]*\})+)\\over(?![a-z])([^=,]+)$ -> \\frac{\1}{\2}
 \u221a *(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|[a-z])) -> \\sqrt{\1\2\3}
-(?<=[\w)}]) ?\*\* *(?:\(([^()]*)\)|(-?[0-9.]+|[a-z])) -> ^{\1\2}
+(?<=[\w)}]) ?\*\* *(?:\(([^()]*)\)|(-?[0-9.]+|[a-z]))(?! *\*) -> ^{\1\2}
 (?<![0-9])(?<![0-9] )[\u2010-\u2015]|[\u2010-\u2015](?! ?[0-9]) -> -
 (\\times|\\cdot|^) *\{10\}(?=\^) -> \1 10   ; *(?=[^,]*$|\()(\S) -> , \1
 \\dot *\{([0-9])\}([0-9]*)\\dot *\{([0-9])\} -> \\overline{\1\2\3}
@@ -117,7 +117,7 @@ np\.arc -> \\arc   !=|\u2260 -> \\neq~   \{,\} -> ,   \\% -> %   \\mp -> \\pm   
 ((?:^|\\cup *)[(\[][^()\[\]]*,[^()\[\]]*)\[(?= *(?:$|\\cup)) -> \1)
 
 (?<![A-Za-z\\])(exp|log|ln|(?:arc)?(?:sin|cos|tan)h?)(?![A-Za-z]) -> \\\1
-(?<![\w.^!)}\]])([0-9]+) */ *([0-9]+) *(?=\(|\\[a-z]|[A-Za-z](?![A-Za-z]{2})) -> \\frac{\1}{\2}
+(?<![\w.^!)}\]])(?<!\w )([0-9]+) */ *([0-9]+) *(?=\(|\\[a-z]|[A-Za-z](?![A-Za-z]{2})) -> \\frac{\1}{\2}
 (hours?|f(?:ee|oo)t|degrees?|dollars?) and ([0-9]) -> \1 \2   ([a-z])_\{1, *2\} *= -> \1 =
 ^([A-Za-z][A-Za-z ,]*?),? and ([A-Za-z ]+)$ -> \1, \2   \(([0-9A-F]+)\) *_ -> \1_
 (?i)^ *(?:the set of )?all real(?:s| numbers) *$ -> \\mathbb{R}
@@ -193,7 +193,7 @@ def clean(text):
     text = re.sub(r"(\\equiv *)(-?[0-9]{1,99})(?=\\pmod\{([1-9][0-9]{0,99})\})",
                   lambda m: m[1] + str(int(m[2]) % int(m[3])), text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
-    unit = named_unit or tuple((UNITS[name], 1) for name in money) or None
+    unit = named_unit or tuple((UNITS.get(name), 1) for name in money) or None
     return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), unit
 
 

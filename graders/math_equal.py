@@ -246,10 +246,10 @@ def same_with_units(pred, gold):
         return False
     said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
     if said and told:
-        if said[3] != told[3]:
+        if said[2] != told[2]:
             return False
-        text = renamed(text, {said[2]: told[2], told[2]: said[2]})
-    text, gold_text = (re.sub(CONDITION, r"\1", t) for t in (text, gold_text))
+        text = renamed(text, {said[1]: told[1], told[1]: said[1]})
+    text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
     return any(same_answer(renamed(text, names), gold_text)
                for names in renamings(text, gold_text))
 
@@ -342,7 +342,8 @@ def foreign(pred, gold):
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    strange = {word for word in words(pred) - words(gold) if not {*word} <= gold_letters}  # RCs
+    strange = {word for word in words(pred) - words(gold)
+               if not {*word} <= {*LETTERS.findall(gold)}}  # RCs is a product
     return (is_word(pred) or is_word(gold) or strange or unfinished(pred, gold)
             or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
