@@ -2,6 +2,7 @@
 that it misses."""
 
 import functools
+import itertools
 import logging
 import re
 import threading
@@ -13,27 +14,14 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import (
-    Add,
-    Derivative,
-    Expr,
-    FiniteSet,
-    Float,
-    I,
-    Interval,
-    MatrixBase,
-    Pow,
-    Rational,
-    Symbol,
-    Tuple,
-    simplify,
-)
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    CONDITION,
     EQUALS,
+    LETTERS,
     LONGEST,
     NAME,
     RELATION,
@@ -45,6 +33,7 @@ from graders.answers import (
     items,
     named,
     number,
+    renamed,
     tight,
     unfinished,
     words,
@@ -76,7 +65,7 @@ def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
     ranges, names = [], set()
-    bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
@@ -103,7 +92,7 @@ def interval(text):
 # ------------------------------------------------------------------ math-verify
 
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
-POWERS = Pow, sympy.factorial, sympy.binomial
+POWERS = sympy.Pow, sympy.factorial, sympy.binomial
 ENDLESS = (*map(type, (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)), sympy.AccumBounds)
 # Units and boxes are ours.
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
@@ -116,7 +105,8 @@ def read(text):
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
-        return [Rational(value), text]
+        return [sympy.Rational(value), text]
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
     latex = normalize_latex(text, AS_LATEX)
     towers = re.findall(r"\^ *\{[^}^]*?([0-9]+) *\^ *\{? *([0-9]+)", text)
     if any(int(power) * int(base).bit_length() > 17 for base, power in towers):
@@ -128,20 +118,22 @@ def read(text):
         return [latex]
     if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
         return [latex]
-    return [plain(value) if isinstance(value, Expr) else value, latex]
+    return [plain(value) if isinstance(value, sympy.Expr) else value, latex]
 
 
 def plain(value):
     """An expression as it is compared: i is the imaginary unit, other names are real, and so are
     functions and derivatives, which nothing is known of; decimals are exact."""
-    opaque = value.atoms(AppliedUndef, Derivative) | value.free_symbols
-    return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)} | {
-        name: I if str(name) == "i" else Symbol(str(name), real=True) for name in opaque})
+    opaque = value.atoms(AppliedUndef, sympy.Derivative) | value.free_symbols
+    return value.xreplace(
+        {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+        | {name: sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
+           for name in opaque})
 
 
 def point(names, k):
     """Numbers for names. At the last two of the four points every other one is negative."""
-    return {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+    return {name: sympy.Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
             else 1) for i, name in enumerate(sorted(names, key=str))}
 
 
@@ -155,9 +147,9 @@ def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
     than plus or minus infinity alone, has none, nor has a power of 100,000 digits, nor a sum of
     terms above 1e20 that are above 1e20 times the sum and the whole."""
-    if isinstance(part, MatrixBase):
+    if isinstance(part, sympy.MatrixBase):
         return all(map(is_value, part.flat()))
-    if not isinstance(part, Expr) or isinstance(part, ExprWithLimits):
+    if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
         return all(map(is_value, part.args))
     if part in (sympy.oo, -sympy.oo):
         return True
@@ -168,7 +160,7 @@ def is_value(part):
             return False
     number = plain(part)
     number = number.xreplace(point(number.free_symbols, 0)).doit()
-    sums = [node for node in number.atoms(Add) if node.is_number]
+    sums = [node for node in number.atoms(sympy.Add) if node.is_number]
     size = abs(digits(number)) if sums and number.is_number else 0
     return not number.atoms(*ENDLESS) and all(
         max(abs(digits(term)) for term in node.args) <= 1e20 * (max(abs(digits(node)), size) or 1)
@@ -196,13 +188,17 @@ def agree(a, b):
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
+    roots = [f.args[0] for f in sympy.Tuple(a, b).atoms(sympy.Pow, sympy.log)
+             if not f.args[-1].is_integer and not a.has(sympy.Abs)]
     for k in range(4):
-        values = a.subs(point(names, k)), b.subs(point(names, k))
+        place = point(names, k)
+        values = a.subs(place), b.subs(place)
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
-                k < 2 and not x.is_real and not a.has(I)):
+                k < 2 and not x.is_real and not a.has(sympy.I)):
             return None
-        near.append(close(*values))
+        if close(*values) or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
+            near.append(close(*values))
     return None if near[0] and not all(near) else near[0]
 
 
@@ -221,21 +217,21 @@ def alike(a, b):
     for seconds are compared at points, and its tolerance is for none but decimals."""
     if a == b:
         return True
-    if isinstance(a, Expr) and isinstance(b, Expr):
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
         a, b = plain(a), plain(b)
         if (verdict := agree(a, b)) is not None:
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
             return close(a, b) or rounds(a, b) or rounds(b, a)
         return verify(a, b, timeout_seconds=None)
-    if isinstance(a, MatrixBase) and isinstance(b, MatrixBase):
+    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
         return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
-    if isinstance(a, Interval) and isinstance(b, Interval):
+    if isinstance(a, sympy.Interval) and isinstance(b, sympy.Interval):
         return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
     x, y = entries(a), entries(b)
     if not x or not y:
         return verify(a, b, timeout_seconds=None)
-    if isinstance(a, FiniteSet):
+    if isinstance(a, sympy.FiniteSet):
         return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
     return len(x) == len(y) and all(map(alike, x, y))
 
@@ -243,11 +239,11 @@ def alike(a, b):
 def entries(value):
     """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
     its only one. None of others."""
-    if isinstance(value, (FiniteSet, Tuple)):
+    if isinstance(value, (sympy.FiniteSet, sympy.Tuple)):
         return getattr(value, "_unsorted_args", value.args)
-    if isinstance(value, Interval):
+    if isinstance(value, sympy.Interval):
         return value.args[:2] if value.is_open else None
-    return [value] if isinstance(value, Expr) else None
+    return [value] if isinstance(value, sympy.Expr) else None
 
 
 def same_equation(pred, gold):
@@ -259,12 +255,12 @@ def same_equation(pred, gold):
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
     values = [read(side.strip())[0] for side in sides + gold_sides]
-    if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
+    if foreign(pred, gold) or not all(isinstance(value, sympy.Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
     if len(b.free_symbols) < (2 if NAME.fullmatch(gold_sides[0].strip()) else 1):
         return False
-    ratio = simplify(a / b)
+    ratio = sympy.simplify(a / b)
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
@@ -300,6 +296,7 @@ def readable(gold):
 
 
 def same_as_itself(gold):
+    gold = str(gold).rpartition("####")[2]
     text, _ = clean(gold)
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
@@ -311,7 +308,7 @@ def same_as_itself(gold):
 
 def same_with_units(pred, gold):
     """Are two bare answers the same, and their units?"""
-    pred, gold = str(pred), str(gold)
+    pred, gold = str(pred), str(gold).rpartition("####")[2]  # as GSM8K has it
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
@@ -323,7 +320,30 @@ def same_with_units(pred, gold):
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
-    return same_answer(text, gold_text)
+    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
+    if said and told:
+        if said[2] != told[2]:
+            return False
+        text = renamed(text, {said[1]: told[1], told[1]: said[1]})
+    text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
+    return any(same_answer(renamed(text, names), gold_text)
+               for names in renamings(text, gold_text))
+
+
+def renamings(pred, gold):
+    """-> the ways to name an answer's constants of integration, C, c or K, with numbers or without,
+    as the gold answer's: dicts. A function of t, u, x, y or z is linear in them; where it has no
+    other name, they may change places."""
+    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
+                 for text in (pred, gold))
+    value = read(gold.rpartition("=")[2].strip())[0] if its else None
+    names = value.free_symbols if isinstance(value, sympy.Expr) else set()
+    found = [name for name in names if name.name[0] in "ck"]
+    if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
+            sympy.diff(value, a, b) for a in found for b in found):
+        return [{}]
+    orders = itertools.permutations(its) if len(names) - len(found) < 2 else [its]
+    return [dict(zip(mine, order)) for order in orders]
 
 
 def same_answer(pred, gold):
@@ -376,6 +396,9 @@ def without_names(pred, gold):
     (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
     if gold_claims or not (names or claims or gold_names):
         return None
+    bare = {re.sub(r"_\{[0-9]+\}", "", name) for name in names + gold_names}
+    if len(bare) == 1 and bare in ({*names}, {*gold_names}) and len(names + gold_names) > 2:
+        names = gold_names = []  # x_1 = 2, x_2 = 3 are values of x
     if names and gold_names:
         if sorted(names) != sorted(gold_names) or not (
                 len(names) == len(values) == len(gold_values)):
@@ -385,7 +408,7 @@ def without_names(pred, gold):
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
-    return all(same_answer(*claim) for claim in claims) and same_answer(
+    return all(same_answer(*claim) or same(*claim) for claim in claims) and same_answer(
         form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
@@ -396,7 +419,9 @@ def foreign(pred, gold):
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+    strange = {word for word in words(pred) - words(gold)
+               if not {*word} <= {*LETTERS.findall(gold)}}  # RCs is a product
+    return (is_word(pred) or is_word(gold) or strange or unfinished(pred, gold)
             or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
             or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))
