@@ -270,6 +270,8 @@ def named(text):
     names, values, claims = [], [], []
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
         sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
+        if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
+            sides.reverse()
         if len(sides) > 1 and NAME.fullmatch(sides[0]):
             names.append(sides.pop(0).replace(" ", ""))
             while len(sides) > 1 and NAME.fullmatch(sides[0]):  # H(s) = Y(s)/X(s) = 1/s

@@ -66,6 +66,7 @@ def interval(text):
     no list of inequalities in one name."""
     ranges, names = [], set()
     bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare, *hole = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *[a-z] *\\neq *", bare)
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
@@ -86,7 +87,7 @@ def interval(text):
         ranges.append(f"{low},{high}")
         if len(terms) < 3 or len(names) > 1:
             return text, None
-    return "\\cup".join(ranges), *names
+    return "\\cup".join(ranges) + "".join(f"\\setminus\\{{{value}\\}}" for value in hole), *names
 
 
 # ------------------------------------------------------------------ math-verify
@@ -107,6 +108,7 @@ def read(text):
     if "," not in text and (value := number(text)) is not None:
         return [sympy.Rational(value), text]
     text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
+    text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
     towers = re.findall(r"\^ *\{[^}^]*?([0-9]+) *\^ *\{? *([0-9]+)", text)
     if any(int(power) * int(base).bit_length() > 17 for base, power in towers):
@@ -231,7 +233,7 @@ def alike(a, b):
     x, y = entries(a), entries(b)
     if not x or not y:
         return verify(a, b, timeout_seconds=None)
-    if isinstance(a, sympy.FiniteSet):
+    if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
         return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
     return len(x) == len(y) and all(map(alike, x, y))
 
@@ -354,10 +356,12 @@ def same_answer(pred, gold):
     x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
+    if x is None and y is not None and len(named(pred)[1]) == gold.count(",") + 1 > 1:
+        gold = gold.replace(",", ", ")  # 30,150 is also a list
     (letter, said), (gold_letter, gold_said) = choice(pred), choice(gold)
     if letter and gold_letter:
         return letter == gold_letter and (not said or not gold_said or same_answer(said, gold_said))
-    if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
+    if "matrix}" in gold and re.fullmatch(r"[(\[].*,.*[)\]]", pred):  # the entries of a column
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
