@@ -12,7 +12,7 @@ when it is started again. train.py's --eval_every uses `summarise`, too.
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -31,13 +31,13 @@ from experiment.log import versions
 from experiment.model import read_tokenizer
 from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
 from experiment.tables import differences_table, results_table
-from graders import sandbox
-from rewards import Unparsed, final_answer, grade
+from graders import sandbox, votes, worker
+from rewards import final_answer, grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "stop", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
+            "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
 # flags that leave completions as they are
 FREE = {"out", "k", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
@@ -63,6 +63,7 @@ def add_flags(flag):
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
+    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
@@ -127,12 +128,14 @@ def load_benchmarks(args):
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
     try:
-        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template)
+        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template,
+                                                            args.template_kwargs)
     except ValueError as e:
         refuse(str(e))
     if (longest := max(lengths)) > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
-               f"{problems[lengths.index(longest)]['id']} has {longest} tokens")
+               f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
+               "score is of all its problems")
     if (total := args.max_prompt_tokens + args.max_tokens) > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
@@ -148,7 +151,8 @@ def load_model(args, problems):
 
 
 def read_groups(path, problems):
-    """-> for each problem its rows in a file of completions, without their scores."""
+    """-> for each problem its rows in a file of completions, without their scores, and the names of
+    the file's benchmarks."""
     found = defaultdict(list)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -162,14 +166,17 @@ def read_groups(path, problems):
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
-    return [found[problem["place"][0], problem["id"]] for problem in problems]
+    names = {name for name, _ in found}
+    return [found[problem["place"][0], problem["id"]] for problem in problems], names
 
 
 def graded(problems, groups):
-    """The groups' rows with the scores of today's verifiers."""
-    rewards, _ = grade(problems, [[row["completion"] for row in rows] for rows in groups])
-    return [[dict(row, score=score) for row, score in zip(*pair, strict=True)]
-            for pair in zip(groups, rewards, strict=True)]
+    """The groups' rows with the scores and the faults of today's verifiers."""
+    details = []
+    grade(problems, [[row["completion"] for row in rows] for rows in groups], details=details)
+    found = iter(details)
+    return [[dict(row, score=score, fault=fault) for row, (score, fault, _) in zip(rows, found)]
+            for rows in groups]
 
 
 def read_whole(path, problems, flag, n=None):
@@ -177,7 +184,10 @@ def read_whole(path, problems, flag, n=None):
     without n all have equally many."""
     if not path.is_file():
         refuse(f"{flag}: there is no file {path}")
-    groups = read_groups(path, problems)
+    groups, there = read_groups(path, problems)
+    if missing := {problem["place"][0] for problem in problems} - there:
+        refuse(f"{flag}: {path} has completions of {', '.join(sorted(there)) or 'no benchmark'}, "
+               f"and none of {', '.join(sorted(missing))}")
     n = n or max(1, *map(len, groups))
     for problem, rows in zip(problems, groups, strict=True):
         if len(rows) != n:
@@ -214,7 +224,7 @@ def begin(args, problems, out, size):
     if args.completions:
         groups = read_whole(Path(args.completions), problems, "--completions")
     else:
-        groups = read_groups(path, problems) if path.exists() else []
+        groups = read_groups(path, problems)[0] if path.exists() else []
         whole = next((i for i, rows in enumerate(groups) if len(rows) != args.samples), len(groups))
         if whole < len(problems):
             whole -= whole % size
@@ -246,33 +256,31 @@ def sample_rest(args, problems, groups, path, size):
     sampler.close()
 
 
-def majority(answers, rewards):
-    """maj@n of one problem: the mean reward of its most frequent answers. None is no answer."""
-    reward_of = dict(zip(answers, rewards, strict=True))
-    votes = Counter(answer for answer in answers if answer is not None)
-    most = max(votes.values(), default=0)
-    return mean([reward_of[answer] for answer, count in votes.items() if count == most] or [0.0])
+def majorities(problems, groups):
+    """maj@n of each problem. Where comparing takes more than a minute, answers of one key are one.
+    An answer on which the verifier failed has no vote."""
+    jobs = []
+    for problem, rows in zip(problems, groups, strict=True):
+        right = sum(row["score"] == 1 for row in rows)
+        wrong = [final_answer(row["completion"]) for row in rows
+                 if row["score"] != 1 and row["fault"] in (None, "hedge")]
+        jobs.append(worker.Job(problem["reward"], wrong, right, 60.0))
+    results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
+    return [votes.majority(job.completion, job.answer) if fault else share
+            for job, (share, fault, _) in zip(jobs, results, strict=True)]
 
 
-def vote(completion):
-    """The answer of a completion, a number by its value: 0.5 equals 1/2. None without an answer."""
-    from graders.answers import clean, number, tight
-    try:
-        text, _ = clean(final_answer(completion))
-    except Unparsed:
-        return None
-    return tight(text) if number(text) is None else number(text)
-
-
-def summarise(groups, ks):
+def summarise(problems, groups, ks):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over the problems, reward (its mean), truncated_frac, mean_length}. A reward of 1 is a
-    right completion, and any other a wrong one."""
-    of_problems = by_problem(groups, ks)
+    error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
+    mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
+    of_problems, clusters = by_problem(groups, ks), list(map(data.cluster, problems))
     return {
         **{name: mean(values) for name, values in of_problems.items()},
-        **{f"{name}_stderr": standard_error(values) for name, values in of_problems.items()},
+        **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
         "reward": mean(row["score"] for rows in groups for row in rows),
+        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
+                                for row in rows),
         "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
         "mean_length": mean(row["tokens"] for rows in groups for row in rows),
     }
@@ -280,13 +288,12 @@ def summarise(groups, ks):
 
 def benchmark_results(problems, groups, ks):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(groups, ks)
-    results.update(problems=len(problems), samples=n,
-                   interval=list(interval(by_problem(groups, ks)[f"mean@{n}"])))
-    if problems[0]["reward"] in ("math", "table"):
-        results[f"maj@{n}"] = mean(
-            majority([vote(row["completion"]) for row in rows], [row["score"] for row in rows])
-            for rows in groups)
+    n, results = len(groups[0]), summarise(problems, groups, ks)
+    clusters = list(map(data.cluster, problems))
+    results.update(problems=len(problems), samples=n, interval=list(
+        interval(by_problem(groups, ks)[f"mean@{n}"], clusters, limits=(0, 1))))
+    if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
+        results[f"maj@{n}"] = mean(majorities(problems, groups))
     return results
 
 
@@ -299,7 +306,8 @@ def report(args, problems, groups, others, out):
         of_benchmark, ours, other = zip(*rows, strict=True)
         results[name] = benchmark_results(of_benchmark, ours, ks)
         if others:
-            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks))
+            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks),
+                                       list(map(data.cluster, of_benchmark)))
     content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
     table = results_table(results, ks)
     if others:

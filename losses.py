@@ -363,18 +363,19 @@ def reinforce(tokens):
 
 
 def clipped(ratio, advantages, low, high, dual_clip=None):
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0."""
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0, unless that
+    is 0 or None."""
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    if dual_clip is None:
+    if not dual_clip:
         return loss
-    require(dual_clip > 1,
-            f"--dual_clip bounds the ratio where A < 0: it must be above 1, not {dual_clip}")
+    require(dual_clip > 1, "--dual_clip bounds the ratio where A < 0: it must be above 1, or 0 for "
+            f"none, not {dual_clip}")
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
 
 
 def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)
-    with dual_clip = c: min(L, -c A) where A < 0"""
+    with dual_clip = c: min(L, -c A) where A < 0; 0 is none"""
     return clipped(tokens.ratio, tokens.advantages, eps_low, eps_high, dual_clip)
 
 
@@ -478,7 +479,8 @@ def spread_by_bin(tokens, bins):
 @whole_step
 def acpo(tokens, *, clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - e, 1 + e) A)
-    e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]"""
+    e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]
+    with dual_clip = c: min(L, -c A) where A < 0; 0 is none"""
     require(bins > 0, f"--bins must be 1 or more, not {bins}")
     index, _, std = spread_by_bin(tokens, bins)
     e = (clip_base + clip_alpha * std).clamp(0, clip_max)
@@ -630,7 +632,7 @@ METHODS = {
     "cispo_acpo": Method(zscore, cispo, seq_mean,
                          preset=dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
                          source="arXiv 2606.22570"),
-    "acpo": Method(zscore, acpo, seq_mean, source="arXiv 2606.22570"),
+    "acpo": Method(zscore, acpo, seq_mean, preset=dict(dual_clip=3.0), source="arXiv 2606.22570"),
     "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
     "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),
     "asym": Method(asym, ppo_clip, constant, source="arXiv 2607.01490"),

@@ -127,7 +127,8 @@ def evaluate(sampler, tokenizer, test_set, args):
     All evaluations of a run have one seed: equal weights have equal scores."""
     groups = sample_on_engines(sampler, tokenizer, test_set, args.eval_samples, args,
                                partial(seed_of, "eval", args.seed), args.temperature)
-    scores = summarise([group.rows() for group in groups], powers_of_two(args.eval_samples))
+    scores = summarise(test_set, [group.rows() for group in groups],
+                       powers_of_two(args.eval_samples))
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
 
@@ -178,7 +179,7 @@ def main(argv=None):
     # ---- the trainer. These imports take seconds: flags and data were checked before
     from experiment import check, checkpoint
     from experiment.run import Run, banner
-    tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
+    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
 

@@ -125,6 +125,7 @@ def add_flags(flag, section):
     flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
     flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
+    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("allow_unsafe_code", False, "sampled programs run also without isolation")
     flag("seed", 0, "the seed of problems, sampling and shuffling")
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")

@@ -59,9 +59,9 @@ def outcome(groups):
 
 def examples(groups, tokenizer):
     """The records of samples.jsonl: two completions of each of the first two groups."""
-    return [dict(prompt=tokenizer.decode(group.prompt), **row, fault=fault,
-                 answer=group.problem["answer"], reward=group.problem["reward"])
-            for group in groups[:2] for row, fault in [*zip(group.rows(), group.faults)][:2]]
+    return [dict(prompt=tokenizer.decode(group.prompt), **row, answer=group.problem["answer"],
+                 reward=group.problem["reward"])
+            for group in groups[:2] for row in group.rows()[:2]]
 
 
 def agreement(logprobs, batch):

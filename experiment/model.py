@@ -1,7 +1,9 @@
 """Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
+import inspect
 import json
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +19,10 @@ from experiment.flags import compare, refuse
 from graders import sandbox
 
 
-def read_tokenizer(model, problems, template):
-    """-> the tokenizer, the ids that end a completion, the most tokens of a sequence, and the
-    tokens of each problem's prompt. Raises ValueError, a sentence, for a model that cannot make
-    prompts of the problems."""
+def read_tokenizer(model, problems, template, template_kwargs=None):
+    """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
+    the most tokens of a sequence, and the tokens of each problem's prompt. Raises ValueError, a
+    sentence, for a model that cannot make prompts of the problems."""
     from transformers import AutoTokenizer  # takes seconds: not before flags are refused
 
     from engine.loading import eos_ids, positions_of
@@ -35,6 +37,16 @@ def read_tokenizer(model, problems, template):
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
+    options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
+    known = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in options:
+        if name in known or name not in str(chat):
+            raise ValueError(f"--template_kwargs: the chat template of --model {model} has no "
+                             f"variable {name} to be set")
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
+    if template in ("chat", "qwen_boxed") and not chat:
+        say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
+            "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
     lengths = []
     for problem in problems:
         try:
@@ -84,32 +96,44 @@ def checksum(problems):
     return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
 
 
+def not_too_long(args, problems, lengths, source, made=False):
+    """The problems whose prompts have at most --max_prompt_tokens. Refuses where none has, and
+    where those that are made one by one have not all."""
+    limit = args.max_prompt_tokens
+    short = [problem for problem, n in zip(problems, lengths, strict=True) if n <= limit]
+    if len(short) < len(problems):
+        if made or not short:
+            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
+        say(f"{source}: left out {len(problems) - len(short)} of {len(problems)} problems, their "
+            f"prompts are longer than --max_prompt_tokens {limit}")
+    return short
+
+
 def load_tokenizer(args, train_set, test_set):
-    """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
-    prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
-    of them."""
+    """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
+    held out whose prompts are not too long: all that needs no weights. Refuses a model that cannot
+    make prompts of them."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
-    rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
+    made = not isinstance(train_set, list)
+    rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
     try:
-        tokenizer, eos, positions, lengths = read_tokenizer(args.model, [*rows, *test_set],
-                                                            args.template)
+        tokenizer, eos, positions, lengths = read_tokenizer(
+            args.model, [*rows, *test_set], args.template, args.template_kwargs)
     except ValueError as e:
         refuse(str(e))
-    lengths, held_out = lengths[:len(rows)], lengths[len(rows):]
-    short = [p for p, n in zip(rows, lengths, strict=True) if n <= args.max_prompt_tokens]
-    made_too_long = len(short) < len(rows) and not isinstance(train_set, list)
-    if not short or max(held_out, default=0) > args.max_prompt_tokens or made_too_long:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has "
-               f"{max(lengths + held_out)} tokens")
-    if len(short) < len(rows):
-        say(f"{args.data}: left out {len(rows) - len(short)} of {len(rows)} problems, their prompts"
-            f" are longer than --max_prompt_tokens {args.max_prompt_tokens}")
+    held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
+    short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
+    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
+    if not made:
         train_set = short
+    if len(train_set) < args.problems_per_rollout:
+        say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
+            f"{args.problems_per_rollout}: each rollout has some of them more than once")
     if args.max_prompt_tokens + args.max_tokens > positions:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
                f"are more than the model's {positions} positions")
-    return tokenizer, eos, train_set
+    return tokenizer, eos, train_set, test_set
 
 
 def load_sampler(args, eos):

@@ -195,9 +195,10 @@ class Run(AbstractContextManager):
             self.warn(log.nothing_to_learn, samples[0], record)
         if record["len/truncated_frac"] > 0.5:
             self.warn(log.cut_off, record)
-        if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
+        failed = metrics["grader/error"] + metrics["grader/timeout"]
+        if failed == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
-                            "are printed above; the verifiers are in rewards.py")
+                            "and timeouts are printed above; the verifiers are in rewards.py")
 
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""

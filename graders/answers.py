@@ -1,22 +1,31 @@
 """What the text of an answer is reduced to before it is compared: its value without wrapping, unit
 and name. And what makes it no answer: a relation, an operation left to do, several candidates."""
 
+import functools
 import itertools
 import re
+import unicodedata
 from fractions import Fraction
+from pathlib import Path
 
 LONGEST = 5000  # characters of an answer
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
+ARGUMENT = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+BOX = rf"\\(?:boxed|fbox)\s*{ARGUMENT}"
+# Between two boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
+JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)\b)"
+                   r"(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*")
+TEXT = (r"\\(?:text(?:bf|rm|normal|it|sf|tt|sc|up)?|[mfh]box|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|"
+        r"boldsymbol|emph|underline|operatorname|rm|(?:text)?color(?:box)? *\{[A-Za-z]+\})"
+        rf" *{ARGUMENT}")
 GREEK = """Omega Delta Gamma Lambda Sigma Phi Psi Pi Theta Xi alpha beta gamma delta epsilon
     varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi
     chi psi omega ell hbar""".split()
-LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))"
-          r"(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
-TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
-        r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
+LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))(?:_(?:\{{[^{{}}]*\}}|\w))?"
+          r"(?:\^\{(?:\\prime)+\}|\^\{? *(?:\*|\\ast|\\star|[sd]) *\}?)?")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
 # Of a choice that has its text, these words leave it open or deny it; as a name, they and others.
 DOUBTS = """all but either except false for if incorrect maybe neither never no none nor not or
@@ -24,12 +33,16 @@ DOUBTS = """all but either except false for if incorrect maybe neither never no 
 NO_NAMES = (rf"(?i:{'|'.join(DOUBTS)}|half|twice|thrice|double|triple|minus|negative|opposite|"
             r"about|roughly|approximately|nearly|almost|over|under|above|below|least|most|more|"
             r"less|than|another|untrue|nothing)\b")
-# What may stand left of the equals sign: x, a_{1}, AB, \angle ABC, f(x), (x, y), |AB|, AB:CD.
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|(?!{NO_NAMES})[A-Z][a-z]{{2,}}|{LETTER})"
-                  rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
-                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
-                  rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
-                  rf"|\\frac *\{{{POINTS}\}} *\{{{POINTS}\}}")
+PLAIN = (rf"(?:[A-Z]{{2,4}}|(?!{NO_NAMES})[A-Z][a-z]{{2,}}|{LETTER})(?:(?:\^\{{?-1\}}?)?"
+         rf" *\( *(?:-?[0-9./]+|[a-z]\([0-9]+\)|{LETTER}(?: *, *{LETTER})*) *\))?")
+# What may stand left of the equals sign: x, a_{1}, x^*, AB, AB^2, \angle ABC, \sin A, f(x), (x, y),
+# |AB|, [ABC], AB:CD, and a quotient of names.
+NAME = re.compile(rf"(?:(?:m *)?\\angle *|\\Delta *)?{PLAIN}"
+                  r"|\\(?:sin|cos|tan) *(?:\\angle *)?[A-Z]+"
+                  rf"|\\(?:vec|hat) *\{{[A-Za-z]\}}|\( *{LETTER}(?: *, *{LETTER})* *\)"
+                  rf"|(?:\| *(?:{POINTS}|\\vec *\{{\w\}}) *\||\\overline *\{{[A-Z]+\}}|[A-Z]{{2}})"
+                  rf"(?:\^\{{?2\}}?)?|{POINTS} *: *{POINTS}|\[[A-Z]{{3,}}\]"
+                  rf"|\\frac *\{{ *{PLAIN} *\}} *\{{ *{PLAIN} *\}}|{PLAIN} */ *{PLAIN}")
 # Commands and characters of which a value consists; an answer may have others where the gold has.
 COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
     arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
@@ -37,8 +50,6 @@ COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan
     cup emptyset angle triangle setminus""".split()) | {*GREEK}
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
-DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
-ORDINAL = r"^([0-9]+) *\^? *\{? *(?:\\(?:text|textrm|mathrm) *\{ *)?(?:st|nd|rd|th)\b[ }]*"
 # Of a number, these are the question and not the answer.
 OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
 # Derivatives, numbers side by side, the base of a number, a matrix to a power, [2, \\infty].
@@ -63,6 +74,7 @@ UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, 
     joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
     mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
     deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
+
 # A plural that is none of these counts things, as in 3 candies: numbers, prefixes, operations,
 # verbs and adverbs.
 NOT_THINGS = re.compile(
@@ -71,47 +83,60 @@ NOT_THINGS = re.compile(
     r"pico|femto|atto|double|triple|squared|cube|cubed|inverse|reciprocal|factorial|percent|prime|"
     r"log|exponent|power|sine|cosine|integral|derivative|conjugate|complement|opposite|negative|"
     r"equal|exceed|differ|fail|mean|maybe|sometime|alway|perhap|beside|toward|sideway)s|halves")
-SPELLINGS = (
-    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","),
-    ("\u2208", "\\in "), ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"),
-    ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
-    ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
-    ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "),
-    ("\u222a", "\\cup "), ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"),
-    ("\u2248", "\\approx "), ("per cent", "percent"))
-REWRITES = (
-    (r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\"),
-    (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
-    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\([gl]eq)slant", r"\\\1"),
-    ("'", r"^{\\prime}"),
-    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\[dt]binom", r"\\binom"),
-    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"), (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""),
-    (r"(\\times|\\cdot|^) *\{10\}(?=\^)", r"\1 10"), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-    (r"(?<=\^\{[0-9-])\}\^\{(?=[0-9])", ""), (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-    (r"\\[dtc]frac", r"\\frac"), (r"\\frac *([0-9])", r"\\frac{\1}"),
-    (r"(\\frac *\{[0-9]+\}) *([0-9])", r"\1{\2}"), (r"\\lt(?![A-Za-z])", "<"),
-    (r"\\gt(?![A-Za-z])", ">"))
-SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
-    "0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"))
+# The single letters of a text with their numbers, apart from commands and words.
+LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
+                     r"|([A-Za-z](?:_\{[0-9]+\})?)")
+REPEATING = (r"([0-9]{0,99})\.([0-9]{0,99})(?:\\(?:overline|bar|dot) *\{?([0-9]{1,99})\}?"
+             r"|\(([0-9]{1,99})\))(?![0-9.(^!])")
+CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
+
+
+def rules():
+    """-> the rules of spellings.txt, by part: [(pattern, replacement)]."""
+    parts = {}
+    for line in Path(__file__).with_name("spellings.txt").read_text("utf-8").splitlines():
+        if line.startswith("== "):
+            part = parts[line[3:]] = []
+        elif line and not line.startswith("#"):
+            pattern, new = line.split(" ->")
+            part.append((re.compile(pattern), new.strip().replace("~", " ")))
+    return parts
+
+
+RULES = rules()
 
 
 # ------------------------------------------------------------------ its parts
 
 def last_boxed(text):
-    """The content of the complete \\boxed{...} that begins last in a text, braces balanced; None
-    without one."""
-    still_open, last = [], None
+    """The content of the complete \\boxed{...} that begins last in a text, braces balanced, behind
+    those of other boxes that "and", "or" or a comma joins to it; None without one."""
+    still_open, boxes = [], []
     # \{ groups nothing; some write \\boxed.
-    for brace in re.finditer(r"\\boxed\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
-        if brace[0] == "{" or brace[0].startswith("\\boxed"):
+    for brace in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
+        if brace[0] == "{" or len(brace[0]) > 2:
             still_open.append(brace)
         elif brace[0] == "}" and still_open:
             opening = still_open.pop()
-            if opening[0] != "{" and (last is None or opening.end() > last[0]):
-                last = opening.end(), brace.start()
-    return text[slice(*last)] if last else None
+            if opening[0] != "{":
+                boxes.append((opening.start(), opening.end(), brace.start()))
+    answers, begin = [], None
+    for start, inside, end in sorted(boxes, reverse=True):
+        if answers and not (end < begin < end + 99 and JOINT.fullmatch(text, end + 1, begin)):
+            break
+        if text[inside:end] not in answers:
+            answers.insert(0, text[inside:end])
+        begin = start
+    return ", ".join(answers) if answers else None
 
 
+def rewritten(text, part):
+    for pattern, new in RULES[part]:
+        text = pattern.sub(new, text)
+    return text
+
+
+@functools.lru_cache(maxsize=1024)  # A gold answer is cleaned once for its whole group.
 def clean(text):
     """-> an answer without its wrapping, and its unit with the powers, None where it has none.
 
@@ -119,35 +144,39 @@ def clean(text):
     '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
     if len(str(text)) > LONGEST:
         return str(text), None
-    text = re.sub(r",\\!\s*", ",", str(text))
+    text = rewritten(str(text), "SIGNS")
+    money = sorted({*re.findall(r"\\money\{(\w+)\}", text)})
+    text = re.sub(r"\s*\\money\{\w+\}\s*", "", text)
+    text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
+                  "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    text = re.sub(rf"^\s*{TEXT}\s*$", r"\1", text)
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
-    unit = (("dollar", 1),) if "\\$" in text else None
-    for old, new in SPELLINGS:
-        text = text.replace(old, new)
-    for pattern, new in REWRITES:
-        text = re.sub(pattern, new, text)
-    boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
-    text = (", ".join(boxes) or text).strip().rstrip(".,; ")
+    text = rewritten(text, "COMMANDS")
+    text = (", ".join(re.findall(BOX, text)) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
-        text = text[1:-1]
-    text = re.sub(rf"(?:{DEGREE}) *([CF]?)$", lambda m: f"\\text{{{m[1] or 'deg'}}}", text)
-    text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
-    text = re.sub(ORDINAL, r"\1 ", text)
-    text = re.sub(r"(?<=:[0-9]{2}) *(?:\\text *\{ *)?([ap])\.? ?m\b\.?\}?",
-                  lambda m: f" {m[1].lower()}.m", text, flags=re.I)
+        text = text[1:-1].strip()
+    text = rewritten(re.sub(REPEATING, repeating, text), "ENDS")
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
-    text = re.sub(TEXT, r" \1 ", text)
-    text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
-                  r"_{\1\2}", text)
-    text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
-    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), named_unit or unit
+    while re.search(TEXT, text):
+        text = re.sub(TEXT, r" \1 ", text)
+    text = rewritten(text, "WORDS")
+    text = re.sub(r"(\\equiv *)(-?[0-9]{1,99})(?=\\pmod\{([1-9][0-9]{0,99})\})",
+                  lambda m: m[1] + str(int(m[2]) % int(m[3])), text)
+    return text.strip().rstrip(".").strip(), named_unit or tuple(
+        (UNITS.get(name), 1) for name in money) or None
+
+
+def repeating(found):
+    """A repeating decimal as a fraction: '2.1\\overline{6}' -> '\\frac{195}{90}'."""
+    start, period = found[1] + found[2], found[3] or found[4]
+    nines = 10 ** len(found[2]) * (10 ** len(period) - 1)
+    return f"\\frac{{{int(start + period) - int(start or 0)}}}{{{nines}}}"
 
 
 def split_unit(text):
     """'10 cm^2' -> '10', (('cm', 2),). One outside \\text must follow a number."""
-    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq) )?[A-Za-z\u03bc\u00c5/]+"
+    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq\.?) )?[A-Za-z\u03bc\u00c5/]+"
                          r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
     parts = bare or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
@@ -241,11 +270,20 @@ def named(text):
     names, values, claims = [], [], []
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
         sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
+        if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
+            sides.reverse()
         if len(sides) > 1 and NAME.fullmatch(sides[0]):
             names.append(sides.pop(0).replace(" ", ""))
+            while len(sides) > 1 and NAME.fullmatch(sides[0]):  # H(s) = Y(s)/X(s) = 1/s
+                sides.pop(0)
         claims += itertools.pairwise(sides)
         values.append(sides[-1])
     return names, values, claims
+
+
+def renamed(text, names):
+    """A text with the letters that are keys of `names` replaced by their values."""
+    return LETTERS.sub(lambda m: names.get(m[1], m[0]), text)
 
 
 # ------------------------------------------------------------------ words, and no answers

@@ -2,6 +2,7 @@
 that it misses."""
 
 import functools
+import itertools
 import logging
 import re
 import threading
@@ -13,13 +14,14 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Tuple, simplify
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    CONDITION,
     EQUALS,
+    LETTERS,
     LONGEST,
     NAME,
     RELATION,
@@ -31,6 +33,7 @@ from graders.answers import (
     items,
     named,
     number,
+    renamed,
     tight,
     unfinished,
     words,
@@ -62,7 +65,8 @@ def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
     ranges, names = [], set()
-    bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare, *hole = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *[a-z] *\\neq *", bare)
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
@@ -83,7 +87,7 @@ def interval(text):
         ranges.append(f"{low},{high}")
         if len(terms) < 3 or len(names) > 1:
             return text, None
-    return "\\cup".join(ranges), *names
+    return "\\cup".join(ranges) + "".join(f"\\setminus\\{{{value}\\}}" for value in hole), *names
 
 
 # ------------------------------------------------------------------ math-verify
@@ -102,7 +106,9 @@ def read(text):
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
-        return Rational(value)
+        return sympy.Rational(value)
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
+    text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
@@ -111,20 +117,22 @@ def read(text):
         return latex
     if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
         return latex
-    return plain(value) if isinstance(value, Expr) else value
+    return plain(value) if isinstance(value, sympy.Expr) else value
 
 
 def plain(value):
     """An expression as it is compared: i is the imaginary unit, other names are real, and so are
     functions and derivatives, which nothing is known of; decimals are exact."""
     opaque = value.atoms(AppliedUndef, sympy.Derivative) | value.free_symbols
-    return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)} | {
-        name: I if str(name) == "i" else Symbol(str(name), real=True) for name in opaque})
+    return value.xreplace(
+        {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+        | {name: sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
+           for name in opaque})
 
 
-def numbers(names, k):
-    """Values for names. At the last two of the four points every other one is negative."""
-    return {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+def point(names, k):
+    """Numbers for names. At the last two of the four points every other one is negative."""
+    return {name: sympy.Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
             else 1) for i, name in enumerate(sorted(names, key=str))}
 
 
@@ -138,9 +146,9 @@ def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
     than plus or minus infinity alone, has none, nor has a power of 100,000 digits, nor a sum of
     terms above 1e20 times it, or above 1e20 where it is 0."""
-    if isinstance(part, MatrixBase):
+    if isinstance(part, sympy.MatrixBase):
         return all(map(is_value, part.flat()))
-    if not isinstance(part, Expr) or isinstance(part, ExprWithLimits):
+    if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
         return all(map(is_value, part.args))
     if part.has(*ENDLESS):
         return part in ENDLESS[:2]
@@ -148,7 +156,7 @@ def is_value(part):
         if isinstance(power, POWERS) and power.args[-1].is_number and abs(power.args[-1]) > 1e5:
             return False
     number = plain(part)
-    number = number.xreplace(numbers(number.free_symbols, 0)).doit()
+    number = number.xreplace(point(number.free_symbols, 0)).doit()
     return not number.has(*ENDLESS) and all(
         max(abs(digits(term)) for term in node.args) <= 1e20 * (abs(digits(node)) or 1)
         for node in number.atoms(sympy.Add) if node.is_number)
@@ -170,19 +178,22 @@ def agree(a, b):
     if not names or a.has(ExprWithLimits) or b.has(ExprWithLimits):
         return None
     for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
-        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
-        values = a.subs(point), b.subs(point)
+        whole = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(whole), b.subs(whole)
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
+    roots = [f.args[0] for f in sympy.Tuple(a, b).atoms(sympy.Pow, sympy.log)
+             if not f.args[-1].is_integer and not a.has(sympy.Abs)]
     for k in range(4):
-        point = numbers(names, k)
-        values = a.subs(point), b.subs(point)
+        place = point(names, k)
+        values = a.subs(place), b.subs(place)
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
-                k < 2 and not x.is_real and not a.has(I)):
+                k < 2 and not x.is_real and not a.has(sympy.I)):
             return None
-        near.append(close(*values))
+        if close(*values) or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
+            near.append(close(*values))
     return None if near[0] and not all(near) else near[0]
 
 
@@ -196,19 +207,33 @@ def alike(a, b):
     for seconds are compared at points, and sets, tuples and matrices part by part."""
     if a == b:
         return True
-    if isinstance(a, Expr) and isinstance(b, Expr):
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
         a, b = plain(a), plain(b)
         if (verdict := agree(a, b)) is not None:
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
             return close(a, b) or rounds(a, b) or rounds(b, a)
-    if isinstance(a, FiniteSet) and isinstance(b, FiniteSet):
-        return len(a) == len(b) and all(any(alike(x, y) for y in b) for x in a)
-    if isinstance(a, MatrixBase) and isinstance(b, MatrixBase):
+        return verify(a, b, timeout_seconds=None)
+    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
         return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
-    if type(a) is type(b) and isinstance(a, (Interval, Tuple)):
-        return len(a.args) == len(b.args) and all(map(alike, a.args, b.args))
-    return verify(a, b, timeout_seconds=None)
+    if isinstance(a, sympy.Interval) and isinstance(b, sympy.Interval):
+        return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
+    x, y = entries(a), entries(b)
+    if not x or not y:
+        return verify(a, b, timeout_seconds=None)
+    if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
+        return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
+    return len(x) == len(y) and all(map(alike, x, y))
+
+
+def entries(value):
+    """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
+    its only one. None of others."""
+    if isinstance(value, (sympy.FiniteSet, sympy.Tuple)):
+        return getattr(value, "_unsorted_args", value.args)
+    if isinstance(value, sympy.Interval):
+        return value.args[:2] if value.is_open else None
+    return [value] if isinstance(value, sympy.Expr) else None
 
 
 def same_equation(pred, gold):
@@ -220,12 +245,12 @@ def same_equation(pred, gold):
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
     values = [read(side.strip()) for side in sides + gold_sides]
-    if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
+    if foreign(pred, gold) or not all(isinstance(value, sympy.Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
     if len(b.free_symbols) < (2 if NAME.fullmatch(gold_sides[0].strip()) else 1):
         return False
-    ratio = simplify(a / b)
+    ratio = sympy.simplify(a / b)
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
@@ -261,6 +286,7 @@ def readable(gold):
 
 
 def same_as_itself(gold):
+    gold = str(gold).rpartition("####")[2]
     text, _ = clean(gold)
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
@@ -272,7 +298,7 @@ def same_as_itself(gold):
 
 def same_with_units(pred, gold):
     """Are two bare answers the same, and their units?"""
-    pred, gold = str(pred), str(gold)
+    pred, gold = str(pred), str(gold).rpartition("####")[2]  # as GSM8K has it
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
@@ -284,7 +310,30 @@ def same_with_units(pred, gold):
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
-    return same_answer(text, gold_text)
+    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
+    if said and told:
+        if said[2] != told[2]:
+            return False
+        text = renamed(text, {said[1]: told[1], told[1]: said[1]})
+    text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
+    return any(same_answer(renamed(text, names), gold_text)
+               for names in renamings(text, gold_text))
+
+
+def renamings(pred, gold):
+    """-> the ways to name an answer's constants of integration, C, c or K, with numbers or without,
+    as the gold answer's: dicts. A function of t, u, x, y or z is linear in them; where it has no
+    other name, they may change places."""
+    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
+                 for text in (pred, gold))
+    value = read(gold.rpartition("=")[2].strip()) if its else None
+    names = value.free_symbols if isinstance(value, sympy.Expr) else set()
+    found = [name for name in names if name.name[0] in "ck"]
+    if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
+            sympy.diff(value, a, b) for a in found for b in found):
+        return [{}]
+    orders = itertools.permutations(its) if len(names) - len(found) < 2 else [its]
+    return [dict(zip(mine, order)) for order in orders]
 
 
 def same_answer(pred, gold):
@@ -295,10 +344,12 @@ def same_answer(pred, gold):
     x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
+    if x is None and y is not None and len(named(pred)[1]) == gold.count(",") + 1 > 1:
+        gold = gold.replace(",", ", ")  # 30,150 is also a list
     (letter, said), (gold_letter, gold_said) = choice(pred), choice(gold)
     if letter and gold_letter:
         return letter == gold_letter and (not said or not gold_said or same_answer(said, gold_said))
-    if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
+    if "matrix}" in gold and re.fullmatch(r"[(\[].*,.*[)\]]", pred):  # the entries of a column
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
@@ -337,6 +388,9 @@ def without_names(pred, gold):
     (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
     if gold_claims or not (names or claims or gold_names):
         return None
+    bare = {re.sub(r"_\{[0-9]+\}", "", name) for name in names + gold_names}
+    if len(bare) == 1 and bare in ({*names}, {*gold_names}) and len(names + gold_names) > 2:
+        names = gold_names = []  # x_1 = 2, x_2 = 3 are values of x
     if names and gold_names:
         if sorted(names) != sorted(gold_names) or not (
                 len(names) == len(values) == len(gold_values)):
@@ -346,7 +400,7 @@ def without_names(pred, gold):
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
-    return all(same_answer(*claim) for claim in claims) and same_answer(
+    return all(same_answer(*claim) or same(*claim) for claim in claims) and same_answer(
         form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
@@ -357,7 +411,9 @@ def foreign(pred, gold):
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+    strange = {word for word in words(pred) - words(gold)
+               if not {*word} <= {*LETTERS.findall(gold)}}  # RCs is a product
+    return (is_word(pred) or is_word(gold) or strange or unfinished(pred, gold)
             or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
             or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))

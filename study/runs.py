@@ -105,8 +105,7 @@ def distinct_puzzles(task):
     from study import worked
     puzzles = {}
     for problem in worked.held_out() if task == "worked" else data.load(task, "test"):
-        answer = problem["answer"]
-        puzzles.setdefault(f"{sorted(answer['nums'])} {answer['target']}", problem)
+        puzzles.setdefault(data.cluster(problem), problem)
     order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
     return [puzzles[puzzle] for puzzle in order]
 

@@ -3,10 +3,11 @@ hedges, or is wrong.
 
     python tests/hedges.py [EVERY]       tries them, or one of EVERY, and counts those accepted
 
-The gold answers are those of the benchmarks in ../shared, where there are any, and GOLDS.
+The gold answers are GOLDS, and those of the benchmarks in the folder BENCHMARKS.
 """
 
 import json
+import os
 import random
 import re
 import sys
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ROOT.parent / "shared" / "benchmarks"
+BENCHMARKS = os.environ.get("BENCHMARKS")
 GOLDS = r"""5 | -3 | 27.0 | 073 | 0.006 | 4.5e33 | -1./3 | 10,\!080 | \$32,\!348 | 1\frac{4}{5}
     62.5% | \frac{3}{4} | \frac43 | 2^{1009} | 3\sqrt{13} | \frac{\pi}{4} | 11\sqrt2 | 8!
     \binom{9}{4} | e-1 | 90^\circ | 15\mbox{ cm}^2 | 6 \text{ seconds} | 1+274i | 52_8
@@ -122,7 +123,7 @@ def split(table):
 def golds():
     """-> (gold answer, question): the project's, then the benchmarks', each once."""
     rows = [(gold, "What is $x$?") for gold in split(GOLDS)]
-    for path in sorted(BENCHMARKS.glob("*.jsonl")):
+    for path in sorted(Path(BENCHMARKS).glob("*.jsonl")) if BENCHMARKS else ():
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             gold = row.get("final_answer", row.get("answer"))
             if "1" in row:

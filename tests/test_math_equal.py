@@ -7,15 +7,12 @@ import time
 import pytest
 from math_verify.errors import TimeoutException
 
-from conftest import ROOT
+from conftest import BENCHMARKS, needs_benchmarks
 from data import sources
 from graders import math_equal
 from graders.answers import last_boxed, number
 from graders.math_equal import readable
 from rewards import cell, entries, equal, final_answer, grade, math, table
-
-SHARED = ROOT.parent / "shared"
-PAIRS = SHARED / "graders" / "pairs.jsonl"
 
 
 @pytest.mark.parametrize("pred, gold, same", [
@@ -220,12 +217,14 @@ def test_numbers_are_exact():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the labelled pairs are not part of the project")
+@pytest.mark.benchmarks
+@needs_benchmarks
 def test_labelled_pairs(monkeypatch):
     """508 pairs of bare answers from other projects' tests: 97% right, and none is taken for equal
     that is not."""
     monkeypatch.setattr(math_equal, "SECONDS", 10)  # one is a tower of powers
-    rows = [json.loads(line) for line in PAIRS.read_text().splitlines()]
+    pairs = (BENCHMARKS.parent / "graders" / "pairs.jsonl").read_text()
+    rows = [json.loads(line) for line in pairs.splitlines()]
     wrong = [r for r in rows if r["kind"] == "answer" and equal(r["pred"], r["gold"]) != r["equal"]]
     assert len(wrong) <= 0.03 * 508 and all(r["equal"] for r in wrong)
 

@@ -193,8 +193,9 @@ needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
 
 
 def run_all(*args, **env):
-    return subprocess.run(["./run_all.sh", *args], cwd=ROOT, env={**os.environ, **env},
-                          capture_output=True, text=True)
+    """BENCHMARKS is a list of names to bench/full.sh, and a folder to the tests."""
+    return subprocess.run(["./run_all.sh", *args], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "BENCHMARKS": "", **env})
 
 
 @pytest.mark.slow

@@ -243,11 +243,59 @@ def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
     assert "--eval_data" in said
 
 
-def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "grade", graded_alike(0.0, "error: always"))
+@pytest.mark.parametrize("fault", ["error: always", "timeout"])
+def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "grade", graded_alike(0.0, fault))
     with pytest.raises(RunFailed, match="every call of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
+
+
+def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, capsys):
+    """Of those to learn from and of those held out, each under its own flag."""
+    rows, files = [json.loads(line) for line in open(own_file(tmp_path, "4"))], []
+    for long in (1, 2, 4):
+        rows[:long] = [dict(row, prompt="1,2,1=4:" * 3) for row in rows[:long]]
+        files.append(tmp_path / f"{long}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, two, all_long = map(str, files)
+    run(base, tmp_path / "run", "--data", one, "--eval_data", two, "--rollouts", "1")
+    said = capsys.readouterr().out
+    for name, count in ((f"--data {one}", 1), (f"--eval_data {two}", 2)):
+        assert f"{name}: left out {count} of 4 problems, their prompts are longer" in said
+    assert "has 3 problems, fewer than --problems_per_rollout 4: each rollout has some" in said
+    with pytest.raises(SystemExit):
+        run(base, tmp_path / "refused", "--eval_data", all_long)
+    assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in capsys.readouterr().err
+
+
+def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_path, capsys):
+    import shutil
+
+    from experiment.model import read_tokenizer
+    problem = dict(prompt="1?", answer="1", reward="math", id="0")
+    read_tokenizer(base, [problem], "chat")
+    assert "WARNING  --template chat: --model" in capsys.readouterr().out
+    folder = shutil.copytree(base, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[-1].content }}{% if think is defined %}{{ think }}{% endif %}"
+        "{% if add_generation_prompt %}:{% endif %}")
+    for text, end in ((None, ":"), ('{"think": "hm"}', "hm:"), ("{}", ":")):
+        tokenizer, *_ = read_tokenizer(str(folder), [problem], "chat", text)
+        assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "1?" + end
+    assert not capsys.readouterr().out
+    for name in ("thinking", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"has no variable {name} to be set"):
+            read_tokenizer(str(folder), [problem], None, json.dumps({name: 1}))
+    for flags in (["[]"], ["{"], ['{"a": 1}', "--template", "orz"]):
+        said = refused(capsys, "--template_kwargs", *flags)
+        assert "--template_kwargs is a JSON object, such as " in said and f"not {flags[0]} " in said
+    run(str(folder), tmp_path / "run", "--template_kwargs", '{"think": "hm"}', "--template", "chat",
+        "--rollouts", "1", "--eval_every", "0")
+    sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].endswith(":hm:")
+    args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
+    assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
 
 
 def test_held_out_problems_are_as_many_as_there_are(tmp_path):

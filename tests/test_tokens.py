@@ -553,6 +553,28 @@ def test_the_panel_has_the_numbers(visit, rollout, page, way):
     assert float(panel(tab)["ratio"]) == 1
 
 
+def test_the_panel_is_closed_and_begins_anew_with_another_problem(visit, page):
+    tab, token = visit(page), TOKEN.format(1, 5)
+    tab.set_viewport_size(dict(width=360, height=844))
+    hint = tab.locator("#numbers").inner_text()
+    for close in (tab.locator("#close").click, lambda: tab.keyboard.press("Escape")):
+        for place in range(1, 33):
+            tab.evaluate("span => choose(document.querySelector(span))", TOKEN.format(1, place))
+            lines = tab.evaluate("""[...document.querySelectorAll("#panel dd")].map(dd => {
+                const text = document.createRange();
+                text.selectNodeContents(dd);
+                return text.getClientRects().length; })""")
+            assert set(lines) == {1}  # no number is broken
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        close()
+        assert not tab.locator("#panel").is_visible()
+    tab.locator(token).click()
+    assert panel(tab)["place"].startswith("5 of")
+    tab.locator("#after").click()
+    until_begins(tab, "prompt", "second")
+    assert panel(tab) == {} and tab.locator("#numbers").inner_text() == hint
+
+
 def test_keys(visit, page):
     tab = visit(page)
     here = "document.activeElement.number"
