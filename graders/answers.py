@@ -86,8 +86,7 @@ NOT_THINGS = re.compile(
 # The single letters of a text with their numbers, apart from commands and words.
 LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
                      r"|([A-Za-z](?:_\{[0-9]+\})?)")
-REPEATING = (r"([0-9]{0,99})\.([0-9]{0,99})(?:\\(?:overline|bar|dot) *\{?([0-9]{1,99})\}?"
-             r"|\(([0-9]{1,99})\))(?![0-9.(^!])")
+REPEATING = r"([0-9]{0,99})\.([0-9]{0,99})\\overline\{([0-9]{1,99})\}"
 CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
 
 
@@ -155,7 +154,7 @@ def clean(text):
     text = (", ".join(re.findall(BOX, text)) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
         text = text[1:-1].strip()
-    text = rewritten(re.sub(REPEATING, repeating, text), "ENDS")
+    text = rewritten(re.sub(REPEATING, fraction_of, text), "ENDS")
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
     while re.search(TEXT, text):
@@ -167,9 +166,9 @@ def clean(text):
         (UNITS.get(name), 1) for name in money) or None
 
 
-def repeating(found):
+def fraction_of(found):
     """A repeating decimal as a fraction: '2.1\\overline{6}' -> '\\frac{195}{90}'."""
-    start, period = found[1] + found[2], found[3] or found[4]
+    start, period = found[1] + found[2], found[3]
     nines = 10 ** len(found[2]) * (10 ** len(period) - 1)
     return f"\\frac{{{int(start + period) - int(start or 0)}}}{{{nines}}}"
 

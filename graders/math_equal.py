@@ -311,29 +311,28 @@ def same_with_units(pred, gold):
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
     said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
-    if said and told:
-        if said[2] != told[2]:
-            return False
-        text = renamed(text, {said[1]: told[1], told[1]: said[1]})
+    bound = {said[1]: told[1], told[1]: said[1]} if said and told else {}
+    if bound and said[2] != told[2]:
+        return False
     text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
     return any(same_answer(renamed(text, names), gold_text)
-               for names in renamings(text, gold_text))
+               for names in renamings(text, gold_text, bound))
 
 
-def renamings(pred, gold):
-    """-> the ways to name an answer's constants of integration, C, c or K, with numbers or without,
-    as the gold answer's: dicts. A function of t, u, x, y or z is linear in them; where it has no
-    other name, they may change places."""
+def renamings(pred, gold, bound):
+    """-> dicts, the ways to name the letters of an answer as the gold answer's: all have `bound`.
+    The constants of integration C, c, K, with numbers or without, are renamed where a function of
+    t, u, x, y or z is linear in them, and change places where it has no other name."""
     mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
                  for text in (pred, gold))
     value = read(gold.rpartition("=")[2].strip()) if its else None
     names = value.free_symbols if isinstance(value, sympy.Expr) else set()
-    found = [name for name in names if name.name[0] in "ck"]
+    found = [name for name in names if name.name.split("_")[0] in ("c", "k")]
     if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
             sympy.diff(value, a, b) for a in found for b in found):
-        return [{}]
+        return [bound]
     orders = itertools.permutations(its) if len(names) - len(found) < 2 else [its]
-    return [dict(zip(mine, order)) for order in orders]
+    return [bound | dict(zip(mine, order)) for order in orders]
 
 
 def same_answer(pred, gold):
@@ -362,7 +361,7 @@ def same_answer(pred, gold):
     # takes a tuple for a set.
     if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
         return pred == base[1]
-    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm", pred + gold) or any(
+    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm|\\pmod", pred + gold) or any(
             a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
             for a, b in ((pred, gold), (gold, pred))):
         return False
