@@ -9,6 +9,24 @@ from fractions import Fraction
 from pathlib import Path
 
 LONGEST = 5000  # characters of an answer
+
+
+def parts(name):
+    """-> the lines of a file of this folder below each of its headings "== PART"."""
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("== "):
+            part = found[line[3:]] = []
+        elif line and not line.startswith("#"):
+            part.append(line)
+    return found
+
+
+RULES = {part: [(re.compile(pattern), new.strip().replace("~", " ")) for pattern, new in (
+    line.split(" ->") for line in lines)] for part, lines in parts("spellings.txt").items()}
+LINES = parts("words.txt")
+WORDS = {part: " ".join(lines).split() for part, lines in LINES.items()}
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
@@ -21,18 +39,10 @@ JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)
 TEXT = (r"\\(?:text(?:bf|rm|normal|it|sf|tt|sc|up)?|[mfh]box|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|"
         r"boldsymbol|emph|underline|operatorname|rm|(?:text)?color(?:box)? *\{[A-Za-z]+\})"
         rf" *{ARGUMENT}")
-GREEK = """Omega Delta Gamma Lambda Sigma Phi Psi Pi Theta Xi alpha beta gamma delta epsilon
-    varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi
-    chi psi omega ell hbar""".split()
-LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))(?:_(?:\{{[^{{}}]*\}}|\w))?"
+LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(WORDS['GREEK'])})(?![A-Za-z]))(?:_(?:\{{[^{{}}]*\}}|\w))?"
           r"(?:\^\{(?:\\prime)+\}|\^\{? *(?:\*|\\ast|\\star|[sd]) *\}?)?")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
-# Of a choice that has its text, these words leave it open or deny it; as a name, they and others.
-DOUBTS = """all but either except false for if incorrect maybe neither never no none nor not or
-    some unless when where wrong""".split()
-NO_NAMES = (rf"(?i:{'|'.join(DOUBTS)}|half|twice|thrice|double|triple|minus|negative|opposite|"
-            r"about|roughly|approximately|nearly|almost|over|under|above|below|least|most|more|"
-            r"less|than|another|untrue|nothing)\b")
+NO_NAMES = rf"(?i:{'|'.join(WORDS['DOUBTS'] + WORDS['NO NAMES'])})\b"
 PLAIN = (rf"(?:[A-Z]{{2,4}}|(?!{NO_NAMES})[A-Z][a-z]{{2,}}|{LETTER})(?:(?:\^\{{?-1\}}?)?"
          rf" *\( *(?:-?[0-9./]+|[a-z]\([0-9]+\)|{LETTER}(?: *, *{LETTER})*) *\))?")
 # What may stand left of the equals sign: x, a_{1}, x^*, AB, AB^2, \angle ABC, \sin A, f(x), (x, y),
@@ -44,10 +54,7 @@ NAME = re.compile(rf"(?:(?:m *)?\\angle *|\\Delta *)?{PLAIN}"
                   rf"(?:\^\{{?2\}}?)?|{POINTS} *: *{POINTS}|\[[A-Z]{{3,}}\]"
                   rf"|\\frac *\{{ *{PLAIN} *\}} *\{{ *{PLAIN} *\}}|{PLAIN} */ *{PLAIN}")
 # Commands and characters of which a value consists; an answer may have others where the gold has.
-COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
-    arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
-    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime
-    cup emptyset angle triangle setminus""".split()) | {*GREEK}
+COMMANDS = {*WORDS["COMMANDS"], *WORDS["GREEK"]}
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 # Of a number, these are the question and not the answer.
@@ -61,48 +68,15 @@ LEFT_TO_DO = (
 
 # A closed list, because another word after a number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
-         for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
-UNITS |= {word: word for word in """day week month decade century cent euro yuan yen rupee penny
-    pennies unit mph kmph rpm atm erg solar mass masses light points pairs way times step move
-    game ball marble ticket apple book box boxes bag person people man men woman women child
-    children student teacher player friend member tree flower word letter digit grade number
-    integer value element subset set string sequence permutation function solution roots factors
-    divisor term triples squares triangle rectangle edge vertices side face region cell path
-    diagonal intersection ordered distinct different possible total""".split()}
-UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, mm millimeter, km
-    kilometer, nm nanometer, g gram, kg kilogram, s sec second, L l liter litre, mL ml milliliter, J
-    joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
-    mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
-    deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
-
-# A plural that is none of these counts things, as in 3 candies: numbers, prefixes, operations,
-# verbs and adverbs.
-NOT_THINGS = re.compile(
-    r".*(?:ths|illions|ss|us)|(?:half|third|quarter|ten|dozen|score|hundred|thousand|lakh|crore|"
-    r"myriad|googol|googolplex|deca|hecto|kilo|mega|giga|tera|peta|exa|deci|centi|milli|micro|nano|"
-    r"pico|femto|atto|double|triple|squared|cube|cubed|inverse|reciprocal|factorial|percent|prime|"
-    r"log|exponent|power|sine|cosine|integral|derivative|conjugate|complement|opposite|negative|"
-    r"equal|exceed|differ|fail|mean|maybe|sometime|alway|perhap|beside|toward|sideway)s|halves")
+         for symbol in WORDS["SYMBOLS"]} | {word: word for word in WORDS["COUNTED"]}
+UNITS |= {alias: line.split()[0] for line in LINES["ALIASES"] for alias in line.split()}
+# A plural that is none of these counts things, as in 3 candies.
+NOT_THINGS = re.compile(rf"(?:{'|'.join(WORDS['NO THINGS'])})s|halves|.*(?:ths|illions|ss|us)")
 # The single letters of a text with their numbers, apart from commands and words.
 LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
                      r"|([A-Za-z](?:_\{[0-9]+\})?)")
 REPEATING = r"([0-9]{0,99})\.([0-9]{0,99})\\overline\{([0-9]{1,99})\}"
 CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
-
-
-def rules():
-    """-> the rules of spellings.txt, by part: [(pattern, replacement)]."""
-    parts = {}
-    for line in Path(__file__).with_name("spellings.txt").read_text("utf-8").splitlines():
-        if line.startswith("== "):
-            part = parts[line[3:]] = []
-        elif line and not line.startswith("#"):
-            pattern, new = line.split(" ->")
-            part.append((re.compile(pattern), new.strip().replace("~", " ")))
-    return parts
-
-
-RULES = rules()
 
 
 # ------------------------------------------------------------------ its parts
@@ -316,7 +290,8 @@ def choice(text):
         return letter[1], ""
     parts = re.fullmatch(r"\(?([A-J])(?:[.:)]+| +(?=\([a-zA-Z' -]{3,}\)$)) *(.+)", text, re.S)
     said = parts[2].strip("()") if parts else ""
-    if not parts or re.search(r"\b[A-Jb-j]\b", said) or {*said.lower().split()} & {*DOUBTS}:
+    if not parts or re.search(r"\b[A-Jb-j]\b", said) or (
+            {*said.lower().split()} & {*WORDS["DOUBTS"]}):
         return "", text
     plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", said) or (
         is_closed(said) and re.match(r"-?[0-9\\(]", said))
