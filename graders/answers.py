@@ -271,7 +271,7 @@ def words(text):
     """The bare words of a text that are neither functions nor a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
     found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
-    return found - COMMANDS - {"and", "cap", "deg"}
+    return found - {"and", "cap", "deg", "sqrt"}
 
 
 def tight(text):

@@ -165,12 +165,16 @@ def is_value(part):
 
 
 def close(a, b):
-    """Are two real or complex numbers equal? Rational ones are compared exactly."""
+    """Are two real or complex numbers equal? Rational ones are compared exactly, others to 1e-50 of
+    their size, and their difference to 1e-50 of its terms: for 2^{1009} + \\sqrt{2} and 2^{1009}
+    it is \\sqrt{2}."""
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
+    terms = [abs(digits(term)) for term in sympy.Add.make_args(difference)]
     a, b = digits(a), digits(b)
-    return bool(abs(a - b) <= 1e-50 * max(abs(a), abs(b)))
+    return bool(abs(digits(difference)) <= 1e-50 * max(terms)
+                and abs(a - b) <= 1e-50 * max(abs(a), abs(b)))
 
 
 def agree(a, b):
@@ -214,7 +218,7 @@ def alike(a, b):
         if (verdict := agree(a, b)) is not None:
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
-            return close(a, b) or rounds(a, b) or rounds(b, a)
+            return close(a, b) or rounds(a.doit(), b.doit()) or rounds(b.doit(), a.doit())
         return verify(a, b, timeout_seconds=None)
     if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
         return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
@@ -225,7 +229,8 @@ def alike(a, b):
         return not ((x or y) and isinstance(a, LISTS) and isinstance(b, LISTS)) and verify(
             a, b, timeout_seconds=None)
     if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
-        return len(x) == len(y) and all(any(alike(p, q) for q in y) for p in x)
+        return len(x) == len(y) and all(
+            any(alike(p, q) for q in y) for p in x) and all(any(alike(p, q) for p in x) for q in y)
     return len(x) == len(y) and all(map(alike, x, y))
 
 
