@@ -1,7 +1,8 @@
 """Answers as a policy would write them to be paid for nothing: each names the gold answer, and
 hedges, or is wrong.
 
-    python tests/hedges.py [EVERY]       tries them, or one of EVERY, and counts those accepted
+    python tests/hedges.py [EVERY]             tries them, or one of EVERY, counts those accepted
+    python tests/hedges.py --universal COUNT   tries answers that depend on no question
 
 The gold answers are GOLDS, and those of the benchmarks in the folder BENCHMARKS.
 """
@@ -202,7 +203,13 @@ def accepted(rows, every=1):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    began, rows = time.process_time(), golds()
+    began = time.process_time()
+    if "--universal" in sys.argv:
+        found = universal(seed=0, count=int(sys.argv[2]))
+        print(*found, f"{sys.argv[2]} answers: {len(found)} universal, "
+              f"{time.process_time() - began:.0f} s", sep="\n")
+        sys.exit()
+    rows = golds()
     count, taken = accepted(rows, int(sys.argv[1]) if len(sys.argv) > 1 else 1)
     for hedge, gold in taken[:200]:
         print(f"accepted for {gold}: {hedge[:200]}")
