@@ -122,6 +122,7 @@ def clean(text):
     text = re.sub(r"\s*\\money\{\w+\}\s*", "", text)
     text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
                   "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    text = re.sub("[\u0391-\u03bb\u03bd-\u03c9]", greek, text)  # \u03bc is also a prefix
     text = re.sub(rf"^\s*{TEXT}\s*$", r"\1", text)
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
     text = rewritten(text, "COMMANDS")
@@ -138,6 +139,12 @@ def clean(text):
                   lambda m: m[1] + str(int(m[2]) % int(m[3])), text)
     return text.strip().rstrip(".").strip(), named_unit or tuple(
         (UNITS.get(name), 1) for name in money) or None
+
+
+def greek(found):
+    """A Greek letter as a command: 'Π' -> '\\Pi '."""
+    name = unicodedata.name(found[0]).split()[-1].replace("LAMDA", "LAMBDA")
+    return f"\\{name.lower() if found[0].islower() else name.capitalize()} "
 
 
 def fraction_of(found):
