@@ -112,6 +112,9 @@ def read(text):
     text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
     text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
+    ends = re.fullmatch(r"[(\[](.*,.*)[)\]]", text) if re.search(r"[!^]|binom", text) else None
+    if ends and any(isinstance(read(end), str) for end in items(ends[1])):
+        return latex  # The parser would compute which end of an interval is larger.
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
                             convert_degrees=False, normalization_config=None)
@@ -138,6 +141,11 @@ def point(names, k):
             else 1) for i, name in enumerate(sorted(names, key=str))}
 
 
+def evaluated(value):
+    """An expression at the first point."""
+    return plain(value).xreplace(point(plain(value).free_symbols, 0))
+
+
 def digits(number):
     """60 of its digits. 0 where all that sympy finds, some 190 behind the point, cancel."""
     number = number.n(60)
@@ -146,8 +154,8 @@ def digits(number):
 
 def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
-    than plus or minus infinity alone, has none, nor has a power of 100,000 digits, nor a sum of
-    terms above 1e20 times it, or above 1e20 where it is 0."""
+    than plus or minus infinity alone, has none, nor has a power of some 400,000 digits, nor a sum
+    of terms above 1e20 times it, or above 1e20 where it is 0."""
     if isinstance(part, sympy.MatrixBase):
         return all(map(is_value, part.flat()))
     if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
@@ -155,10 +163,11 @@ def is_value(part):
     if part.has(*ENDLESS):
         return part in ENDLESS[:2]
     for power in sympy.postorder_traversal(part):
-        if isinstance(power, POWERS) and power.args[-1].is_number and abs(power.args[-1]) > 1e5:
-            return False
-    number = plain(part)
-    number = number.xreplace(point(number.free_symbols, 0)).doit()
+        if isinstance(power, POWERS):
+            base, exponent = (abs(evaluated(arg).n(5)) for arg in (power.args[0], power.args[-1]))
+            if exponent * sympy.log(base + 1 / base if base else 1) > 1e6:
+                return False
+    number = evaluated(part).doit()
     return not number.has(*ENDLESS) and all(
         max(abs(digits(term)) for term in node.args) <= 1e20 * (abs(digits(node)) or 1)
         for node in number.atoms(sympy.Add) if node.is_number)
