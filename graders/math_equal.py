@@ -460,10 +460,16 @@ def same_number(pred, x, gold, y):
     return rounds(x, y) or rounds(y, x)
 
 
+def places(number):
+    """How many digits a rational number has behind the point; None where they have no end."""
+    q = int(getattr(number, "denominator", 0))
+    k = max(sympy.multiplicity(prime, q) for prime in (2, 5)) if q else 0
+    return k if q and 10**k % q == 0 else None
+
+
 def rounds(decimal, other):
     """Is a number the decimal of six digits or more that `other`, whose digits have no end, is
     rounded to?"""
-    places, end = (next((k for k in range(q.bit_length()) if pow(10, k, q) == 0), None)
-                   for q in (getattr(x, "denominator", 0) for x in (decimal, other)))
-    return bool(places and end is None and abs(decimal) * 10**places >= 10**5
-                and 2 * abs(decimal - other) * 10**places <= 1)
+    k = places(decimal)
+    return bool(k and places(other) is None and abs(decimal) * 10**k >= 10**5
+                and 2 * abs(decimal - other) * 10**k <= 1)
