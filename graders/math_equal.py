@@ -154,8 +154,8 @@ def digits(number):
 
 def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
-    than plus or minus infinity alone, has none, nor has a power of some 400,000 digits, nor a sum
-    of terms above 1e20 times it, or above 1e20 where it is 0."""
+    than plus or minus infinity alone, has none, nor has a power of some 40,000 digits, nor a sum of
+    terms above 1e20 times it, or above 1e20 where it is 0."""
     if isinstance(part, sympy.MatrixBase):
         return all(map(is_value, part.flat()))
     if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
@@ -165,7 +165,7 @@ def is_value(part):
     for power in sympy.postorder_traversal(part):
         if isinstance(power, POWERS):
             base, exponent = (abs(evaluated(arg).n(5)) for arg in (power.args[0], power.args[-1]))
-            if exponent * sympy.log(base + 1 / base if base else 1) > 1e6:
+            if exponent * sympy.log(base + 1 / base if base else 1) > 1e5:
                 return False
     number = evaluated(part).doit()
     return not number.has(*ENDLESS) and all(
@@ -204,8 +204,7 @@ def agree(a, b):
         place = point(names, k)
         values = a.subs(place), b.subs(place)
         x, y = (value.n(60) for value in values)
-        if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
-                k < 2 and not x.is_real and not a.has(sympy.I)):
+        if not x.is_finite or not y.is_finite or k < 2 and not x.is_real and not a.has(sympy.I):
             return None
         if close(*values) or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
             near.append(close(*values))
