@@ -13,9 +13,8 @@ LONGEST = 5000  # characters of an answer
 
 def parts(name):
     """-> the lines of a file of this folder below each of its headings "== PART"."""
-    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
     found = {}
-    for line in lines:
+    for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
             part = found[line[3:]] = []
         elif line and not line.startswith("#"):
@@ -63,8 +62,7 @@ OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
 LEFT_TO_DO = (
     r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b",
     "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
-    r"[0-9)] *\^ *(?:\w|\{[^{}]*\}) *_",
-    r"\\infty *\]|\[ *-? *\\infty")
+    r"[0-9)] *\^ *(?:\w|\{[^{}]*\}) *_", r"\\infty *\]|\[ *-? *\\infty")
 
 # A closed list, because another word after a number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
@@ -104,6 +102,7 @@ def last_boxed(text):
 
 
 def rewritten(text, part):
+    """A text after the rules of a part of spellings.txt."""
     for pattern, new in RULES[part]:
         text = pattern.sub(new, text)
     return text
@@ -166,9 +165,8 @@ def split_unit(text):
         return text, None
     quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
     value = re.split(r"=|\\approx", quantity)[-1].strip()
-    if bare and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
-        return text, None
-    unit = unit_of(name.replace("\\cdot", " "))
+    counts = not bare or is_closed(value) and not re.fullmatch("[A-Z]", name)
+    unit = counts and unit_of(name.replace("\\cdot", " "))
     return (quantity, unit) if unit else (text, None)
 
 
@@ -261,11 +259,6 @@ def named(text):
     return names, values, claims
 
 
-def renamed(text, names):
-    """A text with the letters that are keys of `names` replaced by their values."""
-    return LETTERS.sub(lambda m: names.get(m[1], m[0]), text)
-
-
 # ------------------------------------------------------------------ words, and no answers
 
 def is_word(text):
@@ -275,10 +268,10 @@ def is_word(text):
 
 
 def words(text):
-    """The bare words of a text that are neither functions nor a LaTeX environment's name."""
+    """The bare words of a text, but for those of values and a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
-    found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
-    return found - {"and", "cap", "deg", "sqrt"}
+    return {*re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)} - {
+        "and", "cap", "deg", "sqrt"}
 
 
 def tight(text):

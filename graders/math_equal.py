@@ -15,7 +15,6 @@ from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
 from sympy.concrete.expr_with_limits import ExprWithLimits
-from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
@@ -33,7 +32,6 @@ from graders.answers import (
     items,
     named,
     number,
-    renamed,
     tight,
     unfinished,
     words,
@@ -97,8 +95,7 @@ LISTS = sympy.Expr, sympy.Tuple, sympy.Set
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
 POWERS = sympy.Pow, sympy.factorial, sympy.binomial
 ENDLESS = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.AccumBounds
-# Units and boxes are ours.
-AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")  # boxes: ours
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
@@ -128,7 +125,7 @@ def read(text):
 def plain(value):
     """An expression as it is compared: i is the imaginary unit, other names are real, and so are
     functions and derivatives, which nothing is known of; decimals are exact."""
-    opaque = value.atoms(AppliedUndef, sympy.Derivative) | value.free_symbols
+    opaque = value.atoms(sympy.core.function.AppliedUndef, sympy.Derivative) | value.free_symbols
     return value.xreplace(
         {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
         | {name: sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
@@ -302,8 +299,7 @@ def readable(gold):
 
 
 def same_as_itself(gold):
-    gold = str(gold).rpartition("####")[2]
-    text, _ = clean(gold)
+    text, _ = clean(str(gold).rpartition("####")[2])
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
             "nan", "inf"):
@@ -331,7 +327,7 @@ def same_with_units(pred, gold):
     if bound and said[2] != told[2]:
         return False
     text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
-    return any(same_answer(renamed(text, names), gold_text)
+    return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), text), gold_text)
                for names in renamings(text, gold_text, bound))
 
 
@@ -359,7 +355,7 @@ def same_answer(pred, gold):
     x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
-    if x is None and y is not None and len(named(pred)[1]) == gold.count(",") + 1 > 1:
+    if y is not None and len(named(pred)[1]) == gold.count(",") + 1 > 1:
         gold = gold.replace(",", ", ")  # 30,150 is also a list
     (letter, said), (gold_letter, gold_said) = choice(pred), choice(gold)
     if letter and gold_letter:
