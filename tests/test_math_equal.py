@@ -314,8 +314,9 @@ def test_labelled_pairs(monkeypatch):
     ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"), ("\\boxed{1}</think>5", None),
     ("\\boxed{1} and $x = \\boxed{2}$", "1, 2"), ("\\boxed{1}, \\boxed{2} or \\boxed{3}",
      "1, 2, 3"),
-    ("\\boxed{2}, that is, \\boxed{3}", "3"), ("\\boxed{2}, \\boxed{2}", "2"), ("\\boxed 12.", "12"),
-    ("\\fbox{7}", "7"), ("<Answer>7</ANSWER>", "7"), ("\\boxed{1} \\text{ and } \\boxed{2", "1"),
+    ("\\boxed{2}, that is, \\boxed{3}", "3"), ("\\boxed{2}, \\boxed{2}", "2"),
+    ("\\boxed 12.", "12"), ("\\fbox{7}", "7"), ("<Answer>7</ANSWER>", "7"),
+    ("\\boxed{1} \\text{ and } \\boxed{2", "1"),
     ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None)
 ])
 def test_final_answer(completion, answer):
