@@ -106,8 +106,10 @@ def after_thinking(completion):
 
 
 def final_answer(completion):
-    """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
-    text = after_thinking(completion)
+    """The last box after </think>, with those that "and", "or" or a comma joins to it; else the
+    last <answer>. Raises Unparsed if there is neither."""
+    text = re.sub("(?i)<(/?)answer>", r"<\1answer>", after_thinking(completion))
+    text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
     answer = answers.last_boxed(text)
     if answer is None:
         _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
