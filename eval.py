@@ -6,7 +6,7 @@
 
 The second command grades the completions of a file. The third compares with an evaluation of the
 same problems, and loads no model if evals/qwen is complete. A command that was cut off continues
-when it is started again. train.py's --eval_every uses `summarise`, too.
+when it is started again.
 """
 
 import json
@@ -29,10 +29,10 @@ from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser
 from experiment.log import versions
 from experiment.model import read_tokenizer
-from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
+from experiment.stats import benchmark_results, by_problem, paired, powers_of_two
 from experiment.tables import differences_table, results_table
-from graders import sandbox, votes, worker
-from rewards import final_answer, grade
+from graders import sandbox
+from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
@@ -260,47 +260,6 @@ def sample_rest(args, problems, groups, path, size):
         parallel.on_rank0(partial(append, path, sampled))
         groups += sampled
     sampler.close()
-
-
-def majorities(problems, groups):
-    """maj@n of each problem. Where comparing takes more than a minute, answers of one key are one.
-    An answer on which the verifier failed has no vote."""
-    jobs = []
-    for problem, rows in zip(problems, groups, strict=True):
-        right = sum(row["score"] == 1 for row in rows)
-        wrong = [final_answer(row["completion"]) for row in rows
-                 if row["score"] != 1 and row["fault"] in (None, "hedge")]
-        jobs.append(worker.Job(problem["reward"], wrong, right, 60.0))
-    results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
-    return [votes.majority(job.completion, job.answer) if fault else share
-            for job, (share, fault, _) in zip(jobs, results, strict=True)]
-
-
-def summarise(problems, groups, ks):
-    """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
-    mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
-    of_problems, clusters = by_problem(groups, ks), list(map(data.cluster, problems))
-    return {
-        **{name: mean(values) for name, values in of_problems.items()},
-        **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
-        "reward": mean(row["score"] for rows in groups for row in rows),
-        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
-                                for row in rows),
-        "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
-        "mean_length": mean(row["tokens"] for rows in groups for row in rows),
-    }
-
-
-def benchmark_results(problems, groups, ks):
-    """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(problems, groups, ks)
-    clusters = list(map(data.cluster, problems))
-    results.update(problems=len(problems), samples=n, interval=list(
-        interval(by_problem(groups, ks)[f"mean@{n}"], clusters, limits=(0, 1))))
-    if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
-        results[f"maj@{n}"] = mean(majorities(problems, groups))
-    return results
 
 
 def report(args, problems, groups, others, out):

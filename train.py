@@ -19,11 +19,10 @@ import data
 from engine import parallel
 from engine.completion import seed_of
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from eval import summarise
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed
 from experiment.model import load_data, load_sampler, load_tokenizer, load_trainer
-from experiment.stats import powers_of_two
+from experiment.stats import powers_of_two, summarise
 from losses import group_advantages
 
 

@@ -1,9 +1,13 @@
-"""Statistics of scores: pass@k, the standard error, the bootstrap interval."""
+"""Statistics of scores: mean@n, pass@k, maj@n, the standard error, the bootstrap interval."""
 
 import itertools
 import math
 import random
 from collections import defaultdict
+
+import data
+from graders import votes, worker
+from rewards import final_answer
 
 
 def pass_at_k(n, correct, k):
@@ -81,3 +85,44 @@ def interval(values, clusters=None, limits=None, draws=2000):
         resamples = (rng.choices(parts, k=n) for _ in range(draws))
     means = sorted(mean(itertools.chain(*resample)) for resample in resamples)
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+
+
+def majorities(problems, groups):
+    """maj@n of each problem. Where comparing takes more than a minute, answers of one key are one.
+    An answer on which the verifier failed has no vote."""
+    jobs = []
+    for problem, rows in zip(problems, groups, strict=True):
+        right = sum(row["score"] == 1 for row in rows)
+        wrong = [final_answer(row["completion"]) for row in rows
+                 if row["score"] != 1 and row["fault"] in (None, "hedge")]
+        jobs.append(worker.Job(problem["reward"], wrong, right, 60.0))
+    results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
+    return [votes.majority(job.completion, job.answer) if fault else share
+            for job, (share, fault, _) in zip(jobs, results, strict=True)]
+
+
+def summarise(problems, groups, ks):
+    """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
+    error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
+    mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
+    of_problems, clusters = by_problem(groups, ks), list(map(data.cluster, problems))
+    return {
+        **{name: mean(values) for name, values in of_problems.items()},
+        **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
+        "reward": mean(row["score"] for rows in groups for row in rows),
+        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
+                                for row in rows),
+        "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
+        "mean_length": mean(row["tokens"] for rows in groups for row in rows),
+    }
+
+
+def benchmark_results(problems, groups, ks):
+    """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
+    n, results = len(groups[0]), summarise(problems, groups, ks)
+    clusters = list(map(data.cluster, problems))
+    results.update(problems=len(problems), samples=n, interval=list(
+        interval(by_problem(groups, ks)[f"mean@{n}"], clusters, limits=(0, 1))))
+    if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
+        results[f"maj@{n}"] = mean(majorities(problems, groups))
+    return results

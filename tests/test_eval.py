@@ -19,9 +19,16 @@ import data
 import eval
 from conftest import ROOT
 from engine.completion import Completion, seed_of
-from eval import benchmark_results, summarise
 from experiment.log import line
-from experiment.stats import interval, paired, pass_at_k, powers_of_two, standard_error
+from experiment.stats import (
+    benchmark_results,
+    interval,
+    paired,
+    pass_at_k,
+    powers_of_two,
+    standard_error,
+    summarise,
+)
 from experiment.tables import results_table
 from graders import sandbox, votes, worker
 
