@@ -28,7 +28,7 @@ from experiment import checksums, failures
 from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser
 from experiment.log import versions
-from experiment.model import read_tokenizer
+from experiment.model import check_positions, read_tokenizer
 from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
 from experiment.tables import differences_table, results_table
 from graders import sandbox, votes, worker
@@ -81,10 +81,8 @@ def add_flags(flag):
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
-    try:
+    with failures.refusing("eval.py"):
         recipe = settings_of(parser.parse_known_args(argv)[0].model)
-    except ValueError as e:
-        refuse(str(e))
     parser.take({name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")},
                 "the model's recipe.json")
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
@@ -127,24 +125,20 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
-    try:
+    with failures.refusing("eval.py"):
         tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template,
                                                             args.template_kwargs)
-    except ValueError as e:
-        refuse(str(e))
+        check_positions(args, positions)
     if (longest := max(lengths)) > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
-    if (total := args.max_prompt_tokens + args.max_tokens) > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
     parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=None,
-                            max_length=total, head_dtype=args.head_dtype,
-                            stop=args.stop), tokenizer
+                            max_length=args.max_prompt_tokens + args.max_tokens,
+                            head_dtype=args.head_dtype, stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")

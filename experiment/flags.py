@@ -20,7 +20,7 @@ from experiment import checksums, failures, refusals
 from experiment.files import checkpoint_folders, default_out, folder_fault, out_fault
 from losses import METHODS, keyword_only
 
-refuse = partial(failures.refuse, "train.py")
+refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
@@ -217,10 +217,8 @@ def parse_args(argv, description):
         for name in names:
             value = method.flags[name]
             parser.flag(name, value, "default %(default)s", type=float if value is None else None)
-    try:
+    with refusing():
         settings = settings_of(chosen.model)
-    except ValueError as e:
-        refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
     for name in set(settings) - OF_A_RECIPE:
         refuse(f"{recipe} has {name} = {settings[name]!r}: it may set "

@@ -32,12 +32,10 @@ def check(args, method):
     for name, other in NEEDS.items():
         if args.origin.get(name) == "given" and not getattr(args, other):
             refuse(f"--{name} is for --{other}, which is not given")
-    try:
+    with failures.refusing("train.py"):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
-    except ValueError as e:
-        refuse(str(e))
     for package in ("wandb", "tensorboard"):
         if getattr(args, package) and not importlib.util.find_spec(package):
             refuse(f"--{package}: the package {package} is not installed (pip install {package})")
