@@ -39,12 +39,8 @@ CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
             "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
 # flags that leave completions as they are
-FREE = {"out", "k", "against", "allow_unsafe_code"}
+FREE = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
-
-
-def whole_numbers(text):
-    return sorted({int(number) for number in text.split(",")})
 
 
 def add_flags(flag):
@@ -55,7 +51,6 @@ def add_flags(flag):
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
     flag("samples", 16, "completions of each problem, n", least=1)
-    flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
     flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
          least=1e-6)
@@ -229,9 +224,6 @@ def begin(args, problems, out, size):
         if whole < len(problems):
             whole -= whole % size
         groups = graded(problems[:whole], groups[:whole])
-    n = args.samples or len(groups[0])
-    if args.k and not 1 <= args.k[0] <= args.k[-1] <= n:
-        refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -270,11 +262,11 @@ def majorities(problems, groups):
             for job, (share, fault, _) in zip(jobs, results, strict=True)]
 
 
-def summarise(problems, groups, ks):
+def summarise(problems, groups):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
     error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
     mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
-    of_problems, clusters = by_problem(groups, ks), list(map(data.cluster, problems))
+    of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
@@ -286,12 +278,12 @@ def summarise(problems, groups, ks):
     }
 
 
-def benchmark_results(problems, groups, ks):
+def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(problems, groups, ks)
+    n, results = len(groups[0]), summarise(problems, groups)
     clusters = list(map(data.cluster, problems))
     results.update(problems=len(problems), samples=n, interval=list(
-        interval(by_problem(groups, ks)[f"mean@{n}"], clusters, limits=(0, 1))))
+        interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))))
     if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
         results[f"maj@{n}"] = mean(majorities(problems, groups))
     return results
@@ -300,22 +292,23 @@ def benchmark_results(problems, groups, ks):
 def report(args, problems, groups, others, out):
     """Prints the tables and writes eval.json, eval.md, passk.png. others: the rows of --against."""
     from analysis import figures, runs
-    ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
+    results, differences = {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
                               lambda row: row[0]["place"][0]):
         of_benchmark, ours, other = zip(*rows, strict=True)
-        results[name] = benchmark_results(of_benchmark, ours, ks)
+        results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks),
+            differences[name] = paired(by_problem(ours), by_problem(other),
                                        list(map(data.cluster, of_benchmark)))
-    content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
-    table = results_table(results, ks)
+    content = dict(settings=vars(args), versions=versions(), results=results)
+    table = results_table(results)
     if others:
         content["against"] = differences
         table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
-    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
+    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}")
+                          for k in powers_of_two(numbers["samples"])}
                    for name, numbers in results.items()}, out / "passk.png", figures.ERRORS)
     print(table)
 

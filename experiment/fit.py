@@ -266,43 +266,26 @@ GB of each GPU   trainer   sampler  together
     return table, fault
 
 
-# flags that make room, tried alone and then together; adapters are another way to train
-REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lora_rank=16")
-
-
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
     command = shlex.join(argv)
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", command)
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
-    nodes, offload = -(-gpus // 8), "--offload" in argv
-    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
-               else "python")
-
-    def tried(*remedy):
+    gpus, memory, offload = int(size[1] or 1), float(size[2]) * GB, "--offload" in argv
+    with rank_0(gpus, offload):
         # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
-        known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
-        return verdict(args, known[key], memory, gpus)
-
-    with rank_0(gpus, offload):
-        table, fault = tried()
-        print(table)
-        remedy = ()
-        if not fault:
-            print(f"It fits: no phase takes more than {USABLE} of the memory")
-        else:
-            print(f"It does not fit: {fault}", flush=True)
-            remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
-                           if not tried(*r)[1]), None)
-            print(f"It fits with {' '.join(remedy)}:" if remedy else
-                  f"Nor does it with all of {' '.join(REMEDIES)}")
-    if remedy is not None:
-        flags = command.replace(size[0], "").strip()
-        print(f"{program} train.py {flags} {' '.join(remedy)}".strip())
-    return 1 if fault else 0
+        found = rehearse(args, method, memory, load_trainer, update)
+        table, fault = verdict(args, found, memory, gpus)
+    print(table)
+    if fault:
+        print(f"It does not fit: {fault}")
+        return 1
+    nodes, flags = -(-gpus // 8), command.replace(size[0], "").strip()
+    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
+               else "python")
+    print(f"It fits: no phase takes more than {USABLE} of the memory\n{program} train.py {flags}")
+    return 0

@@ -24,8 +24,8 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
-        "share_prompts", "activation_checkpointing", "offload", "tp", "max_num_seqs",
+        "save_rollouts", "keep", "rank_every", "wandb", "tokens_per_micro_batch", "share_prompts",
+        "activation_checkpointing", "offload", "tp", "max_num_seqs",
         "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
         "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
@@ -182,14 +182,13 @@ def add_flags(flag, section):
     flag("eval_problems", 256, "held-out problems at most", least=1)
     flag("eval_samples", 16, "completions of each", least=1)
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
-    flag("keep", 2, "checkpoints kept, besides the best one", least=1)
+    flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
     flag("rank_every", 0, "rollouts between measurements of the LM head's rank; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("wandb", None, "Weights & Biases project to log to, too")
-    flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
     flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")

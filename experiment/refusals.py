@@ -36,9 +36,8 @@ def check(args, method):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
-    for package in ("wandb", "tensorboard"):
-        if getattr(args, package) and not importlib.util.find_spec(package):
-            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+    if args.wandb and not importlib.util.find_spec("wandb"):
+        refuse("--wandb: the package wandb is not installed (pip install wandb)")
     if args.wandb and parallel.rank() == 0:
         import wandb
         try:

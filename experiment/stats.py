@@ -43,12 +43,13 @@ def standard_error(values, clusters=None):
     return (spread * len(parts) / (len(parts) - 1)) ** 0.5 / len(values)
 
 
-def by_problem(groups, ks):
-    """{mean@n, pass@k: [the value of each problem]} of the rows of each; a reward of 1 is right."""
+def by_problem(groups):
+    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two; a
+    reward of 1 is right."""
     n = len(groups[0])
     correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
-            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
+            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in powers_of_two(n)}}
 
 
 def paired(values, others, clusters):
