@@ -23,10 +23,10 @@ import data
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
-from engine.sampler import default_kind, make_sampler
+from engine.sampler import make_sampler
 from experiment import checksums, failures
 from experiment.files import folder_fault, lock, write
-from experiment.flags import Parser
+from experiment.flags import Parser, add_common_flags
 from experiment.log import versions
 from experiment.model import check_positions, read_tokenizer
 from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
@@ -47,7 +47,6 @@ def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
          "{prompt, answer, reward} rows, with commas between")
-    flag("data_dir", None, "folder of local JSONL files with the Hub's fields, instead of the Hub")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
     flag("samples", 16, "completions of each problem, n", least=1)
@@ -56,21 +55,13 @@ def add_flags(flag):
          least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
-    flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
-    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
-    flag("sampler", default_kind(), "the program that samples", choices=("vllm", "transformers"))
-    flag("dtype", parallel.default_dtype(), "precision", choices=("float32", "bfloat16", "float16"))
-    flag("head_dtype", None, "dtype of the LM head's logits; default float32 where --dtype has 16 "
-         "bits", choices=("float32", "model"))
-    flag("seed", 0, "seed of the sampler")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
-    flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
     flag("out", "eval", "the folder for the results")
+    add_common_flags(flag)
 
 
 def parse_args(argv=None):

@@ -13,11 +13,11 @@ import gc
 import os
 import re
 import shlex
-import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -64,35 +64,25 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self, fake):
         super().__init__()
-        self.fake, self.live, self.peak = fake, 0, 0
-        self.held = {}  # {storage: bytes}; a fake's data_ptr is always 0
+        self.fake, self.peak = fake, 0
+        # {address: storage}; a fake's data_ptr is always 0
+        self.alive, self.on_cpu = WeakValueDictionary(), WeakValueDictionary()
 
-    def resize(self, key, size):
-        if key in self.held:
-            self.live += size - self.held[key]
-            self.held[key] = size
-            self.peak = max(self.peak, self.live)
-
-    def free(self, key):
-        self.live -= self.held.pop(key)
+    @property
+    def live(self):
+        return sum(storage.nbytes() for storage in self.alive.values())
 
     def count(self, tensor):
         storage = tensor.untyped_storage()
-        if (key := storage._cdata) not in self.held:
-            self.held[key] = 0
-            self.resize(key, storage.nbytes())
-            weakref.finalize(storage, self.free, key)
-
-    def resize_storage(self, storage, size, original=torch.UntypedStorage.resize_):
-        """FSDP frees gathered weights with resize_, which is no operator."""
-        original(storage, size)
-        self.resize(storage._cdata, size)
+        if storage._cdata not in self.alive and storage._cdata not in self.on_cpu:
+            self.alive[storage._cdata] = storage
+            self.peak = max(self.peak, self.live)
 
     def leave_out(self, tensors):
         """These are in the node's memory, not the GPU's."""
         for tensor in tensors:
-            shard = getattr(tensor, "_local_tensor", tensor)
-            self.resize(shard.untyped_storage()._cdata, 0)
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            self.on_cpu[storage._cdata] = self.alive.pop(storage._cdata)
 
     def peak_of(self, action):
         gc.collect()
@@ -162,7 +152,6 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        replace(torch.UntypedStorage, resize_=lambda *given: ledger.resize_storage(*given))
         replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
         replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
                 # both look at numbers; a model is taken to agree with the layout

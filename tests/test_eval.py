@@ -283,7 +283,7 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
         file = write(tmp_path / f"{name}-given.jsonl", rows)
         eval.main([*flags, "--completions", file, "--out", str(tmp_path / name)])
     again = [*flags, "--completions", tmp_path / "new-given.jsonl", "--out", tmp_path / "new",
-             "--k", "2", "--against"]
+             "--against"]
     capsys.readouterr()
     eval.main([*map(str, again), str(tmp_path / "base")])
     table = capsys.readouterr().out
@@ -323,7 +323,7 @@ def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     assert settings["samples"] is settings["temperature"] is None  # nobody knows
     rows.append(dict(rows[0], completion="\\boxed{1/2}"))
     write(given, rows)
-    eval.main([*flags, "--k", "5"])  # a flag that leaves the completions as they are
+    eval.main([*flags, "--allow_unsafe_code"])  # a flag that leaves the completions as they are
     assert results_in(out)[own]["mean@5"] == 0.6
     rows += [dict(rows[0], completion=f"\\boxed{{{text}}}") for text in ("1+x", "1 + x", "x + 1")]
     write(given, rows)

@@ -138,7 +138,7 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
     assert full == too_much
     budget = int(told.out.split("micro_batch ")[1].split()[0].replace(",", ""))
     # where layers were not found behind FSDP, 8 GPUs with --activation_checkpointing had half
-    assert budget > (2 - code) * 17_000, told.out
+    assert budget > (34_000 if "8x1" in flags else 17_000), told.out
 
 
 @pytest.mark.parametrize("flags, sentence", [
