@@ -177,14 +177,6 @@ def reference_numbers(kept, shown, start):
     return dict(old=old, gap=trainer - sampler)
 
 
-def round_up(x):
-    """The next number of 1, 2 and 5 times a power of ten, for the end of a legend."""
-    if not x > 0:
-        return 1.0
-    unit = 10.0 ** math.floor(math.log10(x))
-    return next(f * unit for f in (1, 2, 5, 10) if f * unit >= x * 0.999)
-
-
 def largest(methods, walked, reference):
     """{quantity: the end of its colours}: for ratio, gradient and gap, one token in a hundred may
     lie beyond."""
@@ -196,7 +188,7 @@ def largest(methods, walked, reference):
         advantage=max(abs(a) for method in methods for a in method["advantages"]),
         ratio=math.expm1(min(log_ratio, 10)),
         gradient=max(far(walk["gradient"]) for walk in walked), gap=far(reference["gap"]))
-    return {name: round_up(x) for name, x in ends.items()}
+    return {name: float(x) or 1.0 for name, x in ends.items()}
 
 
 def note_on_start(kept):

@@ -3,7 +3,6 @@ exit code 2, before a model loads."""
 
 import importlib.util
 import inspect
-import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -50,13 +49,6 @@ def check(args, method):
     check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
 
 
-def divisors(n, near):
-    """The divisors of n below and above a number, in words."""
-    found = sorted(d for i in range(1, math.isqrt(n) + 1) if n % i == 0 for d in (i, n // i))
-    return " or ".join(map(str, [d for d in found if d < near][-1:]
-                           + [d for d in found if d > near][:1]))
-
-
 def combinations(args, method):
     """-> (is it wrong?, the sentence) of combinations of flags."""
     ranks, vllm = parallel.world(), args.sampler == "vllm"
@@ -81,10 +73,10 @@ def combinations(args, method):
          f"--data_dir: {args.data} is generated, not read"),
         (sequences % steps,
          f"{problems} problems x {args.group_size} completions = {sequences} sequences do not "
-         f"divide into --steps_per_rollout {steps}, but into {divisors(sequences, steps)}"),
+         f"divide into --steps_per_rollout {steps}"),
         (args.shuffle == "groups" and problems % steps,
          f"--shuffle groups: {problems} problems, a group each, do not divide into "
-         f"--steps_per_rollout {steps}, but into {divisors(problems, steps)}"),
+         f"--steps_per_rollout {steps}"),
         (args.overlong_penalty > args.max_tokens,
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
