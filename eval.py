@@ -23,12 +23,12 @@ import data
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
-from engine.sampler import default_kind, make_sampler
+from engine.sampler import make_sampler
 from experiment import checksums, failures
 from experiment.files import folder_fault, lock, write
-from experiment.flags import Parser
+from experiment.flags import Parser, add_common_flags
 from experiment.log import versions
-from experiment.model import read_tokenizer
+from experiment.model import check_positions, read_tokenizer
 from experiment.stats import benchmark_results, by_problem, paired, powers_of_two
 from experiment.tables import differences_table, results_table
 from graders import sandbox
@@ -39,52 +39,36 @@ CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
             "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
 # flags that leave completions as they are
-FREE = {"out", "k", "against", "allow_unsafe_code"}
+FREE = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
-
-
-def whole_numbers(text):
-    return sorted({int(number) for number in text.split(",")})
 
 
 def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
          "{prompt, answer, reward} rows, with commas between")
-    flag("data_dir", None, "folder of local JSONL files with the Hub's fields, instead of the Hub")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
     flag("samples", 16, "completions of each problem, n", least=1)
-    flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
     flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
          least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
-    flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
-    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
-    flag("sampler", default_kind(), "the program that samples", choices=("vllm", "transformers"))
-    flag("dtype", parallel.default_dtype(), "precision", choices=("float32", "bfloat16", "float16"))
-    flag("head_dtype", None, "dtype of the LM head's logits; default float32 where --dtype has 16 "
-         "bits", choices=("float32", "model"))
-    flag("seed", 0, "seed of the sampler")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
-    flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
     flag("out", "eval", "the folder for the results")
+    add_common_flags(flag)
 
 
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
-    try:
+    with failures.refusing("eval.py"):
         recipe = settings_of(parser.parse_known_args(argv)[0].model)
-    except ValueError as e:
-        refuse(str(e))
     parser.take({name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")},
                 "the model's recipe.json")
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
@@ -127,24 +111,20 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
-    try:
+    with failures.refusing("eval.py"):
         tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template,
                                                             args.template_kwargs)
-    except ValueError as e:
-        refuse(str(e))
+        check_positions(args, positions)
     if (longest := max(lengths)) > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
-    if (total := args.max_prompt_tokens + args.max_tokens) > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
     parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=None,
-                            max_length=total, head_dtype=args.head_dtype,
-                            stop=args.stop), tokenizer
+                            max_length=args.max_prompt_tokens + args.max_tokens,
+                            head_dtype=args.head_dtype, stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")
@@ -235,9 +215,6 @@ def begin(args, problems, out, size):
         if whole < len(problems):
             whole -= whole % size
         groups = graded(problems[:whole], groups[:whole])
-    n = args.samples or len(groups[0])
-    if args.k and not 1 <= args.k[0] <= args.k[-1] <= n:
-        refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -265,22 +242,23 @@ def sample_rest(args, problems, groups, path, size):
 def report(args, problems, groups, others, out):
     """Prints the tables and writes eval.json, eval.md, passk.png. others: the rows of --against."""
     from analysis import figures, runs
-    ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
+    results, differences = {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
                               lambda row: row[0]["place"][0]):
         of_benchmark, ours, other = zip(*rows, strict=True)
-        results[name] = benchmark_results(of_benchmark, ours, ks)
+        results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks),
+            differences[name] = paired(by_problem(ours), by_problem(other),
                                        list(map(data.cluster, of_benchmark)))
-    content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
-    table = results_table(results, ks)
+    content = dict(settings=vars(args), versions=versions(), results=results)
+    table = results_table(results)
     if others:
         content["against"] = differences
         table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
-    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
+    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}")
+                          for k in powers_of_two(numbers["samples"])}
                    for name, numbers in results.items()}, out / "passk.png", figures.ERRORS)
     print(table)
 

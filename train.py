@@ -22,7 +22,7 @@ from engine.policy import Batch, backward, compute_logprobs, make_batch, minibat
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed
 from experiment.model import load_data, load_sampler, load_tokenizer, load_trainer
-from experiment.stats import powers_of_two, summarise
+from experiment.stats import summarise
 from losses import group_advantages
 
 
@@ -126,8 +126,7 @@ def evaluate(sampler, tokenizer, test_set, args):
     All evaluations of a run have one seed: equal weights have equal scores."""
     groups = sample_on_engines(sampler, tokenizer, test_set, args.eval_samples, args,
                                partial(seed_of, "eval", args.seed), args.temperature)
-    scores = summarise(test_set, [group.rows() for group in groups],
-                       powers_of_two(args.eval_samples))
+    scores = summarise(test_set, [group.rows() for group in groups])
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
 
@@ -223,7 +222,7 @@ def main(argv=None):
                 with run.timed("eval"):
                     metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, examples)
-            run.save(metrics)
+            run.save()
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)
 

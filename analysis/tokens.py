@@ -1,19 +1,9 @@
 """The token page: one HTML file with the effect of an update on every token of a kept rollout.
 
-analysis/tokens.html is the page, with its style and script; here are the numbers that it shows and
-the form in which it gets them. Each method takes its own walk along the steps from the same start,
-and the rollout is looked at before the first step and after each.
-
-The payload. All texts and numbers are deflated and written in base64, a piece for each problem, so
-that nothing of a text is ever markup. A number is a whole number of 16 bits (its code):
-
-    log pi     round(-log pi * LOGPROB), which 0 and 65535 bound
-    entropy    round(entropy * ENTROPY)
-    x of any   0 for 0, else the sign of x times 1 + round(GRADIENT * ln(|x| / SMALLEST)),
-    sign       where an |x| below SMALLEST counts as SMALLEST
-
-An array [states, tokens] is written as its change from state to state, and these changes as low
-bytes, then high bytes: most are small, so that they deflate well.
+analysis/tokens.html is the page, with its style and script; here are the numbers that it shows.
+Each method takes its own walk along the steps from the same start, and the rollout is looked at
+before the first step and after each. All texts and numbers are JSON, deflated and in base64, a
+piece for each problem and method, so that nothing of a text is ever markup.
 """
 
 import base64
@@ -34,7 +24,8 @@ from engine.loading import eos_ids
 from experiment.log import numbers
 from losses import correct, describe
 
-LOGPROB, ENTROPY, GRADIENT, SMALLEST = 2048, 1024, 100, 1e-8
+# how numbers are rounded; the page says so
+FORMATS = dict(logprob=".4f", old=".4f", entropy=".3f", gradient=".3g", gap=".3g", status=".0f")
 TEMPLATE = Path(__file__).with_suffix(".html")
 # of a token; the page has their names and colours
 PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
@@ -106,24 +97,9 @@ def problem_text(batch, rows, tokenizer):
 # ---------------------------------------------------------------------------- numbers
 
 
-def code(x, scale):
-    return (x.double() * scale).round().clamp(0, 65535).long().cpu().numpy()
-
-
-def signed_code(x):
-    size = (x.double().abs() / SMALLEST).clamp(min=1).log().mul(GRADIENT).round() + 1
-    return (x.sign() * size).clamp(-32767, 32767).long().cpu().numpy()
-
-
-def signed_value(code):
-    """The number of a code of signed_code."""
-    size = np.exp((np.abs(code) - 1) / GRADIENT) * SMALLEST
-    return np.where(code == 0, 0.0, np.sign(code) * size)
-
-
-def token_codes(tokens, method, shown, coefficients):
-    """The codes of the tokens at which shown [N, T] is true. The loss sees the whole rollout as
-    one step, which a @whole_step method has its statistics of. Of the run's coefficients the
+def token_numbers(tokens, method, shown, coefficients):
+    """{name: numbers} of the tokens at which shown [N, T] is true. The loss sees the whole rollout
+    as one step, which a @whole_step method has its statistics of. Of the run's coefficients the
     correction counts; the KL penalty's gradient and the entropy bonus's are not shown.
     Raises ValueError where the model's log probabilities are no numbers."""
     if not torch.isfinite(tokens.logprobs[shown]).all():
@@ -141,20 +117,19 @@ def token_codes(tokens, method, shown, coefficients):
     status[(weight == 0) & (clean.advantages < 0)] = DOWN
     status[clean.advantages == 0] = NO_ADVANTAGE
     status[~tokens.mask] = OUT
-    return dict(logprob=code(tokens.logprobs[shown], -LOGPROB),
-                entropy=code(tokens.entropy[shown], ENTROPY),
-                gradient=signed_code(gradient[shown]), status=status[shown].long().cpu().numpy())
+    found = dict(logprob=tokens.logprobs, entropy=tokens.entropy, gradient=gradient, status=status)
+    return {name: x[shown].double().cpu().numpy() for name, x in found.items()}
 
 
 def walked(kept, name, shown, steps=None, lr=None):
     """Takes the steps of a method. -> for the header its text, the shares (rows of each step), a
     summary of the rollout at each state, as train.py logs it of a step, and the advantages of the
-    completions; and {array: codes [states, n]} of the n shown tokens."""
+    completions; and {name: numbers [n, states]} of the n shown tokens."""
     kept.follow(name)
     states, shares, summaries = [], [], []
     for _, rows in walk(kept, steps, lr):
         tokens = kept.tokens()
-        states.append(token_codes(tokens, kept.method, shown, kept.coefficients))
+        states.append(token_numbers(tokens, kept.method, shown, kept.coefficients))
         summaries.append(numbers(logged(tokens, kept.method, "entropy", "approx_kl", "ess",
                                         "clip_high_frac", "clip_low_frac")))
         if rows is not None:
@@ -162,7 +137,7 @@ def walked(kept, name, shown, steps=None, lr=None):
     advantages = [float(f"{a:.6g}") for a in kept.batch.advantages[:, 0].tolist()]
     return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
                  advantages=advantages),
-            {key: np.stack([state[key] for state in states]) for key in states[0]})
+            {key: np.stack([state[key] for state in states], 1) for key in states[0]})
 
 
 def walks(kept, names, shown, steps=None, lr=None):
@@ -180,55 +155,40 @@ def walks(kept, names, shown, steps=None, lr=None):
 # ---------------------------------------------------------------------------- the payload
 
 
-def deflated(raw):
-    return base64.b64encode(zlib.compress(raw, 9)).decode()
+def deflated(content):
+    return base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
 
 
-def pack(arrays, part):
-    """A part, a slice of the tokens, of {name: codes [states, n]} -> text."""
-    parts = []
-    for array in arrays.values():
-        change = np.diff(array[:, part], axis=0, prepend=0)
-        change = change.astype(np.int16).astype(np.int32)  # modulo 2^16
-        folded = ((change << 1) ^ (change >> 31)).astype(np.uint16)  # 0, -1, 1, -2: 0, 1, 2, 3
-        parts += [(folded & 255).astype(np.uint8), (folded >> 8).astype(np.uint8)]
-    return deflated(b"".join(part.tobytes() for part in parts))
+def rounded(arrays, part):
+    """A part, a slice of the tokens, of {name: numbers [n, ...]} as lists, rounded."""
+    return {name: np.vectorize(lambda x, form=FORMATS[name]: float(format(x, form)),
+                               otypes=[float])(array[part]).tolist()
+            for name, array in arrays.items()}
 
 
-def reference_codes(kept, shown, start):
+def reference_numbers(kept, shown, start):
     """Log pi_old of the shown tokens, and the trainer's log probability minus the sampler's.
 
     The trainer's are pi_old, or where the ratio is taken against the sampler, those of the model
-    before the first step (start, a walk's codes)."""
-    batch = kept.batch
-    old, sampler = batch.old_logprobs[shown].double(), batch.sampler_logprobs[shown].double()
-    trainer = old
-    if torch.equal(old, sampler):
-        trainer = -torch.from_numpy(start["logprob"][0]).to(old) / LOGPROB
-    return dict(old=code(old, -LOGPROB)[None], gap=signed_code(trainer - sampler)[None])
+    before the first step (start, a walk's numbers)."""
+    old, sampler = (x[shown].double().cpu().numpy()
+                    for x in (kept.batch.old_logprobs, kept.batch.sampler_logprobs))
+    trainer = start["logprob"][:, 0] if np.array_equal(old, sampler) else old
+    return dict(old=old, gap=trainer - sampler)
 
 
-def round_up(x):
-    """The next number of 1, 2 and 5 times a power of ten, for the end of a legend."""
-    if not x > 0:
-        return 1.0
-    unit = 10.0 ** math.floor(math.log10(x))
-    return next(f * unit for f in (1, 2, 5, 10) if f * unit >= x * 0.999)
-
-
-def largest(methods, codes, reference):
+def largest(methods, walked, reference):
     """{quantity: the end of its colours}: for ratio, gradient and gap, one token in a hundred may
     lie beyond."""
     def far(values):
         return float(np.quantile(np.abs(values), 0.99))
-    log_ratio = max(far(c["logprob"] - reference["old"]) for c in codes) / LOGPROB
+    log_ratio = max(far(walk["logprob"] - reference["old"][:, None]) for walk in walked)
     ends = dict(
-        entropy=max(c["entropy"].max() for c in codes) / ENTROPY,
+        entropy=max(walk["entropy"].max() for walk in walked),
         advantage=max(abs(a) for method in methods for a in method["advantages"]),
         ratio=math.expm1(min(log_ratio, 10)),
-        gradient=max(far(signed_value(c["gradient"])) for c in codes),
-        gap=far(signed_value(reference["gap"])))
-    return {name: round_up(x) for name, x in ends.items()}
+        gradient=max(far(walk["gradient"]) for walk in walked), gap=far(reference["gap"]))
+    return {name: float(x) or 1.0 for name, x in ends.items()}
 
 
 def note_on_start(kept):
@@ -255,23 +215,21 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
     shown[n:] = False
     note = note_on_start(kept)  # before the walks, which move the weights
-    of_methods, codes = walks(kept, methods or [flags["loss"]], shown, steps, lr)
-    reference, facts = reference_codes(kept, shown, codes[0]), completions_of(kept, eos)
+    of_methods, numbers_of = walks(kept, methods or [flags["loss"]], shown, steps, lr)
+    reference, facts = reference_numbers(kept, shown, numbers_of[0]), completions_of(kept, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
         rollout=kept.rollout, run=flags["loss"], model=Path(tokenizer.name_or_path).name,
         data=Path(flags["data"]).name, lr=lr or flags["lr"], note=note, size=size,
-        codes=dict(logprob=LOGPROB, entropy=ENTROPY, gradient=GRADIENT, smallest=SMALLEST),
-        largest=largest(of_methods, codes, reference),
+        largest=largest(of_methods, numbers_of, reference),
         problems=[[facts[row] for row in rows] for rows in groups],
         methods=[dict(method, advantages=method["advantages"][:n]) for method in of_methods])
     ends, pieces = [0, *lengths.cumsum(0).tolist()], {}
     for p, rows in enumerate(groups):
         part, text = slice(ends[rows.start], ends[rows.stop]), problem_text(batch, rows, tokenizer)
-        pieces[f"text-{p}"] = deflated(json.dumps(text).encode())
-        pieces[f"reference-{p}"] = pack(reference, part)
-        for m, arrays in enumerate(codes):
-            pieces[f"walk-{p}-{m}"] = pack(arrays, part)
+        pieces[f"problem-{p}"] = deflated({**text, **rounded(reference, part)})
+        for m, arrays in enumerate(numbers_of):
+            pieces[f"walk-{p}-{m}"] = deflated(rounded(arrays, part))
     return fill(header, pieces)
 
 

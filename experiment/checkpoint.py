@@ -76,9 +76,9 @@ def restore(trainer, state):
 
 def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
-    `keep` stay, and the best one. state: of the run, with `rollout`, its number, and `best`, None
-    or that of the best rollout. recipe: the model's recipe.json, copied if there is one. Raises
-    OSError where there is no room, or no permission: the checkpoints before it stay as they are."""
+    `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
+    copied if there is one. Raises OSError where there is no room, or no permission: the checkpoints
+    before it stay as they are."""
     policy, _, optimizer, schedule, scaler = trainer
     on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
@@ -89,12 +89,9 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
         adapter=adapter, optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict(),
         optimizer=gathered.get_optimizer_state_dict(policy, optimizer, options=options))
     aside = out / "checkpoints" / "unfinished"
-
-    def folder_of(rollout):
-        return aside.with_name(f"rollout_{rollout:06d}")
+    folder = aside.with_name(f"rollout_{state['rollout']:06d}")
 
     def write_folder():
-        folder = folder_of(state["rollout"])
         shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
             with writing(folder):
@@ -106,13 +103,8 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
                 aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        folders = checkpoint_folders(out)
-        kept = folders[-keep:]
-        if state["best"]:
-            kept.append(folder_of(state["best"]["rollout"]))
-        for old in folders:
-            if old not in kept:
-                shutil.rmtree(old.rename(aside))
+        for old in checkpoint_folders(out)[:-keep]:
+            shutil.rmtree(old.rename(aside))
     parallel.on_rank0(write_folder)
 
 

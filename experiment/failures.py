@@ -44,6 +44,15 @@ def room_for(phase, flags=None):
                         "room") from None
 
 
+@contextmanager
+def refusing(program, subject=""):
+    """Makes a ValueError, a sentence that may go on from its subject, a refusal."""
+    try:
+        yield
+    except ValueError as e:
+        refuse(program, f"{subject}{e}")
+
+
 def refuse(program, message):
     """Flags, data or a model cannot be used: one sentence, once on each node, and exit code 2."""
     if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -13,11 +13,11 @@ import gc
 import os
 import re
 import shlex
-import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -64,35 +64,25 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self, fake):
         super().__init__()
-        self.fake, self.live, self.peak = fake, 0, 0
-        self.held = {}  # {storage: bytes}; a fake's data_ptr is always 0
+        self.fake, self.peak = fake, 0
+        # {address: storage}; a fake's data_ptr is always 0
+        self.alive, self.on_cpu = WeakValueDictionary(), WeakValueDictionary()
 
-    def resize(self, key, size):
-        if key in self.held:
-            self.live += size - self.held[key]
-            self.held[key] = size
-            self.peak = max(self.peak, self.live)
-
-    def free(self, key):
-        self.live -= self.held.pop(key)
+    @property
+    def live(self):
+        return sum(storage.nbytes() for storage in self.alive.values())
 
     def count(self, tensor):
         storage = tensor.untyped_storage()
-        if (key := storage._cdata) not in self.held:
-            self.held[key] = 0
-            self.resize(key, storage.nbytes())
-            weakref.finalize(storage, self.free, key)
-
-    def resize_storage(self, storage, size, original=torch.UntypedStorage.resize_):
-        """FSDP frees gathered weights with resize_, which is no operator."""
-        original(storage, size)
-        self.resize(storage._cdata, size)
+        if storage._cdata not in self.alive and storage._cdata not in self.on_cpu:
+            self.alive[storage._cdata] = storage
+            self.peak = max(self.peak, self.live)
 
     def leave_out(self, tensors):
         """These are in the node's memory, not the GPU's."""
         for tensor in tensors:
-            shard = getattr(tensor, "_local_tensor", tensor)
-            self.resize(shard.untyped_storage()._cdata, 0)
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            self.on_cpu[storage._cdata] = self.alive.pop(storage._cdata)
 
     def peak_of(self, action):
         gc.collect()
@@ -162,7 +152,6 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        replace(torch.UntypedStorage, resize_=lambda *given: ledger.resize_storage(*given))
         replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
         replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
                 # both look at numbers; a model is taken to agree with the layout
@@ -266,43 +255,26 @@ GB of each GPU   trainer   sampler  together
     return table, fault
 
 
-# flags that make room, tried alone and then together; adapters are another way to train
-REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lora_rank=16")
-
-
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
     command = shlex.join(argv)
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", command)
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
-    nodes, offload = -(-gpus // 8), "--offload" in argv
-    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
-               else "python")
-
-    def tried(*remedy):
+    gpus, memory, offload = int(size[1] or 1), float(size[2]) * GB, "--offload" in argv
+    with rank_0(gpus, offload):
         # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
-        known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
-        return verdict(args, known[key], memory, gpus)
-
-    with rank_0(gpus, offload):
-        table, fault = tried()
-        print(table)
-        remedy = ()
-        if not fault:
-            print(f"It fits: no phase takes more than {USABLE} of the memory")
-        else:
-            print(f"It does not fit: {fault}", flush=True)
-            remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
-                           if not tried(*r)[1]), None)
-            print(f"It fits with {' '.join(remedy)}:" if remedy else
-                  f"Nor does it with all of {' '.join(REMEDIES)}")
-    if remedy is not None:
-        flags = command.replace(size[0], "").strip()
-        print(f"{program} train.py {flags} {' '.join(remedy)}".strip())
-    return 1 if fault else 0
+        found = rehearse(args, method, memory, load_trainer, update)
+        table, fault = verdict(args, found, memory, gpus)
+    print(table)
+    if fault:
+        print(f"It does not fit: {fault}")
+        return 1
+    nodes, flags = -(-gpus // 8), command.replace(size[0], "").strip()
+    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
+               else "python")
+    print(f"It fits: no phase takes more than {USABLE} of the memory\n{program} train.py {flags}")
+    return 0

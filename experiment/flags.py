@@ -20,12 +20,12 @@ from experiment import checksums, failures, refusals
 from experiment.files import checkpoint_folders, default_out, folder_fault, out_fault
 from losses import METHODS, keyword_only
 
-refuse = partial(failures.refuse, "train.py")
+refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
-        "share_prompts", "activation_checkpointing", "offload", "tp", "max_num_seqs",
+        "save_rollouts", "keep", "rank_every", "wandb", "tokens_per_micro_batch", "share_prompts",
+        "activation_checkpointing", "offload", "tp", "max_num_seqs",
         "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
         "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
@@ -109,25 +109,37 @@ class Parser(argparse.ArgumentParser):
 
 # ---------------------------------------------------------------------------- the table
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_common_flags(flag):
+    """The flags that train.py and eval.py share."""
+    flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
+    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
+    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
+    flag("stop", None, "a completion also ends after this text, such as </answer>")
+    flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
+    flag("dtype", parallel.default_dtype(), "dtype of the computation", choices=DTYPES)
+    flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
+         "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
+    flag("allow_unsafe_code", False, "sampled programs run also without isolation")
+    flag("seed", 0, "the seed of problems, sampling and shuffling")
+
+
 def add_flags(flag, section):
     """The flags that every method has: name, default, meaning. A number is 0 or more unless its row
     says otherwise. A switch that is on is switched off by --no-NAME."""
-    dtypes, references = ("float32", "bfloat16", "float16"), ("trainer", "sampler", "proximal")
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
         flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}", metavar="NAME",
              choices=losses.cells(axis))
-    section("model and problems")
+    section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
          "{prompt, answer, reward} rows")
-    flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
-    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
-    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
-    flag("allow_unsafe_code", False, "sampled programs run also without isolation")
-    flag("seed", 0, "the seed of problems, sampling and shuffling")
+    add_common_flags(flag)
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
@@ -136,13 +148,11 @@ def add_flags(flag, section):
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
     flag("shuffle", "completions", "what is dealt to the steps", choices=("completions", "groups"))
     section("sampling")
-    flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
     flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
-    flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
+    flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=DTYPES)
     flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
@@ -154,7 +164,8 @@ def add_flags(flag, section):
     flag("overlong_penalty", 0, "takes up to 1 off the reward over the last N tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
-         "returned), proximal (recomputed before the update)", choices=references)
+         "returned), proximal (recomputed before the update)",
+         choices=("trainer", "sampler", "proximal"))
     flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
          f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
     flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
@@ -170,9 +181,6 @@ def add_flags(flag, section):
     flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
-    flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
-    flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
-         "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
     flag("tokens_per_micro_batch", None, "default by the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
     flag("activation_checkpointing", False, "the backward pass computes layers again")
@@ -182,14 +190,13 @@ def add_flags(flag, section):
     flag("eval_problems", 256, "held-out problems at most", least=1)
     flag("eval_samples", 16, "completions of each", least=1)
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
-    flag("keep", 2, "checkpoints kept, besides the best one", least=1)
+    flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
     flag("rank_every", 0, "rollouts between measurements of the LM head's rank; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("wandb", None, "Weights & Biases project to log to, too")
-    flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
     flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")
@@ -217,10 +224,8 @@ def parse_args(argv, description):
         for name in names:
             value = method.flags[name]
             parser.flag(name, value, "default %(default)s", type=float if value is None else None)
-    try:
+    with refusing():
         settings = settings_of(chosen.model)
-    except ValueError as e:
-        refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
     for name in set(settings) - OF_A_RECIPE:
         refuse(f"{recipe} has {name} = {settings[name]!r}: it may set "

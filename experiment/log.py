@@ -131,24 +131,6 @@ def append(path, rows):
         file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
 
 
-def trackers(out, args, config, rollout):
-    """-> functions that log a record of scalars: to Weights & Biases, TensorBoard, or both, as the
-    flags ask for. config: the content of config.json. rollout: the last one that stays in the log
-    of a resumed run, else 0."""
-    found = []
-    if args.wandb:
-        import wandb
-        run = wandb.init(project=args.wandb, name=out.name, config=config["flags"], dir=str(out),
-                         resume="allow", id=config["id"])
-        found.append(lambda record: run.log(record, step=record["rollout"]))
-    if args.tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter(out, purge_step=rollout and rollout + 1)
-        found.append(lambda record: [writer.add_scalar(name, value, record["rollout"])
-                                     for name, value in record.items()])
-    return found
-
-
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
     shown = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",

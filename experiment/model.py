@@ -14,7 +14,7 @@ from engine.parallel import say
 from engine.sampler import make_sampler
 from experiment import checksums
 from experiment.failures import room_for
-from experiment.flags import compare, refuse
+from experiment.flags import compare, refuse, refusing
 from graders import sandbox
 from rewards import VERIFIERS
 
@@ -61,6 +61,14 @@ def read_tokenizer(model, problems, template, template_kwargs=None):
         raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
     return tokenizer, eos, positions, lengths
+
+
+def check_positions(args, positions):
+    """Raises ValueError where a prompt and its completion may be longer than the model allows."""
+    if args.max_prompt_tokens + args.max_tokens > positions:
+        raise ValueError(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens "
+                         f"{args.max_tokens} are more than the model's {positions} positions")
+
 
 # ---------------------------------------------------------------------------- of train.py
 
@@ -120,11 +128,10 @@ def load_tokenizer(args, train_set, test_set):
     disable_progress_bar()  # of loading and saving
     made = not isinstance(train_set, list)
     rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
-    try:
+    with refusing():
         tokenizer, eos, positions, lengths = read_tokenizer(
             args.model, [*rows, *test_set], args.template, args.template_kwargs)
-    except ValueError as e:
-        refuse(str(e))
+        check_positions(args, positions)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
     test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
@@ -133,23 +140,17 @@ def load_tokenizer(args, train_set, test_set):
     if len(train_set) < args.problems_per_rollout:
         say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
             f"{args.problems_per_rollout}: each rollout has some of them more than once")
-    if args.max_prompt_tokens + args.max_tokens > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
     return tokenizer, eos, train_set, test_set
 
 
 def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
-    try:
-        with room_for("loading"):
-            return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
-                                memory=args.gpu_memory_utilization, tp=args.tp,
-                                max_num_seqs=args.max_num_seqs,
-                                max_length=args.max_prompt_tokens + args.max_tokens,
-                                head_dtype=args.head_dtype, stop=args.stop)
-    except ValueError as e:
-        refuse(f"--model {args.model} {e}")
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+                            memory=args.gpu_memory_utilization, tp=args.tp,
+                            max_num_seqs=args.max_num_seqs,
+                            max_length=args.max_prompt_tokens + args.max_tokens,
+                            head_dtype=args.head_dtype, stop=args.stop)
 
 
 class Trainer(NamedTuple):
@@ -174,20 +175,17 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     # adapters come with trainer.pt, on top of the initial weights
     folder = resumed.folder if resumed and not args.lora_rank else args.model
     second, reference = args.kl_coef and not args.lora_rank, None
-    try:
-        with room_for("loading"):
-            policy = loading.load(
-                folder, eos, probe, budget=args.tokens_per_micro_batch,
-                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
-                activation_checkpointing=args.activation_checkpointing, **settings)
-            args.tokens_per_micro_batch = policy.budget
-            if second:
-                reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
-                                         **settings)
-            elif args.kl_coef:
-                reference = loading.WithoutAdapters(policy)
-    except ValueError as e:
-        refuse(f"--model {args.model} {e}")
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        policy = loading.load(
+            folder, eos, probe, budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank,
+            lora_alpha=args.lora_alpha, reference=bool(second),
+            activation_checkpointing=args.activation_checkpointing, **settings)
+        args.tokens_per_micro_batch = policy.budget
+        if second:
+            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
+                                     **settings)
+        elif args.kl_coef:
+            reference = loading.WithoutAdapters(policy)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay,
                                   fused=True)

@@ -3,7 +3,6 @@ exit code 2, before a model loads."""
 
 import importlib.util
 import inspect
-import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -32,15 +31,12 @@ def check(args, method):
     for name, other in NEEDS.items():
         if args.origin.get(name) == "given" and not getattr(args, other):
             refuse(f"--{name} is for --{other}, which is not given")
-    try:
+    with failures.refusing("train.py"):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
-    except ValueError as e:
-        refuse(str(e))
-    for package in ("wandb", "tensorboard"):
-        if getattr(args, package) and not importlib.util.find_spec(package):
-            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+    if args.wandb and not importlib.util.find_spec("wandb"):
+        refuse("--wandb: the package wandb is not installed (pip install wandb)")
     if args.wandb and parallel.rank() == 0:
         import wandb
         try:
@@ -51,13 +47,6 @@ def check(args, method):
         if wrong:
             refuse(sentence)
     check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
-
-
-def divisors(n, near):
-    """The divisors of n below and above a number, in words."""
-    found = sorted(d for i in range(1, math.isqrt(n) + 1) if n % i == 0 for d in (i, n // i))
-    return " or ".join(map(str, [d for d in found if d < near][-1:]
-                           + [d for d in found if d > near][:1]))
 
 
 def combinations(args, method):
@@ -84,10 +73,10 @@ def combinations(args, method):
          f"--data_dir: {args.data} is generated, not read"),
         (sequences % steps,
          f"{problems} problems x {args.group_size} completions = {sequences} sequences do not "
-         f"divide into --steps_per_rollout {steps}, but into {divisors(sequences, steps)}"),
+         f"divide into --steps_per_rollout {steps}"),
         (args.shuffle == "groups" and problems % steps,
          f"--shuffle groups: {problems} problems, a group each, do not divide into "
-         f"--steps_per_rollout {steps}, but into {divisors(problems, steps)}"),
+         f"--steps_per_rollout {steps}"),
         (args.overlong_penalty > args.max_tokens,
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,

@@ -70,26 +70,20 @@ class Run(AbstractContextManager):
     trainer: model.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
     one; its optimizer and schedule get their state here. rollout: number of the present one.
     pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
-    best: rollout and score of the checkpoint that evaluated best. totals: optimizer steps,
-    generated tokens, seconds and floating-point operations until now. stopping: signals, of all
-    ranks, that end the run after this rollout."""
+    totals: optimizer steps, generated tokens, seconds and floating-point operations until now.
+    stopping: signals, of all ranks, that end the run after this rollout."""
 
     def __init__(self, args, method, trainer, tokenizer, resumed):
         self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
-        saved = dict(flags=flags, rollout=0, best=None, state={}, totals={}, pending=[])
-
-        def changed(*names):
-            return any(flags[name] != saved["flags"][name] for name in names)
+        saved = dict(flags=flags, rollout=0, state={}, totals={}, pending=[])
         try:
             if resumed:
                 saved = resumed.state
                 checkpoint.restore(trainer, saved)
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
-            # another method's averages mean nothing, nor does a score of other problems
-            self.state = {} if changed("loss", "advantage") else saved["state"]
-            self.best = (None if changed("eval_data", "eval_problems", "eval_samples")
-                         else saved["best"])
+            changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
+            self.state = {} if changed else saved["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
         except (torch.OutOfMemoryError, RunFailed):
@@ -102,7 +96,11 @@ class Run(AbstractContextManager):
         on_first = parallel.rank() == 0
         self.first_head = head_of(args.model) if args.rank_every and on_first else None
         self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
-        self.trackers = log.trackers(self.out, args, config, self.rollout) if on_first else []
+        self.tracker = None
+        if args.wandb and on_first:
+            import wandb
+            self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
+                                      config=config["flags"], resume="allow", id=config["id"])
         say(banner(args, method, trainer.policy, self.out, self.rollout))
 
     def __exit__(self, kind, error, _):
@@ -217,8 +215,9 @@ class Run(AbstractContextManager):
             log.append(self.out / "metrics.jsonl", [record])
             log.append(self.out / "samples.jsonl",
                        [dict(rollout=self.rollout, **sample) for sample in samples])
-            for tracker in self.trackers:
-                tracker({name: x for name, x in record.items() if isinstance(x, (int, float))})
+            if self.tracker:
+                self.tracker.log({name: x for name, x in record.items()
+                                  if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
         return record
 
@@ -228,7 +227,7 @@ class Run(AbstractContextManager):
             self.warned.add(warning)
             say(warning(*facts))
 
-    def save(self, metrics):
+    def save(self):
         """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
         args = self.args
         # all ranks decide here, and only here: a signal that comes later is for the next rollout
@@ -236,13 +235,10 @@ class Run(AbstractContextManager):
         self.stopping = [] if last else sum(parallel.gather(self.signals), [])
         if not (self.stopping or last or self.due(args.save_every)):
             return
-        score = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
-        if score is not None and (self.best is None or score > self.best["score"]):
-            self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-            flags=flags_of(args), rollout=self.rollout, best=self.best, state=self.state,
-            totals=self.totals, first=self.first,
+            flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
+            first=self.first,
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 

@@ -47,12 +47,13 @@ def standard_error(values, clusters=None):
     return (spread * len(parts) / (len(parts) - 1)) ** 0.5 / len(values)
 
 
-def by_problem(groups, ks):
-    """{mean@n, pass@k: [the value of each problem]} of the rows of each; a reward of 1 is right."""
+def by_problem(groups):
+    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two; a
+    reward of 1 is right."""
     n = len(groups[0])
     correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
-            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
+            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in powers_of_two(n)}}
 
 
 def paired(values, others, clusters):
@@ -101,11 +102,11 @@ def majorities(problems, groups):
             for job, (share, fault, _) in zip(jobs, results, strict=True)]
 
 
-def summarise(problems, groups, ks):
+def summarise(problems, groups):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
     error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
     mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
-    of_problems, clusters = by_problem(groups, ks), list(map(data.cluster, problems))
+    of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
@@ -117,12 +118,12 @@ def summarise(problems, groups, ks):
     }
 
 
-def benchmark_results(problems, groups, ks):
+def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(problems, groups, ks)
+    n, results = len(groups[0]), summarise(problems, groups)
     clusters = list(map(data.cluster, problems))
     results.update(problems=len(problems), samples=n, interval=list(
-        interval(by_problem(groups, ks)[f"mean@{n}"], clusters, limits=(0, 1))))
+        interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))))
     if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
         results[f"maj@{n}"] = mean(majorities(problems, groups))
     return results

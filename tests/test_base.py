@@ -102,12 +102,12 @@ def test_the_base_solves_some_and_has_something_to_learn(task):
     groups = data.sample_groups(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
                                 max_tokens=settings["max_tokens"])
     rows = [group.rows() for group in groups]
-    scores = summarise(problems, rows, [16])
+    scores = summarise(problems, rows)
     error = scores["mean@16_stderr"]
     assert scores["mean@16"] == pytest.approx(SCORES[task], abs=2 * error) and error < 0.015
     assert scores["pass@16"] > 0.6 and scores["truncated_frac"] < 0.05
     quarter = len(rows) // 4
     for i in range(4):
         here = slice(i * quarter, (i + 1) * quarter)
-        part = summarise(problems[here], rows[here], [16])
+        part = summarise(problems[here], rows[here])
         assert part["mean@16"] == pytest.approx(scores["mean@16"], abs=4 * part["mean@16_stderr"])

@@ -121,7 +121,7 @@ def rows_with(correct, n):
 def test_standard_errors_are_over_problems():
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
     problems = [dict(reward="own", prompt=str(i)) for i in range(4)]
-    scores = summarise(problems, groups, [1, 2, 4])
+    scores = summarise(problems, groups)
     of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
                    "pass@2": [1, 5 / 6, 0, 0.5], "pass@4": [1, 1, 0, 1]}
     assert set(scores) == {"reward", "unreadable_frac", "truncated_frac", "mean_length",
@@ -129,24 +129,24 @@ def test_standard_errors_are_over_problems():
     for name, values in of_problems.items():
         assert scores[name] == pytest.approx(np.mean(values))
         assert scores[f"{name}_stderr"] == pytest.approx(np.std(values, ddof=1) / 4**0.5)
-    results = benchmark_results(problems, groups, [1, 2, 4])
-    table = results_table({"own": results}, [1, 2, 4])
+    results = benchmark_results(problems, groups)
+    table = results_table({"own": results})
     assert f"(n=4, se {scores['mean@4_stderr']:.3f})" in table and "| 0.750 (0.250) |" in table
-    results = benchmark_results(problems[:1], [rows_with(1, 2)], [1, 2])
+    results = benchmark_results(problems[:1], [rows_with(1, 2)])
     assert [value for name, value in results.items() if "err" in name] == [None] * 3
-    assert "se -" in results_table({"own": results}, [1, 2])  # of one problem
+    assert "se -" in results_table({"own": results})  # of one problem
 
 
 def test_only_a_reward_of_1_is_right_and_others_are_shown_beside_the_share():
     for rewards, right in (([1, 0.5], 0.5), ([-1, 0.25], 0), ([1, 1], 1)):
         group = [dict(score=reward, truncated=False, tokens=1, fault=None) for reward in rewards]
-        assert summarise([dict(reward="own", prompt="?")], [group], [1])["mean@2"] == right
+        assert summarise([dict(reward="own", prompt="?")], [group])["mean@2"] == right
     rows = rows_with(1, 4)
     rows[1]["score"] = rows[2]["score"] = 0.5
     problems = [dict(reward="own", prompt=str(i)) for i in range(2)]
-    results = benchmark_results(problems, [rows, rows_with(2, 4)], [1])
+    results = benchmark_results(problems, [rows, rows_with(2, 4)])
     assert results["mean@4"] == 0.375 and results["reward"] == 0.5
-    assert results_table({"own": results}, [1]).endswith("| 0.500 |")
+    assert results_table({"own": results}).endswith("| 0.500 |")
     record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
     assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
     assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
@@ -189,8 +189,7 @@ def refused(capsys):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
-    ("--k 32 --samples 16", "--k 32"), ("--k x", "--k: invalid whole_numbers value: 'x'"),
-    ("--k 2 --completions {tmp}/few.jsonl --limit 1", "--k 2"), ("--top_p 2", "--top_p"),
+    ("--top_p 2", "--top_p"),
     ("--temperature 0.0009", "--temperature must be 0 (greedy) or at least 0.001"),
     ("--temperature nan", "--temperature"), ("--samples 0", "--samples must be 1 or more"),
     ("--split dev", "--split"), ("--sampel 3", "--sampel"), ("--model {tmp}", "no config.json"),
@@ -291,7 +290,7 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
         file = write(tmp_path / f"{name}-given.jsonl", rows)
         eval.main([*flags, "--completions", file, "--out", str(tmp_path / name)])
     again = [*flags, "--completions", tmp_path / "new-given.jsonl", "--out", tmp_path / "new",
-             "--k", "2", "--against"]
+             "--against"]
     capsys.readouterr()
     eval.main([*map(str, again), str(tmp_path / "base")])
     table = capsys.readouterr().out
@@ -331,7 +330,7 @@ def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     assert settings["samples"] is settings["temperature"] is None  # nobody knows
     rows.append(dict(rows[0], completion="\\boxed{1/2}"))
     write(given, rows)
-    eval.main([*flags, "--k", "5"])  # a flag that leaves the completions as they are
+    eval.main([*flags, "--allow_unsafe_code"])  # a flag that leaves the completions as they are
     assert results_in(out)[own]["mean@5"] == 0.6
     rows += [dict(rows[0], completion=f"\\boxed{{{text}}}") for text in ("1+x", "1 + x", "x + 1")]
     write(given, rows)
@@ -479,7 +478,7 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(flag, claimed, cap
         eval.begin(SimpleNamespace(**{**vars(args), flag: OTHER[flag]}), [problem], out, 1)
     words = f"was begun with --{flag} {getattr(args, flag)}, not {OTHER[flag]}\n"
     assert stop.value.code == 2 and words in capsys.readouterr().err
-    free = SimpleNamespace(**{**vars(args), "k": [1], "allow_unsafe_code": True})
+    free = SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": True})
     assert len(eval.begin(free, [problem], out, 1)) == 1
 
 

@@ -17,6 +17,7 @@ import train
 from conftest import ROOT
 from engine import policy
 from engine.sampler import has_vllm
+from experiment import log
 from losses import METHODS
 
 
@@ -170,7 +171,8 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "sample_and_grade", sampled)
     monkeypatch.setattr(train, "score", lambda *_: (
-        policy.Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}))
+        policy.Batch(**saved["batch"]),
+        {"policy/entropy": saved["state"]["entropy"], log.GAP: 0}))
     monkeypatch.setattr(train, "shaped", lambda *_: saved["rewards"])
     train.main(["--out", str(one), "--resume"])
     a, b = (load_file(folder / "checkpoints" / "rollout_000002" / "model.safetensors")

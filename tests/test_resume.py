@@ -411,16 +411,6 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
     assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
-    scores = iter([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores), "reward": 0.0})
-    train.main(["--model", base, *SMALL, "--eval_every", "1", "--keep", "1", "--out",
-                str(tmp_path / "run")])
-    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {
-        "rollout_000002", "rollout_000004"}
-    resume(tmp_path / "run")
-
-
 def test_lora_resumes(base, tmp_path, graded):
     flags = ["--model", base, *SMALL, "--lora_rank", "4", "--keep", "9"]
     train.main([*flags, "--out", str(tmp_path / "whole")])

@@ -112,12 +112,9 @@ def header(text):
     return json.loads(found)
 
 
-def codes(text, name, states, n):
-    """The arrays [states, n] of a piece, by another way than the page's."""
-    data = np.frombuffer(raw(text, name), np.uint8).reshape(-1, 2, states, n).astype(np.int64)
-    folded = data[:, 0] + 256 * data[:, 1]
-    change = np.where(folded % 2, -(folded + 1) // 2, folded // 2)
-    return change.cumsum(1) % 65536
+def unpacked(text, name):
+    """{name: array} of a piece's numbers: [n], or of a walk [states, n]."""
+    return {key: np.array(x).T for key, x in json.loads(raw(text, name)).items()}
 
 
 @functools.cache
@@ -134,10 +131,6 @@ def expected(rollout, name):
     return kept, states
 
 
-def signed(code):
-    return tokens.signed_value(code.astype(np.uint16).astype(np.int16))
-
-
 def shown_of(kept, problem):
     """[N, T]: the tokens of a problem's completions."""
     lengths = kept.batch.completion_len * (torch.arange(8) // 4 == problem)
@@ -147,27 +140,14 @@ def shown_of(kept, problem):
 # ---------------------------------------------------------------------------- the payload
 
 @pytest.mark.quick
-def test_codes_keep_what_they_promise():
-    x = torch.tensor([0.0, -1e-4, -0.5, -12.3, -31.9, -100.0])
-    back = -tokens.code(x, -tokens.LOGPROB) / tokens.LOGPROB
-    assert np.abs(back - x.numpy())[:-1].max() <= 0.5 / tokens.LOGPROB + 1e-6
-    assert back[-1] == -65535 / tokens.LOGPROB
-    x = torch.tensor([0.0, 1e-12, -3e-7, 0.1, -2.5, 40.0], dtype=torch.float64)
-    back = tokens.signed_value(tokens.signed_code(x))
-    assert back[0] == 0 and back[1] == pytest.approx(tokens.SMALLEST)
-    assert back[2:] == pytest.approx(x[2:].numpy(), rel=0.0051)
-    x = torch.tensor([-1e-7, 0.0, 3.21, 11.9])  # an entropy of 0 can be rounded below
-    assert np.abs(tokens.code(x, 1024) / 1024 - x.numpy()).max() < 0.5001 / 1024
-    assert [tokens.round_up(x) for x in (0, 0.3, 0.02, 7, 1.0)] == [1, 0.5, 0.02, 10, 1]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("low, high", [(0, 65536), (-32767, 32768), (0, 3)])
-def test_packed_arrays_come_back(low, high):
-    arrays = np.random.default_rng(0).integers(low, high, (3, 5, 9))
-    packed = tokens.pack(dict(enumerate(arrays)), slice(2, 9))
-    text = f'<script type="text/plain" id="x">{packed}</script>'
-    assert (codes(text, "x", 5, 7) == arrays[:, :, 2:] % 65536).all()
+def test_numbers_are_rounded_as_the_page_says():
+    x = np.array([0.0, 1e-12, -3e-7, 0.12345, -2.5, -100.04], dtype=np.float64)
+    found = tokens.rounded(dict(logprob=x, entropy=x, gradient=np.stack([x, -x], 1)), slice(1, 6))
+    assert np.abs(np.array(found["logprob"]) - x[1:]).max() <= 0.5001e-4
+    assert np.abs(np.array(found["entropy"]) - x[1:]).max() <= 0.5001e-3
+    gradient = np.array(found["gradient"])
+    assert gradient.shape == (5, 2) and gradient == pytest.approx(
+        np.stack([x[1:], -x[1:]], 1), rel=0.0051, abs=0)
 
 
 @pytest.mark.quick
@@ -182,18 +162,19 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     for problem in range(2):
         here = shown_of(kept, problem)
         n = int(here.sum())
-        logprob, entropy, gradient, status = codes(text, f"walk-{problem}-{number}", 5, n)
-        (old,), (gap,) = codes(text, f"reference-{problem}", 1, n)
+        walk = unpacked(text, f"walk-{problem}-{number}")
+        reference = json.loads(raw(text, f"problem-{problem}"))
+        old, gap = np.array(reference["old"]), np.array(reference["gap"])
+        assert {x.shape for x in walk.values()} == {(5, n)} and old.shape == gap.shape == (n,)
+        status = walk["status"]
         is_masked = ~kept.batch.mask[here].numpy()
         for k, state in enumerate(states):
-            said = np.exp((old - logprob[k]) / tokens.LOGPROB)
-            assert said == pytest.approx(state.ratio[here].numpy(), rel=6e-4)
-            assert -logprob[k] / tokens.LOGPROB == pytest.approx(
-                state.logprobs[here].numpy(), abs=0.51 / tokens.LOGPROB)
-            assert entropy[k] / tokens.ENTROPY == pytest.approx(
-                state.entropy[here].numpy(), abs=0.51 / tokens.ENTROPY)
+            said = np.exp(walk["logprob"][k] - old)
+            assert said == pytest.approx(state.ratio[here].numpy(), rel=1.1e-4)
+            assert walk["logprob"][k] == pytest.approx(state.logprobs[here].numpy(), abs=0.51e-4)
+            assert walk["entropy"][k] == pytest.approx(state.entropy[here].numpy(), abs=0.51e-3)
             exact = state.gradient[here].numpy()
-            assert signed(gradient[k]) == pytest.approx(exact, rel=0.006, abs=2e-8)
+            assert walk["gradient"][k] == pytest.approx(exact, rel=0.006, abs=2e-8)
             assert ((status[k] == tokens.OUT) == is_masked).all()
             weightless = (exact == 0) & ~is_masked
             assert (np.isin(status[k], (tokens.UP, tokens.DOWN)) == weightless).all()
@@ -202,9 +183,9 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
             assert not positive[status[k] == tokens.DOWN].any()
             seen |= set(status[k].tolist())
         old_logprobs = kept.batch.old_logprobs[here].numpy()
-        assert -old / tokens.LOGPROB == pytest.approx(old_logprobs, abs=3e-4)
+        assert old == pytest.approx(old_logprobs, abs=0.51e-4)
         exact = old_logprobs - kept.batch.sampler_logprobs[here].numpy()
-        assert signed(gap) == pytest.approx(exact, rel=0.006, abs=2e-8)
+        assert gap == pytest.approx(exact, rel=0.006, abs=2e-8)
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
     for line, state in zip(method["summary"], states, strict=True):
         assert line == {key: pytest.approx(state.measured[key].item(), abs=1e-5) for key in line}
@@ -216,8 +197,9 @@ def test_select_and_advantage_0_have_a_status(model, tmp_path):
                         rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
     text, kept = page_of(path, "--steps", "2", "--lr", "1e-5"), open_rollout(path)
     for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
-        n = int(shown_of(kept, problem).sum())
-        assert set(codes(text, f"walk-{problem}-0", 3, n)[3][0].tolist()) == kinds
+        status = unpacked(text, f"walk-{problem}-0")["status"]
+        assert status.shape == (3, int(shown_of(kept, problem).sum()))
+        assert set(status[0].tolist()) == kinds
 
 
 def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
@@ -229,10 +211,10 @@ def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
     shown = shown_of(open_rollout(path), 0)
     dropped = (torch.arange(shown.shape[1]) % 2 == 0).expand(shown.shape)[shown]
     for method, kinds in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
-        part = codes(text, f"walk-0-{method}", 3, int(shown.sum()))
-        assert (part[3][0][dropped] == kinds).all()
-        assert (part[3][0][~dropped] == tokens.PASSES).all()
-        assert (part[2][0][dropped] == 0).all() == (method == 0)
+        walk = unpacked(text, f"walk-0-{method}")
+        assert (walk["status"][0][dropped] == kinds).all()
+        assert (walk["status"][0][~dropped] == tokens.PASSES).all()
+        assert (walk["gradient"][0][dropped] == 0).all() == (method == 0)
 
 
 def test_fewer_problems_and_a_method_of_two_passes(rollout):
@@ -283,13 +265,13 @@ def test_a_late_right_completion_is_right(model, tmp_path):
 def test_texts_of_tokens_are_the_text(page, model):
     tokenizer = AutoTokenizer.from_pretrained(model)
     for problem, group in enumerate(COMPLETIONS):
-        text = json.loads(raw(page.read_text(), f"text-{problem}"))
+        text = json.loads(raw(page.read_text(), f"problem-{problem}"))
         assert text["prompt"] == PROMPTS[problem]
         for pieces, ids, whole in zip(text["texts"], text["ids"], group, strict=True):
             assert "".join(pieces).removesuffix("<eos>") == whole[:48]
             assert len(pieces) == len(ids) and tokenizer.decode(ids) == "".join(pieces)
     # é is two tokens, the first without a text of its own
-    accented = json.loads(raw(page.read_text(), "text-1"))["texts"][0]
+    accented = json.loads(raw(page.read_text(), "problem-1"))["texts"][0]
     assert accented[:6] == ["c", "a", "f", "", "é", " "]
 
 

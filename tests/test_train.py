@@ -56,9 +56,9 @@ def run(model, out, *flags):
         ("--objective nope", "nope"),
         ("--aggregate zscore", "zscore"),
         ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7",
-         "16 sequences do not divide into --steps_per_rollout 7, but into 4 or 8"),
+         "16 sequences do not divide into --steps_per_rollout 7"),
         ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 8 --shuffle groups",
-         "4 problems, a group each, do not divide into --steps_per_rollout 8, but into 4"),
+         "4 problems, a group each, do not divide into --steps_per_rollout 8"),
         ("--shuffle problems", "--shuffle"),
         ("--steps_per_rollout 0", "--steps_per_rollout"),
         ("--rollouts -1", "--rollouts"),
@@ -494,8 +494,7 @@ def test_the_run_folder(base, tmp_path, graded):
     last = out / "checkpoints" / "rollout_000003"
     state = torch.load(last / "trainer.pt")
     assert state["rollout"] == 3 and state["totals"]["step"] == 6 and state["optimizer"]["state"]
-    assert {p.name for p in (out / "checkpoints").iterdir()} == {
-        last.name, f"rollout_{state['best']['rollout']:06d}"}  # the best too, nothing unfinished
+    assert [p.name for p in (out / "checkpoints").iterdir()] == [last.name]  # nothing unfinished
     config = json.loads((out / "config.json").read_text())
     assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore")
     assert config["versions"]["torch"]
