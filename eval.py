@@ -29,7 +29,7 @@ from experiment.files import folder_fault, lock, write
 from experiment.flags import Parser, add_common_flags
 from experiment.log import versions
 from experiment.model import check_positions, read_tokenizer
-from experiment.stats import benchmark_results, by_problem, paired, powers_of_two
+from experiment.stats import benchmark_results, by_problem, paired
 from experiment.tables import differences_table, results_table
 from graders import sandbox
 from rewards import grade
@@ -224,24 +224,22 @@ def sample_rest(args, problems, groups, path, size):
     because engines wait for its longest completion; each rank's engine samples a share of it."""
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, problems)
+    sample = partial(data.sample_groups, sampler, tokenizer, samples=args.samples,
+                     template=args.template, top_p=args.top_p, temperature=args.temperature,
+                     max_tokens=args.max_tokens)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
         chunk = problems[start:start + size]
-        def on_engine(share, engine):
-            return data.sample_groups(
-                sampler, tokenizer, share, args.samples, template=args.template,
-                seed=seed_of("eval.py", args.seed, *chunk[0]["place"], engine), top_p=args.top_p,
-                temperature=args.temperature, max_tokens=args.max_tokens)
+        seed = partial(seed_of, "eval.py", args.seed, *chunk[0]["place"])
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
-                   for group in parallel.map_over_engines(on_engine, chunk)]
+                   for group in parallel.map_over_engines(sample, chunk, seed)]
         parallel.on_rank0(partial(append, path, sampled))
         groups += sampled
     sampler.close()
 
 
 def report(args, problems, groups, others, out):
-    """Prints the tables and writes eval.json, eval.md, passk.png. others: the rows of --against."""
-    from analysis import figures, runs
+    """Prints the tables and writes eval.json and eval.md. others: the rows of --against."""
     results, differences = {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
                               lambda row: row[0]["place"][0]):
@@ -257,9 +255,6 @@ def report(args, problems, groups, others, out):
         table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
-    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}")
-                          for k in powers_of_two(numbers["samples"])}
-                   for name, numbers in results.items()}, out / "passk.png", figures.ERRORS)
     print(table)
 
 

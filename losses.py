@@ -737,16 +737,23 @@ def objective_of(method, tokens):
     return result if isinstance(result, tuple) else (result, {})
 
 
+@torch.enable_grad()
+def weight_on_logprob(method, tokens):
+    """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
+    not (ACPO, eq. 2)."""
+    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
+    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
+    return -gradient * tokens.mask
+
+
 def measure(method, tokens):
     """The step's ratios and clipping. A token is clipped when its A is not 0 and the objective
     gives it no gradient, for whatever reason; shares are of all completion tokens. The other
     numbers are of the completions with A other than 0, for every method, since backward may leave
     out the rest; nan where there is none."""
-    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    with torch.enable_grad():
-        gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    clipped_up = (gradient == 0) & (tokens.advantages > 0)
-    clipped_down = (gradient == 0) & (tokens.advantages < 0)
+    weight = weight_on_logprob(method, tokens)
+    clipped_up = (weight == 0) & (tokens.advantages > 0)
+    clipped_down = (weight == 0) & (tokens.advantages < 0)
     shares = dict(clip_frac=tokens.mean((clipped_up | clipped_down).float()),
                   clip_high_frac=tokens.mean(clipped_up.float()),
                   clip_low_frac=tokens.mean(clipped_down.float()))

@@ -1,7 +1,5 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}, or gold answers
-
 A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
 directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.
 A completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
@@ -254,8 +252,3 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
     rewards = iter(reward for reward, _, _ in results)
     return [[next(rewards) for _ in texts] for texts in completions], counters
-
-
-if __name__ == "__main__":
-    from graders import rows
-    sys.exit(rows.main(sys.argv[1:], REWARDS, grade))

@@ -46,11 +46,9 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
                       timed=nullcontext):
     """-> a data.Group of each problem, on every rank: each engine samples and grades its share.
     seed: number of the engine -> seed"""
-    def on_engine(share, engine):
-        return data.sample_groups(sampler, tokenizer, share, samples, seed=seed(engine),
-                                  temperature=temperature, max_tokens=args.max_tokens,
-                                  template=args.template, timed=timed)
-    return parallel.map_over_engines(on_engine, problems, args.tp)
+    sample = partial(data.sample_groups, sampler, tokenizer, samples=samples, timed=timed,
+                     temperature=temperature, max_tokens=args.max_tokens, template=args.template)
+    return parallel.map_over_engines(sample, problems, seed, args.tp)
 
 
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
@@ -200,10 +198,10 @@ def main(argv=None):
         for batch, rewards, metrics, examples in scored_rollouts(
                 run, trainer, sampler, tokenizer, train_set, args):
             # ---- advantages, group by group
-            rewards = shaped(rewards, batch, args)
+            shaped_rewards = shaped(rewards, batch, args)
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
-            run.keep_rollout(batch, rewards)  # --save_rollouts
-            advantages = group_advantages(method, rewards, run.state)  # [P, G]
+            run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
+            advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
 
             # ---- S optimizer steps, each on its own share of the completions

@@ -8,45 +8,25 @@ piece for each problem and method, so that nothing of a text is ever markup.
 
 import base64
 import copy
-import hashlib
 import json
 import math
-import re
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from analysis.anatomy import logged, weight_on_logprob
-from analysis.rollout import first_line, open_rollout, walk
-from engine.loading import eos_ids
+from analysis.rollout import logged, method_names, open_rollout, walk
 from experiment.log import numbers
-from losses import correct, describe
+from experiment.model import read_tokenizer
+from losses import correct, describe, weight_on_logprob
 
-# how numbers are rounded; the page says so
-FORMATS = dict(logprob=".4f", old=".4f", entropy=".3f", gradient=".3g", gap=".3g", status=".0f")
 TEMPLATE = Path(__file__).with_suffix(".html")
 # of a token; the page has their names and colours
 PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
 
 
 # ---------------------------------------------------------------------------- texts
-
-
-def read_tokenizer(model, prompt):
-    """-> the tokenizer, and the ids that end a completion. Raises ValueError for a model without
-    one, or without a text for the ids of a prompt."""
-    from transformers import AutoTokenizer
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        eos = eos_ids(model, tokenizer)
-        if not tokenizer.decode(prompt):  # transformers makes an empty one of some folders without
-            raise ValueError("it has no text for the rollout's tokens")
-    except Exception as e:  # a folder can be wrong in any way
-        raise ValueError(f"the tokenizer of {model} cannot be used ({first_line(e)}); --model "
-                         "names a folder that has one, such as a checkpoint of the run") from None
-    return tokenizer, eos
 
 
 def token_texts(tokenizer, ids):
@@ -66,20 +46,11 @@ def token_texts(tokenizer, ids):
     return pieces
 
 
-def is_right(kept):
-    """Is each completion right? [P, G] A reward of 1 is, before --overlong_penalty is taken off."""
-    penalty, rewards = kept.flags["overlong_penalty"], kept.rewards
-    if penalty:
-        over = kept.batch.completion_len - (kept.flags["max_tokens"] - penalty)
-        rewards = rewards + (over / penalty).clamp(0, 1).view_as(rewards)
-    return (rewards - 1).abs() < 1e-6
-
-
 def completions_of(kept, eos):
     """The page's facts of each completion of the rollout, the same for all methods."""
     batch, limit = kept.batch, kept.flags["max_tokens"]
     last = batch.ids.gather(1, (batch.prompt_len + batch.completion_len - 1)[:, None])
-    columns = batch.completion_len, kept.rewards, is_right(kept), last
+    columns = batch.completion_len, kept.shaped_rewards, kept.rewards == 1, last
     return [dict(tokens=n, reward=round(reward, 6), right=right,
                  truncated=n >= limit and end not in eos)
             for n, reward, right, end in zip(*(x.flatten().tolist() for x in columns))]
@@ -106,7 +77,7 @@ def token_numbers(tokens, method, shown, coefficients):
         raise ValueError("they lead to weights whose probabilities are no numbers; a smaller --lr "
                          "may do")
     clean = tokens.without_junk()
-    weight, selected = weight_on_logprob(clean, method), method.call(method.select, clean)
+    weight, selected = weight_on_logprob(method, clean), method.call(method.select, clean)
     if coefficients.get("correction"):
         bounds = coefficients["correction_low"], coefficients["correction_high"]
         selected = selected * correct(clean, coefficients["correction"], *bounds)[0]
@@ -160,10 +131,9 @@ def deflated(content):
 
 
 def rounded(arrays, part):
-    """A part, a slice of the tokens, of {name: numbers [n, ...]} as lists, rounded."""
-    return {name: np.vectorize(lambda x, form=FORMATS[name]: float(format(x, form)),
-                               otypes=[float])(array[part]).tolist()
-            for name, array in arrays.items()}
+    """A part, a slice of the tokens, of {name: numbers [n, ...]} as lists, to six digits."""
+    shorter = np.vectorize(lambda x: float(f"{x:.6g}"), otypes=[float])
+    return {name: shorter(array[part]).tolist() for name, array in arrays.items()}
 
 
 def reference_numbers(kept, shown, start):
@@ -204,18 +174,19 @@ def note_on_start(kept):
 def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None):
     """-> the HTML of a kept rollout's page.
 
-    methods: names, by default the run's. problems: their number on the page, from the first; None
-    is all. Raises ValueError for a rollout, a model or a method whose steps cannot be taken."""
+    methods: names with commas between, by default the run's. problems: their number on the page,
+    from the first; None is all. Raises ValueError for a rollout, a model or a method whose steps
+    cannot be taken."""
+    names = methods and method_names(methods)
     kept = open_rollout(path, model)
     flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape
-    tokenizer, eos = read_tokenizer(model or flags["model"],
-                                    batch.ids[0, :batch.prompt_len[0]].tolist())
+    tokenizer, eos, *_ = read_tokenizer(model or flags["model"])
     n = min(problems or count, count) * size
     lengths = batch.completion_len
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
     shown[n:] = False
     note = note_on_start(kept)  # before the walks, which move the weights
-    of_methods, numbers_of = walks(kept, methods or [flags["loss"]], shown, steps, lr)
+    of_methods, numbers_of = walks(kept, names or [flags["loss"]], shown, steps, lr)
     reference, facts = reference_numbers(kept, shown, numbers_of[0]), completions_of(kept, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
@@ -234,20 +205,9 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
 
 
 def fill(header, pieces):
-    """The template with its data and a policy that allows its own script and style, and nothing of
-    the network."""
-    template = TEMPLATE.read_text(encoding="utf-8")
-
-    def allowed(tag):
-        text, = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        return f"{tag}-src 'sha256-{digest}'"
-    policy = f"default-src 'none'; {allowed('script')}; {allowed('style')}; base-uri 'none'; " \
-             "form-action 'none'"
+    """The template with its data."""
     text = json.dumps(header, allow_nan=False).replace("<", "\\u003c")  # ASCII, and no tag in it
     data = [f'<script type="application/json" id="page">{text}</script>']
     data += [f'<script type="text/plain" id="{name}">{text}</script>'
              for name, text in pieces.items()]
-    page = template.replace("<!-- policy -->",
-                            f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
-    return page.replace("<!-- data -->", "\n".join(data))
+    return TEMPLATE.read_text(encoding="utf-8").replace("<!-- data -->", "\n".join(data))

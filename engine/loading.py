@@ -46,11 +46,6 @@ def pretrained(folder, dtype="float32"):
     return model
 
 
-def head_of(folder):
-    """The weights of a model's LM head, [vocabulary, hidden size], in float32 on the CPU."""
-    return pretrained(folder).get_output_embeddings().weight.detach()
-
-
 def lr_factor(warmup, schedule, steps):
     """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
     def factor(step):

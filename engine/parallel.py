@@ -149,12 +149,12 @@ def on_rank0(f):
     return value
 
 
-def map_over_engines(f, items, tp=1):
-    """f(items of an engine, number of the engine) on every engine -> its results for all items,
+def map_over_engines(f, items, seed, tp=1):
+    """f(items of an engine, seed=seed(its number)) on every engine -> its results for all items,
     in the items' order. An engine is `tp` ranks, which all go through the same items."""
     engines, engine = world() // tp, rank() // tp
     results = [None] * len(items)
-    for i, part in enumerate(gather(f(items[engine::engines], engine))[::tp]):
+    for i, part in enumerate(gather(f(items[engine::engines], seed=seed(engine)))[::tp]):
         results[i::engines] = part
     return results
 

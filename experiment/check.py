@@ -7,6 +7,7 @@ each of them.
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +47,11 @@ class Setting:
 
 def sampled(s, temperature, seed):
     """-> the Groups, each engine sampling its share, and the Batch of them."""
-    def on_engine(problems, engine):
-        return data.sample_groups(
-            s.sampler, s.tokenizer, problems, EACH, seed=seed_of("check", seed, engine),
-            temperature=temperature, max_tokens=s.args.max_tokens, template=s.args.template)
+    sample = partial(data.sample_groups, s.sampler, s.tokenizer, samples=EACH,
+                     temperature=temperature, max_tokens=s.args.max_tokens,
+                     template=s.args.template)
     problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
-    groups = parallel.map_over_engines(on_engine, problems, s.args.tp)
+    groups = parallel.map_over_engines(sample, problems, partial(seed_of, "check", seed), s.args.tp)
     pairs = [(group.prompt, c) for group in groups for c in group.completions]
     return groups, make_batch(*zip(*pairs), parallel.device())
 

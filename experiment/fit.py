@@ -12,7 +12,6 @@ that FSDP gathers ahead; USABLE leaves room for them.
 import gc
 import os
 import re
-import shlex
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -50,11 +49,9 @@ def empty_model(model):
         data.hub.reach(model)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
                                                 dtype=torch.float32)
-    except OSError as e:
-        raise ValueError(f"cannot be read: {data.hub.reason(e)}") from None
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        raise ValueError("has no configuration of a causal language model: "
-                         f"{str(e).splitlines()[0]}") from None
+        raise ValueError("has no configuration of a causal language model that can be read: "
+                         f"{data.hub.reason(e)}") from None
 
 
 # ---------------------------------------------------------------------------- bytes of live tensors
@@ -233,10 +230,9 @@ def verdict(args, f, memory, gpus):
         awake, asleep = args.gpu_memory_utilization * memory, 0
     phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
                   update=(f.update, asleep), sync=(f.sync, weights), checkpoint=(f.sync, awake))
-    found = args.origin.get("tokens_per_micro_batch", "the run's choice")
     table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
---tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
+--tokens_per_micro_batch {f.budget:,}, layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
 GB of each GPU   trainer   sampler  together
@@ -257,12 +253,11 @@ GB of each GPU   trainer   sampler  together
 
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
-    command = shlex.join(argv)
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", command)
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory, offload = int(size[1] or 1), float(size[2]) * GB, "--offload" in argv
-    with rank_0(gpus, offload):
+    gpus, memory = int(size[1] or 1), float(size[2]) * GB
+    with rank_0(gpus, "--offload" in argv):
         # the defaults of a GPU with bfloat16 and vLLM
         args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
         if args.model == BASE:
@@ -273,8 +268,5 @@ def main(argv, parse_args, load_trainer, update):
     if fault:
         print(f"It does not fit: {fault}")
         return 1
-    nodes, flags = -(-gpus // 8), command.replace(size[0], "").strip()
-    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
-               else "python")
-    print(f"It fits: no phase takes more than {USABLE} of the memory\n{program} train.py {flags}")
+    print(f"It fits: no phase takes more than {USABLE} of the memory")
     return 0

@@ -329,11 +329,9 @@ def compare(args):
         old = before.get(name)
         if None not in (old, new) and old != new:
             changes[name] = f"the {name} changed"
-            if type(old) is type(new) is dict:  # of code
+            if isinstance(new, dict):  # of code
                 places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
                 changes[name] += f" in {', '.join(places)}"
-    if not any(isinstance(old, dict) for old in before.values()):
-        changes["code"] = "config.json does not say with which losses.py and verifiers it began"
     args.checksums = {**before, **args.checksums}
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]

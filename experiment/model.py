@@ -19,7 +19,7 @@ from graders import sandbox
 from rewards import VERIFIERS
 
 
-def read_tokenizer(model, problems, template, template_kwargs=None):
+def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
     the most tokens of a sequence, and the tokens of each problem's prompt. Raises ValueError, a
     sentence, for a model that cannot make prompts of the problems."""
@@ -57,7 +57,7 @@ def read_tokenizer(model, problems, template, template_kwargs=None):
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
-    if not min(lengths):  # transformers makes an empty tokenizer of a folder without one
+    if not min(lengths, default=1):  # transformers makes an empty tokenizer of a folder without one
         raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
     return tokenizer, eos, positions, lengths

@@ -18,7 +18,7 @@ import torch
 import losses
 from engine import parallel
 from engine.completion import seed_of
-from engine.loading import head_of
+from engine.loading import pretrained
 from engine.parallel import say
 from engine.policy import Batch
 from experiment import checkpoint, log
@@ -94,7 +94,8 @@ class Run(AbstractContextManager):
         self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
-        self.first_head = head_of(args.model) if args.rank_every and on_first else None
+        self.first_head = (pretrained(args.model).get_output_embeddings().weight.detach()
+                           if args.rank_every and on_first else None)
         self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
         self.tracker = None
         if args.wandb and on_first:
@@ -165,11 +166,12 @@ class Run(AbstractContextManager):
 
     # ------------------------------------------------------------------- records and checkpoints
 
-    def keep_rollout(self, batch, rewards):
+    def keep_rollout(self, batch, rewards, shaped_rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
             checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
-                                    state=dict(self.state), hp=self.method.flags,
+                                    shaped_rewards=shaped_rewards, state=dict(self.state),
+                                    hp=self.method.flags,
                                     flags=dict(flags_of(self.args), model=self.args.model))
 
     def log(self, batch, advantages, steps, metrics, samples):
@@ -190,7 +192,7 @@ class Run(AbstractContextManager):
                   **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
                   **self.times, "perf/tokens_per_s": tokens / seconds,
                   "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
-        if args.rank_every and self.rollout % args.rank_every == 0:
+        if self.due(args.rank_every):
             head = parallel.full(policy.model.get_output_embeddings().weight.detach()).cpu()
             if self.first_head is not None:
                 record["optim/head_rank1_share"] = log.rank1_share(head - self.first_head)
@@ -253,8 +255,7 @@ def banner(args, method, policy, out, rollout):
         rollout=f"{args.problems_per_rollout} problems x {args.group_size} completions = "
                 f"{sequences} sequences -> {steps * len(method.passes)} optimizer steps of "
                 f"{sequences // steps}{', whole groups' * (args.shuffle == 'groups')}",
-        passes=f"of at most {policy.budget} tokens, {policy.layout}, on {parallel.world()} rank"
-               f"{'s' * (parallel.world() > 1)}",
+        passes=f"of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}",
         folder=f"{out or 'none: --check keeps nothing'}"
                f"{f', from rollout {rollout}' if args.resume else ''}")
     return "\n".join(f"{name:<9}{value}" for name, value in lines.items()) + (

@@ -46,9 +46,8 @@ def program_uid():
 @functools.cache
 def obstacle():
     """Why programs cannot be isolated here; None if they can."""
-    system = "macOS" if platform.system() == "Darwin" else platform.system()
-    if system != "Linux":
-        return f"that takes Linux, and this is {system}"
+    if platform.system() != "Linux":
+        return f"that takes Linux, and this is {platform.system()}"
     if not (shutil.which("unshare") and shutil.which("setpriv")):
         return "that takes unshare and setpriv, of the package util-linux, and they are missing"
     try:
@@ -86,15 +85,6 @@ def isolating():
             dict(places=list(dict.fromkeys(places)), links=links, uid=uid))
 
 
-def isolation():
-    """One line for the start of a run: the isolation of programs here."""
-    if obstacle():
-        memory = " (no memory)" if platform.system() == "Darwin" else ""
-        return f"isolation: none, rlimits{memory} alone"
-    uid = os.getuid() if program_uid() is None else f"{UIDS[0]}-{UIDS[-1]}"
-    return f"isolation: pid net mount, uid {uid}, seccomp, rlimits"
-
-
 def check_isolation(allow_unsafe):
     """Raises PermissionError where nothing isolates programs and allow_unsafe is false."""
     if obstacle() and not allow_unsafe:
@@ -112,7 +102,8 @@ def prepare(problems, allow_unsafe):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
         check_isolation(allow_unsafe)
-        print(isolation())
+        found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
+        print(f"isolation: {found}")
 
 
 # ------------------------------------------------------------------ running a program

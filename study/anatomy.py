@@ -1,5 +1,5 @@
-"""More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, and all
-numbers that study/mechanism.py has of one kept rollout."""
+"""The anatomy of an update: the gradients of subsets of the tokens, and all numbers that
+study/mechanism.py has of one kept rollout."""
 
 import json
 import math

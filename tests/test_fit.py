@@ -118,11 +118,9 @@ def fitted(flags, capsys):
 
 @pytest.mark.parametrize("flags, code, too_much, said", [
     ("--fit 8x1 --activation_checkpointing --template 'a b'", 0, [],
-     "It fits: no phase takes more than 0.95 of the memory\ntorchrun --nnodes 1 --nproc_per_node 8 "
-     "train.py {sizes} --activation_checkpointing --template 'a b'\n"),
+     "It fits: no phase takes more than 0.95 of the memory\n"),
     ("--fit=1 --gpu_memory_utilization 0.3", 0, [],
-     "It fits: no phase takes more than 0.95 of the memory\npython train.py {sizes} "
-     "--gpu_memory_utilization 0.3\n"),
+     "It fits: no phase takes more than 0.95 of the memory\n"),
     ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
      "or more GPUs make room\n"),
     ("--gpu_memory_utilization 0.015 --sampler_dtype float32 --fit 1", 1, [],
@@ -147,7 +145,7 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
     ("--fit 8x80", "--fit needs --model"),
     ("--fits 8x80 --model x", "--fit is GPUs x GB"),
     ("--fit 80 --model x --steps_per_rollout 7", "do not divide"),
-    ("--fit 80 --model nobody/has-this", "--model nobody/has-this cannot be read: "),
+    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal"),
 ])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, monkeypatch):
     from huggingface_hub import constants
@@ -161,7 +159,7 @@ def test_a_silent_hub_is_one_sentence_at_once(monkeypatch):
     def silent(name):
         raise ConnectionError("it does not answer")
     monkeypatch.setattr(data.hub, "reach", silent)
-    with pytest.raises(ValueError, match="^cannot be read: it does not answer$"):
+    with pytest.raises(ValueError, match="that can be read: it does not answer$"):
         fit.empty_model("lab/small")
 
 

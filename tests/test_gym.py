@@ -120,8 +120,8 @@ def test_the_verifier_of_an_example_runs_in_the_workers(copy):
     rows = [dict(learnt[0], completion=text) for text in (
         f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right)]
     (copy / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "rewards.py", "rows.jsonl"), re.M)
-    assert dict(counts) == dict(right="1", wrong="1", unparsed_answer="1")
+    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "-m", "data", "rows.jsonl"), re.M)
+    assert dict(counts) == dict(problems="3", right="1", wrong="1", unparsed_answer="1")
 
 
 @needs_package

@@ -173,7 +173,7 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "score", lambda *_: (
         policy.Batch(**saved["batch"]),
         {"policy/entropy": saved["state"]["entropy"], log.GAP: 0}))
-    monkeypatch.setattr(train, "shaped", lambda *_: saved["rewards"])
+    monkeypatch.setattr(train, "shaped", lambda *_: saved["shaped_rewards"])
     train.main(["--out", str(one), "--resume"])
     a, b = (load_file(folder / "checkpoints" / "rollout_000002" / "model.safetensors")
             for folder in (two, one))

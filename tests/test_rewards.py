@@ -314,31 +314,26 @@ def test_a_file_is_graded(tmp_path):
     rows = [dict(completion="\\boxed{5}", answer="5", reward="math", score=1.0),
             dict(completion="\\boxed{6}", answer="5", reward="math"),
             dict(completion="no box", answer="5", reward="math"),
+            dict(answer=float("nan"), reward="math"), dict(answer=RIGHT, reward="countdown"),
             dict(completion=answer("2+3*4"), answer=RIGHT, reward="countdown")]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def graded(*files):
-        return subprocess.run([sys.executable, "rewards.py", *map(str, files)], cwd=ROOT,
+    def graded(rows, *files):
+        path.write_text("".join(
+            (row if isinstance(row, str) else json.dumps(dict(row, prompt="?"))) + "\n"
+            for row in rows))
+        return subprocess.run([sys.executable, "-m", "data", *map(str, files)], cwd=ROOT,
             capture_output=True, text=True)
-    said = graded(path).stdout.splitlines()
-    assert said == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
-    rows = [dict(answer=gold, reward=name) for name, gold in (
-        ("math", "5"), ("math", float("nan")), ("countdown", RIGHT), ("table", [float("nan")]))]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = graded(path).stdout.splitlines()
-    assert [line.split(":")[0] for line in said[:2]] == ["line 2", "line 4"]
-    assert sorted(said[2:]) == [
-        "gold answers that can be matched: 2", "gold answers that cannot be matched: 2"]
+    done = graded(rows, path)
+    assert done.stdout.splitlines() == ["problems: 5", "right: 2", "wrong: 1", "unparsed_answer: 1"]
+    assert ", line 4 (id 3) is left out" in done.stderr and done.stderr.count("\n") == 1
     for row, files, message in (
-            (dict(completion="x", answer="5"), (path,), "line 1 of "),
-            (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
-            (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
-            ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
+            (dict(completion="x", answer="5"), (path,), "line 1 has no field reward"),
+            (dict(completion="x", answer="5", reward="maths"), (path,), "none of math, "),
+            ("[]", (path,), "line 1 is not"), ({}, (), "0 arguments are given"),
             ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
-        path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n")
-        done = graded(*files)
+        done = graded([row], *files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -295,12 +295,14 @@ def test_an_environment_behind_links(tmp_path):
     assert done.stdout == "True None\n", done.stderr
 
 
-def test_nothing_is_run_without_the_file_system(monkeypatch):
+def test_nothing_is_run_without_the_file_system(monkeypatch, capsys):
     monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     with pytest.raises(PermissionError, match="mount.*No such file or directory"):
         run_tests("print(6)", IO[:1])
-    assert sandbox.isolation() == "isolation: none, rlimits alone"
+    monkeypatch.setenv("NANORLVR_ALLOW_UNSAFE_CODE", "1")  # which prepare sets
+    sandbox.prepare([dict(reward="code")], True)
+    assert capsys.readouterr().out == "isolation: none, rlimits alone\n"
 
 
 def test_a_fork_bomb_costs_no_other_program_its_reward():
@@ -377,8 +379,6 @@ def test_in_a_user_namespace_as_well(monkeypatch):
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     if sandbox.obstacle():
         pytest.skip("this kernel has no user namespaces for this user")
-    assert sandbox.isolation() == (
-        f"isolation: pid net mount, uid {os.getuid()}, seccomp, rlimits")
     assert run_tests("print(int(input())*2)", IO) and run_tests("def f(x): return x*2", FN,
         "f") and not run_tests("print(7)", IO)
     for wrong in ("open('/usr/x', 'w')", "open('/x', 'w')", "os.rmdir('/old')", "os.rmdir('/tmp')",
@@ -448,7 +448,7 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
 
 
 @pytest.mark.parametrize("system, tool, why", [
-    ("Darwin", "/bin/x", "takes Linux, and this is macOS"),
+    ("Darwin", "/bin/x", "takes Linux, and this is Darwin"),
     ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"),
     ("Linux", None, "util-linux"),
     ("Linux", "/bin/x", "the kernel does not let this user: the sandbox did not start"),

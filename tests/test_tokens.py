@@ -6,6 +6,7 @@ pip install playwright; then apt-get install chromium, or python -m playwright i
 
 import base64
 import functools
+import hashlib
 import json
 import math
 import re
@@ -23,7 +24,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import train
 from analysis import tokens
 from analysis.__main__ import main
-from analysis.anatomy import signed_gradient
 from analysis.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
@@ -31,6 +31,7 @@ from engine.sampler import Completion
 from experiment.checkpoint import save_rollout
 from experiment.flags import flags_of
 from losses import measure
+from study.quantities import signed_gradient
 from test_analysis import refused
 
 HOSTILE = "<script>window.hacked=1</script>"
@@ -64,7 +65,8 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
         batch.mask &= (batch.completion_len < max_tokens)[:, None]
     state = dict(entropy=batch.entropy[batch.mask].mean().item())
     folder.mkdir(exist_ok=True)
-    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards), state=state,
+    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards),
+                 shaped_rewards=torch.tensor(rewards), state=state,
                  flags=flags_of(args), hp=method.flags)
     return folder / "rollouts" / "rollout_000001.pt"
 
@@ -142,12 +144,11 @@ def shown_of(kept, problem):
 @pytest.mark.quick
 def test_numbers_are_rounded_as_the_page_says():
     x = np.array([0.0, 1e-12, -3e-7, 0.12345, -2.5, -100.04], dtype=np.float64)
-    found = tokens.rounded(dict(logprob=x, entropy=x, gradient=np.stack([x, -x], 1)), slice(1, 6))
-    assert np.abs(np.array(found["logprob"]) - x[1:]).max() <= 0.5001e-4
-    assert np.abs(np.array(found["entropy"]) - x[1:]).max() <= 0.5001e-3
+    found = tokens.rounded(dict(logprob=x, gradient=np.stack([x, -x], 1)), slice(1, 6))
+    assert found["logprob"] == pytest.approx(x[1:].tolist(), rel=0.501e-4, abs=0)
     gradient = np.array(found["gradient"])
     assert gradient.shape == (5, 2) and gradient == pytest.approx(
-        np.stack([x[1:], -x[1:]], 1), rel=0.0051, abs=0)
+        np.stack([x[1:], -x[1:]], 1), rel=0.501e-4, abs=0)
 
 
 @pytest.mark.quick
@@ -253,10 +254,11 @@ def test_what_a_completion_is(rollout, page):
 def test_a_late_right_completion_is_right(model, tmp_path):
     """--overlong_penalty takes from the reward of the right ones, too."""
     kept = open_rollout(kept_rollout(tmp_path / "a", model, "--overlong_penalty 20"))
-    kept.rewards[0, :2] = torch.tensor([1 - (int(kept.batch.completion_len[0]) - 28) / 20, -1.0])
-    assert tokens.is_right(kept).tolist()[0] == [True, False, False, True]
+    kept.shaped_rewards[0, :2] = torch.tensor([0.25, -1.0])
     kept.rewards[0, 3] = 2.0  # a reward of 1 is right, and nothing else
-    assert tokens.is_right(kept).tolist()[0] == [True, False, False, False]
+    found = tokens.completions_of(kept, [0])[:4]
+    assert [c["right"] for c in found] == [True, False, False, False]
+    assert [c["reward"] for c in found[:2]] == [0.25, -1.0]
 
 
 # ---------------------------------------------------------------------------- texts
@@ -312,8 +314,11 @@ def test_no_text_is_markup(page):
     assert '"\\u003c/script>\\u003cscript>\\u2028&"' in filled
     assert header(filled) == dict(name="</script><script>\u2028&")
     policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert not any(word in policy for word in ("unsafe", "http", "connect"))
+    own = [re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S) for tag in ("script", "style")]
+    script, style = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+                     for part, in own)
+    assert policy == (f"default-src 'none'; script-src 'sha256-{script}'; style-src "
+                      f"'sha256-{style}'; base-uri 'none'; form-action 'none'")
     assert not re.search(r"(src|href)=", template)
 
 
@@ -331,7 +336,7 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
     said = refused(capsys, "tokens", rollout, "--model", bare)
-    assert f"the tokenizer of {bare}" in said and "--model" in said
+    assert f"--model {bare} has no tokenizer" in said
 
 
 def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):

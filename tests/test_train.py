@@ -619,7 +619,8 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
     kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt")
             for n in (0, 2)]
-    assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
+    assert torch.equal(kept[0]["rewards"] - 1, kept[1]["shaped_rewards"])
+    assert torch.equal(kept[0]["rewards"], kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
     assert masked["len/truncated_frac"] == 1 and not masked["steps"]
 

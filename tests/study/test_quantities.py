@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from analysis.anatomy import signed_gradient
 from analysis.rollout import Kept
 from losses import METHODS, Tokens
 from study import anatomy, quantities, theory
@@ -28,7 +27,7 @@ def some_tokens(pi, ratio, advantage, entropy=None):
 def test_g_has_a_sign_and_is_0_where_it_is_clipped():
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
-    g = signed_gradient(tokens, GRPO)[0].tolist()
+    g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
 
 
