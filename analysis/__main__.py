@@ -5,8 +5,7 @@
     python -m analysis table runs/*      a line for each method, with intervals over seeds
     python -m analysis passk runs/*      pass@k, the chance that one of k completions is right,
                                          before and after training
-    python -m analysis fade runs/*       FADE's gradient masses and controllers, entropy, and how
-                                         close the LM head's change is to rank one
+    python -m analysis fade runs/*       FADE's gradient masses and controllers, entropy, reward
     python -m analysis p3o runs/*        effective sample size, capped and clipped tokens, KL over
                                          the optimizer steps of a rollout
 

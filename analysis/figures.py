@@ -24,7 +24,7 @@ PANELS = dict(
     fade={"adv/mass_pos": "mass on successes, $m_S$", "adv/mass_neg": "mass on failures, $m_F$",
           "policy/entropy": "entropy (nats)", "adv/fade_alpha": "FADE's alpha",
           "adv/fade_delta": "FADE's delta",
-          "optim/head_rank1_share": "rank-1 share of the LM head's change"},
+          "reward/mean": "reward"},
     p3o={"policy/ess": "effective sample size", "clip/capped_frac": "share of tokens capped",
          "clip/frac": "share of tokens clipped", "policy/ratio_max": "largest ratio",
          "policy/kl_old": "KL to the rollout's policy (nats)", "policy/entropy": "entropy (nats)"})

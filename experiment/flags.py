@@ -24,7 +24,7 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tokens_per_micro_batch", "share_prompts",
+        "save_rollouts", "keep", "wandb", "tokens_per_micro_batch", "share_prompts",
         "activation_checkpointing", "offload", "tp", "max_num_seqs",
         "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
         "held-out problems"}
@@ -32,7 +32,7 @@ FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", 
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
                "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
-               "rank_every", "eval_every", "eval_problems", "eval_samples"}
+               "eval_every", "eval_problems", "eval_samples"}
 # they have no place in config.json
 OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"}
 
@@ -192,7 +192,6 @@ def add_flags(flag, section):
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("rank_every", 0, "rollouts between measurements of the LM head's rank; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also with other flags of the method or other data")

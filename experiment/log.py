@@ -94,13 +94,6 @@ def optimizer_steps(records):
             "optim/no_gradient": sum(step["optim/grad_norm"] == 0 for step in steps)}
 
 
-def rank1_share(change):
-    """s1^2 / sum s^2 of the singular values of a weight matrix's change: 1 is an update of rank one
-    (FADE)."""
-    s = torch.linalg.svdvals(change.float()) ** 2
-    return (s[0] / s.sum()).item()
-
-
 def versions():
     """{package: version} of the packages that a run's numbers depend on."""
     installed = {"python": platform.python_version()}

@@ -18,7 +18,6 @@ import torch
 import losses
 from engine import parallel
 from engine.completion import seed_of
-from engine.loading import pretrained
 from engine.parallel import say
 from engine.policy import Batch
 from experiment import checkpoint, log
@@ -94,8 +93,6 @@ class Run(AbstractContextManager):
         self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
-        self.first_head = (pretrained(args.model).get_output_embeddings().weight.detach()
-                           if args.rank_every and on_first else None)
         self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
         self.tracker = None
         if args.wandb and on_first:
@@ -192,10 +189,6 @@ class Run(AbstractContextManager):
                   **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
                   **self.times, "perf/tokens_per_s": tokens / seconds,
                   "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
-        if self.due(args.rank_every):
-            head = parallel.full(policy.model.get_output_embeddings().weight.detach()).cpu()
-            if self.first_head is not None:
-                record["optim/head_rank1_share"] = log.rank1_share(head - self.first_head)
         record = self.write(record, samples)
         if advantages.abs().max() < 1e-6:
             self.warn(log.nothing_to_learn, samples[0], record)

@@ -5,6 +5,7 @@
     python -m study steps ROLLOUT      ratios, gradient sizes and clipping of a rollout that
                                        train.py --save_rollouts kept, after each optimizer step
     python -m study subsets ROLLOUT    which tokens make its gradient
+    python -m study rank RUN           how close the LM head's change is to rank one, by checkpoint
 
 The runs themselves: python -m study.runs. The second task: python -m study.worked.
 """
@@ -34,24 +35,29 @@ def of_rollout(command, rollout, out):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("results", "measure", "steps", "subsets"))
-    parser.add_argument("rollout", nargs="?", type=Path, help="a file of train.py --save_rollouts")
+    parser.add_argument("command", choices=("results", "measure", "steps", "subsets", "rank"))
+    parser.add_argument("path", nargs="?", type=Path,
+                        help="a file of train.py --save_rollouts; of rank a run's folder")
     parser.add_argument("--out", type=Path,
                         help="of a rollout: its figure; the numbers go into a .json beside it")
     args = parser.parse_args(argv)
-    if (args.command in ("steps", "subsets")) != (args.rollout is not None):
-        parser.error(f"{args.command} takes {'none' if args.rollout else 'one rollout'}")
+    if (args.command in ("results", "measure")) != (args.path is None):
+        parser.error(f"{args.command} takes {'no path' if args.path else 'one path'}")
     if args.command == "measure":
         from study.anatomy import measure
         measure()
     elif args.command == "results":
         from study.page import write_results
         print(f"written: {', '.join(map(str, write_results()))}")
+    elif args.command == "rank":
+        from study.anatomy import head_ranks
+        for rollout, share in head_ranks(args.path).items():
+            print(f"rollout {rollout}: {share:.3f}")
     else:
         try:
-            of_rollout(args.command, args.rollout, args.out)
+            of_rollout(args.command, args.path, args.out)
         except ValueError as e:
-            parser.error(f"{args.rollout}: {e}")
+            parser.error(f"{args.path}: {e}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Planned(NamedTuple):
         return (f"{self.flags} --steps_per_rollout {self.steps} --lr {self.lr:g} "
                 f"--seed {self.seed} --rollouts {self.rollouts} {TASKS[self.task]} "
                 f"--problems_per_rollout {self.puzzles} --group_size 16 --sampler transformers "
-                f"--save_every 0 --rank_every 0 --eval_every {self.evaluate_every} "
+                f"--save_every 0 --eval_every {self.evaluate_every} "
                 "--eval_problems 100 --eval_samples 8")
 
 

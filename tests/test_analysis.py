@@ -83,7 +83,7 @@ def test_table(folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command, points", [
-    ("curves", [4, 4, 3, 3, 3, 0]), ("p3o", [2, 0, 2, 0, 0, 0]), ("fade", [0, 0, 3, 0, 0, 0]),
+    ("curves", [4, 4, 3, 3, 3, 0]), ("p3o", [2, 0, 2, 0, 0, 0]), ("fade", [0, 0, 3, 0, 0, 3]),
     ("passk", [2])])
 def test_figures_of_runs(folders, tmp_path, drawn, command, points):
     """Points of the longest line of each panel."""
@@ -272,7 +272,7 @@ def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
 def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
     file, changed = kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "changed.pt"
     saved = torch.load(file)
-    for change, message in ((dict(rewards=torch.zeros(8, 8)), "none of its completions"),
+    for change, message in ((dict(shaped_rewards=torch.zeros(8, 8)), "none of its completions"),
                             (dict(flags={**kept.flags, "lora_rank": 4}), "adapters"),
                             (dict(flags={**kept.flags, "loss": "mine"}), "KeyError: 'mine'")):
         torch.save({**saved, **change}, changed)

@@ -17,7 +17,7 @@ from experiment.failures import RunFailed
 from study import tiny
 from test_policy import SIZES, UNEVEN, batch_of
 
-SHORT = ("--loss fade --lora_rank 1 --rollouts 4 --eval_every 0 --save_every 0 --rank_every 0 "
+SHORT = ("--loss fade --lora_rank 1 --rollouts 4 --eval_every 0 --save_every 0 "
          "--sampler transformers").split()
 
 

@@ -330,7 +330,7 @@ def test_a_file_is_graded(tmp_path):
     for row, files, message in (
             (dict(completion="x", answer="5"), (path,), "line 1 has no field reward"),
             (dict(completion="x", answer="5", reward="maths"), (path,), "none of math, "),
-            ("[]", (path,), "line 1 is not"), ({}, (), "0 arguments are given"),
+            ("[]", (path,), "line 1 is not"),
             ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
         done = graded([row], *files)

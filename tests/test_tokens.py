@@ -344,7 +344,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     batch["mask"][:] = False
     rewards[0, 0] = 0.5
     none = changed(rollout, tmp_path / "none.pt", batch=batch)
-    half = changed(rollout, tmp_path / "half.pt", rewards=rewards)
+    half = changed(rollout, tmp_path / "half.pt", shaped_rewards=rewards)
     for args, words in (
             ([rollout, "--steps", "3"], "the steps of grpo cannot be taken: its 8 completions"),
             ([rollout, "--lr", "1e8"], "the steps of grpo cannot be taken: they lead to weights "

@@ -485,9 +485,7 @@ def test_the_run_folder(base, tmp_path, graded):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "run"
-    records = run(base, out, *"--loss grpo --save_every 1 --keep 1 --rank_every 1 --rollouts 3"
-                  .split())
-    assert 0 < records[-1]["optim/head_rank1_share"] <= 1
+    run(base, out, *"--loss grpo --save_every 1 --keep 1 --rollouts 3".split())
     assert {p.name for p in out.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
     assert (out / "curves.png").stat().st_size > 10_000

@@ -214,7 +214,8 @@ def unlikely(kept):
     ("grpo", lambda kept: kept.batch.mask, [111 / 9, 22 / 6, -4 / 3], [111 / 9, 22 / 6, -4 / 3])])
 def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
     policy, batch = three_completions()
-    kept = Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
+    rewards = torch.zeros(1, 3)
+    kept = Opened(batch, rewards, rewards, {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
     chosen, matrices = choose(kept) & kept.batch.mask, {"weight": kept.policy.weight}
     found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
              anatomy.gradient_of_selected(kept, matrices, None, chosen))
