@@ -6,13 +6,13 @@
 
 The second command grades the completions of a file. The third compares with an evaluation of the
 same problems, and loads no model if evals/qwen is complete. A command that was cut off continues
-when it is started again. train.py's --eval_every uses `summarise`, too.
+when it is started again.
 """
 
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -23,67 +23,52 @@ import data
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
-from engine.sampler import default_kind, make_sampler
-from experiment import failures
+from engine.sampler import make_sampler
+from experiment import checksums, failures
 from experiment.files import folder_fault, lock, write
-from experiment.flags import Parser
+from experiment.flags import Parser, add_common_flags
 from experiment.log import versions
-from experiment.model import read_tokenizer
-from experiment.stats import by_problem, interval, mean, paired, powers_of_two, standard_error
+from experiment.model import check_positions, read_tokenizer
+from experiment.stats import benchmark_results, by_problem, paired
 from experiment.tables import differences_table, results_table
 from graders import sandbox
-from rewards import Unparsed, final_answer, grade
+from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 CHUNK = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "stop", "sampler", "dtype", "head_dtype", "seed")  # not with --completions
+            "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
 # flags that leave completions as they are
-FREE = {"out", "k", "against", "allow_unsafe_code"}
+FREE = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
-
-
-def whole_numbers(text):
-    return sorted({int(number) for number in text.split(",")})
 
 
 def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
          "{prompt, answer, reward} rows, with commas between")
-    flag("data_dir", None, "folder of local JSONL files with the Hub's fields, instead of the Hub")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
     flag("samples", 16, "completions of each problem, n", least=1)
-    flag("k", None, "k of pass@k, as in 1,8; default 1, 2, 4, ... up to n", type=whole_numbers)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
     flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
          least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
-    flag("template", None, "form of the prompts, see data/README.md", choices=data.TEMPLATES)
     flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
-    flag("sampler", default_kind(), "the program that samples", choices=("vllm", "transformers"))
-    flag("dtype", parallel.default_dtype(), "precision", choices=("float32", "bfloat16", "float16"))
-    flag("head_dtype", None, "dtype of the LM head's logits; default float32 where --dtype has 16 "
-         "bits", choices=("float32", "model"))
-    flag("seed", 0, "seed of the sampler")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
-    flag("allow_unsafe_code", False, "run programs also where nothing isolates them")
     flag("out", "eval", "the folder for the results")
+    add_common_flags(flag)
 
 
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
-    try:
+    with failures.refusing("eval.py"):
         recipe = settings_of(parser.parse_known_args(argv)[0].model)
-    except ValueError as e:
-        refuse(str(e))
     parser.take({name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")},
                 "the model's recipe.json")
     parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
@@ -126,29 +111,28 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
-    try:
-        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template)
-    except ValueError as e:
-        refuse(str(e))
+    with failures.refusing("eval.py"):
+        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template,
+                                                            args.template_kwargs)
+        check_positions(args, positions)
     if (longest := max(lengths)) > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
-               f"{problems[lengths.index(longest)]['id']} has {longest} tokens")
-    if (total := args.max_prompt_tokens + args.max_tokens) > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
+               f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
+               "score is of all its problems")
     parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=None,
-                            max_length=total, head_dtype=args.head_dtype,
-                            stop=args.stop), tokenizer
+                            max_length=args.max_prompt_tokens + args.max_tokens,
+                            head_dtype=args.head_dtype, stop=args.stop), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")
 
 
 def read_groups(path, problems):
-    """-> for each problem its rows in a file of completions, without their scores."""
+    """-> for each problem its rows in a file of completions, without their scores, and the names of
+    the file's benchmarks."""
     found = defaultdict(list)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -162,14 +146,17 @@ def read_groups(path, problems):
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
-    return [found[problem["place"][0], problem["id"]] for problem in problems]
+    names = {name for name, _ in found}
+    return [found[problem["place"][0], problem["id"]] for problem in problems], names
 
 
 def graded(problems, groups):
-    """The groups' rows with the scores of today's verifiers."""
-    rewards, _ = grade(problems, [[row["completion"] for row in rows] for rows in groups])
-    return [[dict(row, score=score) for row, score in zip(*pair, strict=True)]
-            for pair in zip(groups, rewards, strict=True)]
+    """The groups' rows with the scores and the faults of today's verifiers."""
+    details = []
+    grade(problems, [[row["completion"] for row in rows] for rows in groups], details=details)
+    found = iter(details)
+    return [[dict(row, score=score, fault=fault) for row, (score, fault, _) in zip(rows, found)]
+            for rows in groups]
 
 
 def read_whole(path, problems, flag, n=None):
@@ -177,7 +164,10 @@ def read_whole(path, problems, flag, n=None):
     without n all have equally many."""
     if not path.is_file():
         refuse(f"{flag}: there is no file {path}")
-    groups = read_groups(path, problems)
+    groups, there = read_groups(path, problems)
+    if missing := {problem["place"][0] for problem in problems} - there:
+        refuse(f"{flag}: {path} has completions of {', '.join(sorted(there)) or 'no benchmark'}, "
+               f"and none of {', '.join(sorted(missing))}")
     n = n or max(1, *map(len, groups))
     for problem, rows in zip(problems, groups, strict=True):
         if len(rows) != n:
@@ -198,6 +188,7 @@ def begin(args, problems, out, size):
     first problems. size: problems of a chunk. A partial chunk is sampled anew: it has one seed."""
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     path = out / "completions.jsonl"
+    weights = args.model and checksums.of_weights(args.model)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock(out)
@@ -206,22 +197,24 @@ def begin(args, problems, out, size):
             for name, value in settings.items():
                 if value != before.get(name):
                     refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
+            now, weights = weights, before.get("weights")  # None: of an older version
+            if None not in (now, weights) and now != weights:
+                refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
+                       "--out evaluates these")
+        settings["weights"] = weights
         write(out / "settings.json", json.dumps(settings, indent=1))
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, AttributeError, RecursionError) as e:
         refuse(f"--out {out} cannot be used: {e}")
     if args.completions:
         groups = read_whole(Path(args.completions), problems, "--completions")
     else:
-        groups = read_groups(path, problems) if path.exists() else []
+        groups = read_groups(path, problems)[0] if path.exists() else []
         whole = next((i for i, rows in enumerate(groups) if len(rows) != args.samples), len(groups))
         if whole < len(problems):
             whole -= whole % size
         groups = graded(problems[:whole], groups[:whole])
-    n = args.samples or len(groups[0])
-    if args.k and not 1 <= args.k[0] <= args.k[-1] <= n:
-        refuse(f"--k {','.join(map(str, args.k))}: k is at least 1, and at most n, which is {n}")
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -231,84 +224,37 @@ def sample_rest(args, problems, groups, path, size):
     because engines wait for its longest completion; each rank's engine samples a share of it."""
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, problems)
+    sample = partial(data.sample_groups, sampler, tokenizer, samples=args.samples,
+                     template=args.template, top_p=args.top_p, temperature=args.temperature,
+                     max_tokens=args.max_tokens)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
         chunk = problems[start:start + size]
-        def on_engine(share, engine):
-            return data.sample_groups(
-                sampler, tokenizer, share, args.samples, template=args.template,
-                seed=seed_of("eval.py", args.seed, *chunk[0]["place"], engine), top_p=args.top_p,
-                temperature=args.temperature, max_tokens=args.max_tokens)
+        seed = partial(seed_of, "eval.py", args.seed, *chunk[0]["place"])
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
-                   for group in parallel.map_over_engines(on_engine, chunk)]
+                   for group in parallel.map_over_engines(sample, chunk, seed)]
         parallel.on_rank0(partial(append, path, sampled))
         groups += sampled
     sampler.close()
 
 
-def majority(answers, rewards):
-    """maj@n of one problem: the mean reward of its most frequent answers. None is no answer."""
-    reward_of = dict(zip(answers, rewards, strict=True))
-    votes = Counter(answer for answer in answers if answer is not None)
-    most = max(votes.values(), default=0)
-    return mean([reward_of[answer] for answer, count in votes.items() if count == most] or [0.0])
-
-
-def vote(completion):
-    """The answer of a completion, a number by its value: 0.5 equals 1/2. None without an answer."""
-    from graders.answers import clean, number, tight
-    try:
-        text, _ = clean(final_answer(completion))
-    except Unparsed:
-        return None
-    return tight(text) if number(text) is None else number(text)
-
-
-def summarise(groups, ks):
-    """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over the problems, reward (its mean), truncated_frac, mean_length}. A reward of 1 is a
-    right completion, and any other a wrong one."""
-    of_problems = by_problem(groups, ks)
-    return {
-        **{name: mean(values) for name, values in of_problems.items()},
-        **{f"{name}_stderr": standard_error(values) for name, values in of_problems.items()},
-        "reward": mean(row["score"] for rows in groups for row in rows),
-        "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
-        "mean_length": mean(row["tokens"] for rows in groups for row in rows),
-    }
-
-
-def benchmark_results(problems, groups, ks):
-    """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(groups, ks)
-    results.update(problems=len(problems), samples=n,
-                   interval=list(interval(by_problem(groups, ks)[f"mean@{n}"])))
-    if problems[0]["reward"] in ("math", "table"):
-        results[f"maj@{n}"] = mean(
-            majority([vote(row["completion"]) for row in rows], [row["score"] for row in rows])
-            for rows in groups)
-    return results
-
-
 def report(args, problems, groups, others, out):
-    """Prints the tables and writes eval.json, eval.md, passk.png. others: the rows of --against."""
-    from analysis import figures, runs
-    ks, results, differences = args.k or powers_of_two(len(groups[0])), {}, {}
+    """Prints the tables and writes eval.json and eval.md. others: the rows of --against."""
+    results, differences = {}, {}
     for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
                               lambda row: row[0]["place"][0]):
         of_benchmark, ours, other = zip(*rows, strict=True)
-        results[name] = benchmark_results(of_benchmark, ours, ks)
+        results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(by_problem(ours, ks), by_problem(other, ks))
-    content = dict(settings=dict(vars(args), k=ks), versions=versions(), results=results)
-    table = results_table(results, ks)
+            differences[name] = paired(by_problem(ours), by_problem(other),
+                                       list(map(data.cluster, of_benchmark)))
+    content = dict(settings=vars(args), versions=versions(), results=results)
+    table = results_table(results)
     if others:
         content["against"] = differences
         table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
-    figures.passk({name: {k: runs.one_seed(numbers, f"pass@{k}") for k in ks}
-                   for name, numbers in results.items()}, out / "passk.png", figures.ERRORS)
     print(table)
 
 

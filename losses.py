@@ -292,6 +292,7 @@ def opsm(tokens, *, opsm_delta=0.5):
 
 def sampler_log_ratio(tokens):
     """log u"""
+    require(tokens.sampler_logprobs is not None, "a correction needs Tokens with sampler_logprobs")
     return (tokens.old_logprobs - tokens.sampler_logprobs).clamp(-20, 20)
 
 
@@ -363,18 +364,19 @@ def reinforce(tokens):
 
 
 def clipped(ratio, advantages, low, high, dual_clip=None):
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0."""
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0, unless that
+    is 0 or None."""
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    if dual_clip is None:
+    if not dual_clip:
         return loss
-    require(dual_clip > 1,
-            f"--dual_clip bounds the ratio where A < 0: it must be above 1, not {dual_clip}")
+    require(dual_clip > 1, "--dual_clip bounds the ratio where A < 0: it must be above 1, or 0 for "
+            f"none, not {dual_clip}")
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
 
 
 def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)
-    with dual_clip = c: min(L, -c A) where A < 0"""
+    with dual_clip = c: min(L, -c A) where A < 0; 0 is none"""
     return clipped(tokens.ratio, tokens.advantages, eps_low, eps_high, dual_clip)
 
 
@@ -478,7 +480,8 @@ def spread_by_bin(tokens, bins):
 @whole_step
 def acpo(tokens, *, clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None):
     """L = -min(rho A, clip(rho, 1 - e, 1 + e) A)
-    e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]"""
+    e = clip_base + clip_alpha std(rho over the step's tokens in the bin of pi), in [0, clip_max]
+    with dual_clip = c: min(L, -c A) where A < 0; 0 is none"""
     require(bins > 0, f"--bins must be 1 or more, not {bins}")
     index, _, std = spread_by_bin(tokens, bins)
     e = (clip_base + clip_alpha * std).clamp(0, clip_max)
@@ -630,7 +633,7 @@ METHODS = {
     "cispo_acpo": Method(zscore, cispo, seq_mean,
                          preset=dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
                          source="arXiv 2606.22570"),
-    "acpo": Method(zscore, acpo, seq_mean, source="arXiv 2606.22570"),
+    "acpo": Method(zscore, acpo, seq_mean, preset=dict(dual_clip=3.0), source="arXiv 2606.22570"),
     "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
     "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),
     "asym": Method(asym, ppo_clip, constant, source="arXiv 2607.01490"),
@@ -698,6 +701,7 @@ def loss_terms(method, tokens, max_tokens, size=None, correction=None, correctio
                                      group=tokens.group))
     numbers = dict(numbers, weight_mean=tokens.mean(weight))
     if kl_coef:
+        require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
         kl = method.call(method.aggregate, k3 * pass_weight, tokens.mask, size, group=tokens.group)
@@ -733,16 +737,23 @@ def objective_of(method, tokens):
     return result if isinstance(result, tuple) else (result, {})
 
 
+@torch.enable_grad()
+def weight_on_logprob(method, tokens):
+    """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
+    not (ACPO, eq. 2)."""
+    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
+    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
+    return -gradient * tokens.mask
+
+
 def measure(method, tokens):
     """The step's ratios and clipping. A token is clipped when its A is not 0 and the objective
     gives it no gradient, for whatever reason; shares are of all completion tokens. The other
     numbers are of the completions with A other than 0, for every method, since backward may leave
     out the rest; nan where there is none."""
-    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    with torch.enable_grad():
-        gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    clipped_up = (gradient == 0) & (tokens.advantages > 0)
-    clipped_down = (gradient == 0) & (tokens.advantages < 0)
+    weight = weight_on_logprob(method, tokens)
+    clipped_up = (weight == 0) & (tokens.advantages > 0)
+    clipped_down = (weight == 0) & (tokens.advantages < 0)
     shares = dict(clip_frac=tokens.mean((clipped_up | clipped_down).float()),
                   clip_high_frac=tokens.mean(clipped_up.float()),
                   clip_low_frac=tokens.mean(clipped_down.float()))

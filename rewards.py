@@ -1,7 +1,5 @@
 """The verifiers, and `grade`, which runs them where they can be killed.
 
-    python rewards.py FILE.jsonl       grades its rows {completion, answer, reward}, or gold answers
-
 A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
 directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.
 A completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
@@ -16,7 +14,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 
-from graders import Hedge, Unparsed, UnparsedGold, answers, worker
+from graders import Hedge, Unparsed, UnparsedGold, answers, sandbox, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
@@ -99,10 +97,17 @@ def countdown(completion, answer):
 # ------------------------------------------------------------------ mathematics
 # math_equal is imported where it is used: sympy, which comes with it, takes a second to load.
 
-def final_answer(completion):
-    """The last box after </think>, else the last <answer>. Raises Unparsed if there is neither."""
+def after_thinking(completion):
+    """The text after </think>; "" if it was cut off while it was thinking."""
     text = completion.split("</think>")[-1]
-    text = "" if "<think>" in text else text  # It was cut off while it was thinking.
+    return "" if "<think>" in text else text
+
+
+def final_answer(completion):
+    """The last box after </think>, with those that "and", "or" or a comma joins to it; else the
+    last <answer>. Raises Unparsed if there is neither."""
+    text = re.sub("(?i)<(/?)answer>", r"<\1answer>", after_thinking(completion))
+    text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
     answer = answers.last_boxed(text)
     if answer is None:
         _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
@@ -177,15 +182,15 @@ def table(completion, answer):
 
 @verifier
 def code(completion, answer):
-    """1 for a program, the last fenced block, that passes all of answer["tests"], else 0. They call
-    the function answer["fn_name"]; without it they use stdin and stdout."""
-    fences = [m.start() for m in re.finditer(r"^.*```.*$", completion, re.M)]
-    if len(fences) < 2:
+    """1 for a program, a fenced block after </think>, that passes all of answer["tests"], else 0.
+    They call the function answer["fn_name"]; without it they use stdin and stdout."""
+    blocks = sandbox.BLOCK.findall(after_thinking(completion))
+    if not blocks:
         raise Unparsed("no fenced block")
     if not answer["tests"]:
         raise UnparsedGold("no tests")
-    program = completion[fences[-2]:fences[-1]].split("\n", 1)[-1]
-    return float(run_tests(program, answer["tests"], answer.get("fn_name")))
+    fn_name = answer.get("fn_name")
+    return float(run_tests(sandbox.final_program(blocks, fn_name), answer["tests"], fn_name))
 
 
 def gold_code(_, gold):
@@ -239,15 +244,11 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     if details is not None:
         details.extend(results)
     faults = [fault for _, fault, _ in results if fault]
-    errors = Counter((job.name, fault) for job, (_, fault, _) in zip(jobs, results, strict=True)
-                     if fault and fault.startswith("error"))
-    for (name, error), times in errors.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {error}", file=sys.stderr)
+    failures = Counter((job.name, fault + f" after {job.seconds:g} s" * (fault == "timeout"))
+                       for job, (_, fault, _) in zip(jobs, results, strict=True)
+                       if fault and fault.startswith(("error", "timeout")))
+    for (name, failure), times in failures.items():
+        print(f"rewards: {name}, {times} of {len(jobs)} completions: {failure}", file=sys.stderr)
     counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
     rewards = iter(reward for reward, _, _ in results)
     return [[next(rewards) for _ in texts] for texts in completions], counters
-
-
-if __name__ == "__main__":
-    from graders import rows
-    sys.exit(rows.main(sys.argv[1:], REWARDS, grade))

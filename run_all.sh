@@ -10,7 +10,8 @@
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
-# The same command again continues an interrupted run, and skips finished ones.
+# The same command again continues an interrupted run, and skips finished ones; one of another
+# losses.py, verifier or problems is refused, unless EXTRA has --force, too.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
 # PYTHON=python3; bench/full.sh has those of full
 set -euo pipefail
@@ -111,17 +112,17 @@ lock() {
 }
 
 train_all() {
-  local steps method seed out folders=() suffix
+  local steps method seed out folders=() suffix flags=${EXTRA/--force/}
+  flags=${flags% }
   # other flags have other folders
-  suffix=$(echo "$EXTRA" | LC_ALL=C tr -cs 'A-Za-z0-9.\n' '-' | sed 's/^-*/-/; s/-*$//')
-  [ ${#suffix} -le 60 ] || suffix=-$(echo "$EXTRA" | cksum | cut -d' ' -f1)
+  suffix=$(echo "$flags" | LC_ALL=C tr -cs 'A-Za-z0-9.\n' '-' | sed 's/^-*/-/; s/-*$//')
+  [ ${#suffix} -le 60 ] || suffix=-$(echo "$flags" | cksum | cut -d' ' -f1)
   lock
   for steps in ${STEPS:-16}; do
     for method in ${METHODS:-fade grpo}; do
       for seed in ${SEEDS:-0}; do
         out=$RUNS/$method-$steps-$seed$suffix
         folders+=("$out")
-        [ -f "$out/curves.png" ] && echo "$out is done" && continue
         # shellcheck disable=SC2086
         $TRAIN --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" \
           --resume $EXTRA

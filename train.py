@@ -19,11 +19,10 @@ import data
 from engine import parallel
 from engine.completion import seed_of
 from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from eval import summarise
 from experiment import flags, log
 from experiment.failures import NotFinite, RunFailed
 from experiment.model import load_data, load_sampler, load_tokenizer, load_trainer
-from experiment.stats import powers_of_two
+from experiment.stats import summarise
 from losses import group_advantages
 
 
@@ -47,11 +46,9 @@ def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, tempera
                       timed=nullcontext):
     """-> a data.Group of each problem, on every rank: each engine samples and grades its share.
     seed: number of the engine -> seed"""
-    def on_engine(share, engine):
-        return data.sample_groups(sampler, tokenizer, share, samples, seed=seed(engine),
-                                  temperature=temperature, max_tokens=args.max_tokens,
-                                  template=args.template, timed=timed)
-    return parallel.map_over_engines(on_engine, problems, args.tp)
+    sample = partial(data.sample_groups, sampler, tokenizer, samples=samples, timed=timed,
+                     temperature=temperature, max_tokens=args.max_tokens, template=args.template)
+    return parallel.map_over_engines(sample, problems, seed, args.tp)
 
 
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
@@ -127,7 +124,7 @@ def evaluate(sampler, tokenizer, test_set, args):
     All evaluations of a run have one seed: equal weights have equal scores."""
     groups = sample_on_engines(sampler, tokenizer, test_set, args.eval_samples, args,
                                partial(seed_of, "eval", args.seed), args.temperature)
-    scores = summarise([group.rows() for group in groups], powers_of_two(args.eval_samples))
+    scores = summarise(test_set, [group.rows() for group in groups])
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
 
@@ -175,10 +172,12 @@ def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
+    if flags.finished(args):
+        return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
     from experiment import check, checkpoint
     from experiment.run import Run, banner
-    tokenizer, eos, train_set = load_tokenizer(args, train_set, test_set)
+    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
 
@@ -199,10 +198,10 @@ def main(argv=None):
         for batch, rewards, metrics, examples in scored_rollouts(
                 run, trainer, sampler, tokenizer, train_set, args):
             # ---- advantages, group by group
-            rewards = shaped(rewards, batch, args)
+            shaped_rewards = shaped(rewards, batch, args)
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
-            run.keep_rollout(batch, rewards)  # --save_rollouts
-            advantages = group_advantages(method, rewards, run.state)  # [P, G]
+            run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
+            advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
 
             # ---- S optimizer steps, each on its own share of the completions
@@ -221,7 +220,7 @@ def main(argv=None):
                 with run.timed("eval"):
                     metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, examples)
-            run.save(metrics)
+            run.save()
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)
 

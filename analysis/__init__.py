@@ -1,1 +1,1 @@
-"""Figures, tables and the anatomy of updates: python -m analysis."""
+"""Figures, tables and a page of an update's tokens: python -m analysis."""

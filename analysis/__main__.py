@@ -1,18 +1,16 @@
-"""Tables and figures of runs, and the anatomy of their updates.
+"""Tables and figures of runs, and a page of the tokens of an update.
 
     python -m analysis curves runs/*     held-out scores, reward, entropy, clipping and KL, or
                                          with --metric NAME any number of metrics.jsonl
     python -m analysis table runs/*      a line for each method, with intervals over seeds
     python -m analysis passk runs/*      pass@k, the chance that one of k completions is right,
                                          before and after training
-    python -m analysis fade runs/*       FADE's gradient masses and controllers, entropy, and how
-                                         close the LM head's change is to rank one
+    python -m analysis fade runs/*       FADE's gradient masses and controllers, entropy, reward
     python -m analysis p3o runs/*        effective sample size, capped and clipped tokens, KL over
                                          the optimizer steps of a rollout
 
     python train.py --loss grpo --rollouts 1 --save_rollouts --eval_every 0 --out runs/kept
     R=runs/kept/rollouts/rollout_000001.pt
-    python -m analysis steps $R          ratios, gradient sizes and clipping after each step
     python -m analysis tokens $R --methods "grpo, grpo --eps_low 0.05 --eps_high 0.05"
                                          a page for the browser: probability, ratio, clipping and
                                          gradient of each token after each step
@@ -21,21 +19,17 @@ A command ends with the names of the files that it wrote. Runs whose flags diffe
 seed are one line.
 """
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
 
 from experiment import failures
 from experiment.flags import Parser, did_you_mean
-from experiment.log import numbers
 
 refuse = partial(failures.refuse, "analysis")
 # command: the file that it writes without --out, and its flags; --model is of one rollout's
 COMMANDS = dict(
     curves=["curves.png", "metric"], table=["table.md"], passk=["passk.png"], fade=["fade.png"],
-    p3o=["p3o.png"], steps=["steps.png", "model", "lr", "steps"],
-    tokens=["tokens.html", "model", "lr", "steps", "methods", "problems"])
+    p3o=["p3o.png"], tokens=["tokens.html", "model", "lr", "steps", "methods", "problems"])
 
 
 def make_parser():
@@ -47,16 +41,15 @@ def make_parser():
     parser.flag("metric", None, "curves: the number of metrics.jsonl to draw, as time/rollout")
     parser.flag("model", None, "the Hugging Face model that the steps are taken with; for a later "
                 "rollout than the first, the checkpoint before it (default: the run's)")
-    parser.flag("lr", None, "steps, tokens: learning rate (default: the run's)", type=float,
+    parser.flag("lr", None, "tokens: learning rate (default: the run's)", type=float,
                 least=1e-12)
-    parser.flag("steps", None, "steps, tokens: number of optimizer steps (default: the run's)",
+    parser.flag("steps", None, "tokens: number of optimizer steps (default: the run's)",
                 type=int, least=1)
     parser.flag("methods", None, "tokens: methods of losses.py, with commas between and their "
                 "flags behind them (default: the run's)")
     parser.flag("problems", None, "tokens: number of the problems on the page (default: all)",
                 type=int, least=1)
-    parser.flag("out", None, "file to write; the numbers of steps go into a .json beside it "
-                "(default: beside the run or rollout)", type=Path)
+    parser.flag("out", None, "file to write (default: beside the run or rollout)", type=Path)
     parser.add_argument("-h", "--help", action="help", help="show this page")
     return parser
 
@@ -82,15 +75,12 @@ def of_runs(command, paths, out, metric=None):
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
             try:
                 found += runs.read(path)
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 refuse(f"{path}: a file of the run is damaged: {e}")
     if not found:
         refuse(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py --out "
                "names one")
     groups = runs.grouped(found)
-    if sum(map(len, groups.values())) < len(found):
-        print("analysis: runs are given twice: a seed of a setting counts once, by its longest run",
-              file=sys.stderr)
     logged = {name for run in found for record in run["records"] for name, x in record.items()
               if isinstance(x, (int, float))}
     if metric and metric not in logged:
@@ -106,28 +96,6 @@ def of_runs(command, paths, out, metric=None):
     else:
         figures.curves(groups, out, command, metric)
     print(f"written: {out}")
-
-
-def of_rollout(command, path, out, model, methods=None, **options):
-    from analysis import anatomy, figures, tokens
-    from analysis.rollout import method_names, open_rollout
-    if command == "tokens":
-        names = methods and method_names(methods)
-        out.write_text(tokens.make_page(path, model, names, **options), encoding="utf-8")
-        print(f"written: {out}")
-        return
-    kept = open_rollout(path, model)
-    result = dict(rollout=kept.rollout, method=kept.flags["loss"],
-                  lr=options["lr"] or kept.flags["lr"], **anatomy.steps(kept, **options))
-    write(result, out, anatomy.steps_table, figures.steps)
-
-
-def write(result, out, as_table, draw):
-    """Writes the figure, and the numbers into a .json beside it, and prints the table."""
-    file = Path(out).with_suffix(".json")
-    file.write_text(json.dumps(numbers(result), indent=1))
-    draw(result, out)
-    print(f"{as_table(result)}\nwritten: {out}, {file}")
 
 
 def main(argv=None):
@@ -147,10 +115,12 @@ def main(argv=None):
     if others or not path.is_file():
         refuse(f"{args.command} takes one file that train.py --save_rollouts kept, such as "
                f"runs/kept/rollouts/rollout_000001.pt, not {', '.join(map(str, args.paths))}")
+    from analysis import tokens
     try:
-        of_rollout(args.command, path, out, **options)
+        out.write_text(tokens.make_page(path, **options), encoding="utf-8")
     except ValueError as e:  # a sentence on the file, the model or the steps
         refuse(f"{path}: {e}")
+    print(f"written: {out}")
 
 
 if __name__ == "__main__":

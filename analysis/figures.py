@@ -2,7 +2,6 @@
 
 import io
 import statistics
-from math import nan
 from pathlib import Path
 
 import matplotlib
@@ -25,7 +24,7 @@ PANELS = dict(
     fade={"adv/mass_pos": "mass on successes, $m_S$", "adv/mass_neg": "mass on failures, $m_F$",
           "policy/entropy": "entropy (nats)", "adv/fade_alpha": "FADE's alpha",
           "adv/fade_delta": "FADE's delta",
-          "optim/head_rank1_share": "rank-1 share of the LM head's change"},
+          "reward/mean": "reward"},
     p3o={"policy/ess": "effective sample size", "clip/capped_frac": "share of tokens capped",
          "clip/frac": "share of tokens clipped", "policy/ratio_max": "largest ratio",
          "policy/kl_old": "KL to the rollout's policy (nats)", "policy/entropy": "entropy (nats)"})
@@ -92,15 +91,3 @@ def passk(results, out, caption=OF_PASSK):
     """results: {name: {k: (pass@k, low, high)}}."""
     lines = {name: [(k, *value) for k, value in curve.items()] for name, curve in results.items()}
     draw({"pass@k": lines}, out, caption, "k", ylim=(0, 1), xscale=LogScale(None, base=2))
-
-
-def steps(result, out):
-    """Ratios, clipping and gradients of anatomy.steps by sign of A, a line for each bin of pi."""
-    names = dict(ratio_std="std of the ratio", clipped="share clipped", gradient="share of |G|")
-    panels = {f"{text}, A {'<>'[sign > 0]} 0": {
-        f"pi from {i / 5:g} to {(i + 1) / 5:g}": [
-            (taken, line["bins"][i + 5 * (sign > 0)][key], nan, nan)
-            for taken, line in enumerate(result["steps"])] for i in range(5)}
-        for sign in (-1, 1) for key, text in names.items()}
-    draw(panels, out, f"rollout {result['rollout']}, {result['method']}, learning rate "
-                      f"{result['lr']:g}", "optimizer steps taken")

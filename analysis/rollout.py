@@ -9,7 +9,7 @@ from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
 from experiment.checkpoint import read_pickle
 from experiment.flags import Parser, did_you_mean
-from losses import AXES, METHODS, Method, group_advantages, row
+from losses import AXES, METHODS, Method, group_advantages, measure, row
 
 COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
 
@@ -44,7 +44,8 @@ class Kept:
     """A kept rollout of N completions, and the policy that its steps are taken with again."""
 
     batch: Batch
-    rewards: torch.Tensor  # [P, G]
+    rewards: torch.Tensor  # [P, G] as graded
+    shaped_rewards: torch.Tensor  # [P, G] as learnt from
     state: dict            # of the advantage, from the rollouts before
     flags: dict            # of the run
     method: Method         # whose advantages the batch has
@@ -59,7 +60,7 @@ class Kept:
     def use(self, method):
         """Gives the batch the advantages of a method, which may raise ValueError."""
         self.method = method
-        advantages = group_advantages(method, self.rewards, dict(self.state))
+        advantages = group_advantages(method, self.shaped_rewards, dict(self.state))
         self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
 
     def follow(self, text):
@@ -93,7 +94,8 @@ def open_rollout(path, model=None):
     try:
         saved = read_pickle(path, map_location=parallel.device())
         batch, flags = Batch(**saved["batch"]), saved["flags"]
-        own = {name: saved[name] for name in ("rewards", "state", "flags", "rollout")}
+        own = {name: saved[name]
+               for name in ("rewards", "shaped_rewards", "state", "flags", "rollout")}
         method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
         method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
         model, rank = model or flags["model"], flags["lora_rank"]
@@ -144,3 +146,9 @@ def walk(kept, steps=None, lr=None):
         torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), flags["max_grad_norm"])
         optimizer.step()
     yield len(plan), None
+
+
+def logged(tokens, method, *names):
+    """{name: number} of the tokens as of one optimizer step, as train.py logs it."""
+    measured = measure(method, tokens.without_junk())
+    return {name: measured[name].item() for name in names}

@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 from math import nan
 from pathlib import Path
 
@@ -54,6 +55,9 @@ def grouped(runs):
     for run in runs:
         flags = {k: v for k, v in run["flags"].items() if k not in ("seed", "out")}
         seeds = by_flags.setdefault(json.dumps(flags), {})
+        if run["seed"] in seeds:
+            print(f"analysis: {run['name']} (seed {run['seed']}) is given twice; a seed of a "
+                  "setting counts once, by its longest run", file=sys.stderr)
         same = run, seeds.get(run["seed"], run)
         seeds[run["seed"]] = max(same, key=lambda run: len(run["records"]))
     for seeds in by_flags.values():

@@ -15,7 +15,6 @@ runs_of() { # file -> lines "name steps seed flags", a run each, one seed after 
 
 one_run() { # name steps seed flags
   local out=$RUNS/$1-$2-$3 flags="$COMMON ${*:4} $EXTRA" model
-  [ "$(cat "$out/done" 2>/dev/null)" = "$flags" ] && return
   # shellcheck disable=SC2086
   $TRAIN --steps_per_rollout "$2" --seed "$3" --out "$out" --resume $flags >"$out.log" 2>&1 || {
     echo "$out failed: $(tail -n 1 "$out.log")"
@@ -43,7 +42,7 @@ how_long() { # file of runs: times a few rollouts of the first two, and says how
     out=$RUNS/timing-$name-$steps
     rm -rf "$out"
     # shellcheck disable=SC2086
-    $TRAIN --steps_per_rollout "$steps" $COMMON $flags $EXTRA --rollouts 3 --eval_every 0 \
+    $TRAIN --steps_per_rollout "$steps" $COMMON $flags ${EXTRA/--force/} --rollouts 3 --eval_every 0 \
       --save_every 0 --out "$out" >"$RUNS/timing.log" 2>&1 </dev/null || {
       echo "run_all.sh: the first run does not work:"
       tail -n 3 "$RUNS/timing.log"

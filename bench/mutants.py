@@ -40,7 +40,7 @@ TESTS = {"losses.py": ["tests/test_losses.py"],
 # slow ones, which are about kernels.py and graders/math_equal.py
 SLOW = "not (test_memory_of_the_log_probabilities or test_equal or power_tower or labelled)"
 WARM = {"losses.py": ["torch", "pytest"], "rewards.py": ["torch", "pytest", "math_verify"],
-        "engine/policy.py": ["torch", "pytest", "peft", "transformers.models.qwen2.modeling_qwen2"]}
+        "engine/policy.py": ["torch", "pytest", "transformers.models.qwen2.modeling_qwen2"]}
 
 
 def mistakes(source):

@@ -7,7 +7,8 @@
 Both are trained from seed 0 with each of the --rates, and keep the one with the best held-out
 mean@n. Each is then trained at its rate with seeds 1, 2, ..., which chose no rate; the differences
 are seed by seed, with Student's 95% interval of their mean. Flags that are not the sweep's are
-train.py's, for all runs alike. A finished run is not trained again.
+train.py's, for all runs alike. A finished run is not trained again; one of another losses.py,
+verifier or problems is refused, and --force takes it as it is, or continues it.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def parse_args(argv):
     flag("--rollouts", type=int, default=16, help="of each run")
     flag("--jobs", type=int, default=2, help="runs at a time")
     flag("--out", type=Path, default=Path("runs/sweep"), help="the folder of the runs' folders")
+    flag("--force", action="store_true", help="train.py's, for all runs")
     flag("--dry_run", action="store_true", help="print the commands and stop")
     args, args.more = parser.parse_known_args(argv)
     if taken := OURS & {text.split("=")[0] for text in args.more}:
@@ -67,7 +69,8 @@ def command(args, method, rate, seed):
     """-> the command of a run, and its folder; other flags have another"""
     name = " ".join([method, *args.more, str(args.rollouts), "lr", rate, str(seed)])
     out = args.out / re.sub(r"[^\w.]+", "-", name)
-    return ["train.py", *flags_of(args, method, rate, seed), "--out", str(out), "--resume"], out
+    return ["train.py", *flags_of(args, method, rate, seed), "--out", str(out), "--resume",
+            *["--force"] * args.force], out
 
 
 def train_all(args, plan):
@@ -76,11 +79,10 @@ def train_all(args, plan):
 
     def run(setting):
         argv, out = command(args, *setting)
-        if not (out / "curves.png").exists():
-            done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=env, capture_output=True,
-                                  text=True)
-            if done.returncode:
-                return done.stderr.strip().splitlines()[-1]
+        done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=env, capture_output=True,
+                              text=True)  # of a finished run it compares, and trains nothing
+        if done.returncode:
+            return done.stderr.strip().splitlines()[-1]
         return runs.read(out)[0]["records"][-1]["mean@n"]
     scores = {}
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import countdown, sources
-from data.prompts import TEMPLATES, decode, encode  # noqa: F401
+from data.prompts import TEMPLATES, decode, encode, template_kwargs  # noqa: F401
 from data.sets import SETS
 from data.sources import DataError
 from rewards import grade
@@ -57,6 +57,13 @@ def batch(problems, n, seed, rollout, attempt=0):
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]
 
 
+def cluster(problem):
+    """Problems of one cluster are one draw: a puzzle in any order of its numbers, or a prompt."""
+    if problem["reward"] != "countdown":
+        return problem["prompt"]
+    return f"{sorted(problem['answer']['nums'])} {problem['answer']['target']}"
+
+
 class Group(NamedTuple):
     """The completions of one problem, with their rewards as graded."""
 
@@ -69,8 +76,10 @@ class Group(NamedTuple):
 
     def rows(self):
         """The completions as rows of eval.py's completions.jsonl."""
-        return [dict(completion=text, score=reward, tokens=len(c.tokens), truncated=c.truncated)
-                for text, reward, c in zip(self.texts, self.rewards, self.completions, strict=True)]
+        return [dict(completion=text, score=reward, tokens=len(c.tokens), truncated=c.truncated,
+                     fault=fault)
+                for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
+                                                  self.faults, strict=True)]
 
 
 def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,

@@ -1,5 +1,9 @@
 """From a problem to the token ids of its prompt, and from a completion to its text."""
 
+import json
+from contextlib import suppress
+from functools import partial
+
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
@@ -12,6 +16,34 @@ ORZ = (
     "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
     "This is the problem:")
 TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
+CHAT = (None, "chat", "qwen_boxed")  # they use a chat template
+
+
+def template_kwargs(text, template):
+    """--template_kwargs as a dict, {} for None. Raises ValueError, a sentence."""
+    with suppress(ValueError):
+        found = json.loads(text or "{}")
+        if isinstance(found, dict) and (not found or template in CHAT):
+            return found
+    raise ValueError("--template_kwargs is a JSON object, such as {\"enable_thinking\": false}, "
+                     f"for the templates chat and qwen_boxed: not {text} for {template}")
+
+
+def in_turns(tokenizer, messages):
+    """The text of messages in the chat template. A system message that the template refuses, or
+    leaves out, begins the user's turn."""
+    from jinja2 import TemplateError  # of raise_exception in a template
+
+    form = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    system = messages[0]["content"]
+    if messages[0]["role"] == "system":
+        with suppress(TemplateError):
+            text = form(messages)
+            if system.strip() in text:
+                return text
+        _, user, *rest = messages
+        messages = [dict(user, content=f"{system}\n\n{user['content']}"), *rest]
+    return form(messages)
 
 
 def encode(tokenizer, problem, template=None):
@@ -33,8 +65,7 @@ def encode(tokenizer, problem, template=None):
         messages = [dict(role="system", content=BOXED),
                     dict(role="user", content=problem["prompt"])]
     if tokenizer.chat_template:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                             return_dict=False)
+        return tokenizer.encode(in_turns(tokenizer, messages), add_special_tokens=False)
     # Qwen's form, ChatML
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
     return tokenizer.encode("".join(turns) + "<|im_start|>assistant\n")

@@ -13,7 +13,7 @@ def settings_of(model):
     """-> {flag: value} of a model: a folder, an id of the Hub (which has none), or None for the
     embedded base. Raises ValueError for a recipe.json of another shape."""
     path = Path(model or BASE, "recipe.json")
-    try:
+    try:  # is_file raises OSError, too
         return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
-    except (OSError, ValueError, LookupError, TypeError) as e:  # is_file raises OSError, too
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
         raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: {e!r}') from None

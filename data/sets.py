@@ -142,18 +142,34 @@ def joined(lines):
     return "\n".join(lines) if isinstance(lines, list) else lines
 
 
+def returned(outputs, fn_name, row):
+    """The values that a function of TACO returns: some rows (Codewars) have each in a list, others
+    (LeetCode) have not. [] where neither the starter code's type nor the question tells."""
+    if not all(isinstance(value, list) and len(value) == 1 for value in outputs):
+        return outputs
+    unwrapped = [value[0] for value in outputs]
+    kind = re.search(rf"def {fn_name}\(.*\) *->([^:\n]*)", row.get("starter_code") or "")
+    if not kind:  # A function that returns lists of one element has such a list in its examples.
+        return [] if any(str(value) in row["question"] for value in outputs) else unwrapped
+    depth = max(len(re.match(r"\[*", str(value))[0]) for value in outputs)
+    wrappers = depth - len(re.findall("list|tuple", kind[1].lower()))
+    return {0: outputs, 1: unwrapped}.get(wrappers, [])
+
+
 def taco(row):
-    """TACO's shape: input_output, a JSON text of inputs, outputs and, for functions, fn_name."""
+    """TACO's shape: input_output, a JSON text of inputs, outputs and, for functions, fn_name.
+
+    A row without tests is left out later, as one that cannot be graded."""
     sys.set_int_max_str_digits(0)  # some rows hold integers of many thousand digits
     cases = json.loads(row["input_output"])
+    pairs = list(zip(cases["inputs"], cases["outputs"], strict=True))
     fn_name = cases.get("fn_name")
-    tests = []
-    for given, expected in zip(cases["inputs"], cases["outputs"], strict=True):
-        if fn_name:  # TACO lists the arguments, and wraps the value in a list; we have JSON lines
-            value = expected[0] if isinstance(expected, list) else expected
-            tests.append(dict(input="\n".join(map(json.dumps, given)), output=json.dumps(value)))
-        else:
-            tests.append(dict(input=joined(given), output=joined(expected)))
+    if fn_name:  # TACO lists the arguments; we have JSON lines
+        values = returned(cases["outputs"], fn_name, row)
+        tests = [dict(input="\n".join(map(json.dumps, given)), output=json.dumps(value))
+                 for (given, _), value in zip(pairs, values) if isinstance(given, list)]
+    else:
+        tests = [dict(input=joined(given), output=joined(expected)) for given, expected in pairs]
     return programming(row["question"], row.get("starter_code"), tests, fn_name)
 
 
@@ -161,7 +177,7 @@ def code_contests(row):
     if "input_output" in row:
         return taco(row)
     tests = [dict(input=given, output=expected)
-             for kind in ("public_tests", "private_tests", "generated_tests")
+             for kind in CONTEST[1:]
              for given, expected in zip(row[kind]["input"], row[kind]["output"], strict=False)]
     return programming(row["description"], "", tests)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data import hub
 from data.sets import IDS, SETS
-from rewards import REWARDS, grade
+from rewards import REWARDS, VERIFIERS, grade
 
 
 class DataError(ValueError):
@@ -78,7 +78,7 @@ def json_lines(path):
                     yield f"{path}, line {number}", row
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror}") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path}, line {number} is not a JSON object: {e}") from None
 
 
@@ -122,6 +122,10 @@ def problem_of_row(place, row, number):
 def with_right_golds(name, problems, places, left_out=None):
     """The problems whose gold answer the verifier grades as right. Of the others, the first five
     are named, each by its place (FILE, line N), and the rest are counted."""
+    for reward in {problem["reward"] for problem in problems} - set(VERIFIERS):
+        raise DataError(f"reward {reward!r} is not in VERIFIERS, the workers' table in rewards.py: "
+                        f"REWARDS[{reward!r}] = ... belongs directly below the line REWARDS = ..., "
+                        "above VERIFIERS")
     golds, details = [dict(p, reward="gold_" + p["reward"]) for p in problems], []
     grade(golds, [[""] for _ in problems], timeout=60.0, details=details)
     kept, lines = [], []

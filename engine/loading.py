@@ -46,11 +46,6 @@ def pretrained(folder, dtype="float32"):
     return model
 
 
-def head_of(folder):
-    """The weights of a model's LM head, [vocabulary, hidden size], in float32 on the CPU."""
-    return pretrained(folder).get_output_embeddings().weight.detach()
-
-
 def lr_factor(warmup, schedule, steps):
     """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
     def factor(step):
@@ -116,8 +111,32 @@ def place(policy, activation_checkpointing, offload):
         if not isinstance(module, torch.nn.Linear):
             continue
         module.register_forward_pre_hook(kernels.cast_once)
-        if module.weight is not tied and not any(p.requires_grad for p in module.parameters()):
+        if module.weight is not tied and not module.weight.requires_grad:
             module.to(getattr(torch, policy.dtype))
+
+
+class LoRA(torch.nn.Module):
+    """A linear layer of weights W + scale B A: W is frozen, B is 0 at first (arXiv 2106.09685)."""
+    on = True  # of all adapters
+
+    def __init__(self, layer, rank, scale):
+        super().__init__()
+        self.base_layer, self.scale = layer, scale
+        self.lora_A = torch.nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = torch.nn.Linear(rank, layer.out_features, bias=False)
+        torch.nn.init.zeros_(self.lora_B.weight)
+        self.to(layer.weight.device)
+
+    def forward(self, x):
+        y = self.base_layer(x)
+        return y + self.lora_B(self.lora_A(x)) * self.scale if LoRA.on else y
+
+    @property
+    def weight(self):  # Jamba reads it, and so do Mamba's kernels
+        change = self.lora_B.weight @ self.lora_A.weight * self.scale
+        return self.base_layer.weight + LoRA.on * change
+
+    bias = property(lambda self: self.base_layer.bias)
 
 
 class WithoutAdapters:
@@ -127,13 +146,9 @@ class WithoutAdapters:
         self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
 
     def __call__(self, batch):
-        from peft.tuners.tuners_utils import BaseTunerLayer
-        layers = [m for m in self.policy.modules() if isinstance(m, BaseTunerLayer)]
-        for layer in layers:
-            layer.enable_adapters(False)
+        LoRA.on = False
         outputs = self.policy(batch)
-        for layer in layers:
-            layer.enable_adapters(True)
+        LoRA.on = True
         return outputs
 
 
@@ -168,16 +183,17 @@ def check_head(policy, probe):
 
 def add_adapters(model, rank, alpha):
     """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none."""
-    from peft import LoraConfig, inject_adapter_in_model
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
-    linear = [name for name, module in model.named_modules()
-              if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()]
-    most = max((min(model.get_submodule(name).weight.shape) for name in linear), default=0)
+    linear = {name: module for name, module in model.named_modules()
+              if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()}
+    most = max((min(layer.weight.shape) for layer in linear.values()), default=0)
     if rank > most:
         raise ValueError(f"has linear layers of rank {most} at most, and --lora_rank is {rank}"
                          if linear else "has no linear layers for --lora_rank")
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=alpha, target_modules=linear, bias="none"), model)
+    model.requires_grad_(False)
+    parallel.say(f"adapters on {len(linear)} linear layers; the rest, fused experts too, is frozen")
+    for name, layer in linear.items():
+        model.set_submodule(name, LoRA(layer, rank, alpha / rank))
 
 
 @torch.no_grad()
@@ -188,7 +204,7 @@ def layout_agrees(policy, probe, layout):
     try:
         gaps = (policy(probe)[0] - padded)[probe.mask].abs()
         # bfloat16 rounds by about 0.01, rarely by much more
-        gap = gaps.max().item() if policy.dtype == "float32" else gaps.mean().item()
+        gap = (gaps.max() if policy.dtype == "float32" else gaps.mean()).item()
         reason = f"log probabilities are off by {gap:.2g}"
     except (RuntimeError, TypeError) as e:  # of the GPU's kernel, or of end_to_end_attention
         gap, reason = math.inf, e

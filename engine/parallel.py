@@ -149,12 +149,12 @@ def on_rank0(f):
     return value
 
 
-def map_over_engines(f, items, tp=1):
-    """f(items of an engine, number of the engine) on every engine -> its results for all items,
+def map_over_engines(f, items, seed, tp=1):
+    """f(items of an engine, seed=seed(its number)) on every engine -> its results for all items,
     in the items' order. An engine is `tp` ranks, which all go through the same items."""
     engines, engine = world() // tp, rank() // tp
     results = [None] * len(items)
-    for i, part in enumerate(gather(f(items[engine::engines], engine))[::tp]):
+    for i, part in enumerate(gather(f(items[engine::engines], seed=seed(engine)))[::tp]):
         results[i::engines] = part
     return results
 
@@ -199,10 +199,8 @@ def weights(policy):
         if "lora_" in name:
             continue
         value = full(value.to(device()))  # gloo would gather --offload's shards: 0.3 GB/s
-        if ".base_layer" in name:
-            layer = policy.model.get_submodule(name[:name.index(".base_layer")])
-            if name.endswith("weight"):
-                a, b = (full(part["default"].weight).to(value.device)
-                        for part in (layer.lora_A, layer.lora_B))
-                value = value + layer.scaling["default"] * (b @ a)
+        if name.endswith(".base_layer.weight"):
+            layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            a, b = (full(part.weight).to(value.device) for part in (layer.lora_A, layer.lora_B))
+            value = value + layer.scale * (b @ a)
         yield name.replace(".base_layer", ""), value

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,11 @@ class Setting:
 
 def sampled(s, temperature, seed):
     """-> the Groups, each engine sampling its share, and the Batch of them."""
-    def on_engine(problems, engine):
-        return data.sample_groups(
-            s.sampler, s.tokenizer, problems, EACH, seed=seed_of("check", seed, engine),
-            temperature=temperature, max_tokens=s.args.max_tokens, template=s.args.template)
+    sample = partial(data.sample_groups, s.sampler, s.tokenizer, samples=EACH,
+                     temperature=temperature, max_tokens=s.args.max_tokens,
+                     template=s.args.template)
     problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
-    groups = parallel.map_over_engines(on_engine, problems, s.args.tp)
+    groups = parallel.map_over_engines(sample, problems, partial(seed_of, "check", seed), s.args.tp)
     pairs = [(group.prompt, c) for group in groups for c in group.completions]
     return groups, make_batch(*zip(*pairs), parallel.device())
 
@@ -204,12 +204,15 @@ def check_memory(s):
            "--tokens_per_micro_batch, --activation_checkpointing, --offload, --lora_rank")
 
 
+@torch.no_grad()
 def check_sync(s):
     """The last check: it changes the weights, by more than bfloat16 rounds."""
     s.sampler.wake()
     for factor in (-1.0, 0.5):
-        with torch.no_grad():
-            for p in s.policy.parameters():
+        for name, p in s.policy.named_parameters():
+            if "lora_B" in name:  # 0 until now; an adapter adds a quarter of its input's size
+                p.normal_(std=0.5 * s.args.lora_rank**0.5 / s.args.lora_alpha)
+            elif p.requires_grad:
                 p.mul_(factor)
         s.sampler.load_weights(parallel.weights(s.policy))
     temperature = s.args.temperature

@@ -41,12 +41,18 @@ def resumed(args):
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    path = folders[-1] / "trainer.pt"
     try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
-        return Resumed(folders[-1], read_pickle(path, map_location="cpu", mmap=True))
-    except ValueError as e:
-        raise RunFailed(f"{path} cannot be read ({e}): with this folder renamed, --resume continues"
-                        " from the checkpoint before it") from None
+        state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
+        if state["rollout"] != int(folders[-1].name[-6:]):
+            raise ValueError(f"it is of rollout {state['rollout']}")
+        return Resumed(folders[-1], state)
+    except (ValueError, LookupError, TypeError) as e:
+        raise unusable(folders[-1], e) from None
+
+
+def unusable(folder, error):
+    return RunFailed(f"{folder}/trainer.pt cannot be read ({error!r}): with this folder renamed, "
+                     "--resume continues from the checkpoint before it")
 
 
 def restore(trainer, state):
@@ -54,7 +60,10 @@ def restore(trainer, state):
     policy, _, optimizer, schedule, scaler = trainer
     options = gathered.StateDictOptions(full_state_dict=True, strict=False)
     if state["adapter"]:
-        gathered.set_model_state_dict(policy, state["adapter"], options=options)
+        _, unknown = gathered.set_model_state_dict(policy, state["adapter"], options=options)
+        if unknown:  # ignored otherwise, the optimizer's moments of them, too
+            raise RunFailed(f"the checkpoint has adapters that this model lacks, {unknown[0]} for "
+                            "one: the commit that began the run is in its config.json")
     gathered.set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
     schedule.last_epoch = state["optimizer_steps"]
     # learning rate and weight decay follow the flags, which --force may have changed
@@ -67,9 +76,9 @@ def restore(trainer, state):
 
 def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
-    `keep` stay, and the best one. state: of the run, with `rollout`, its number, and `best`, None
-    or that of the best rollout. recipe: the model's recipe.json, copied if there is one. Raises
-    OSError where there is no room, or no permission: the checkpoints before it stay as they are."""
+    `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
+    copied if there is one. Raises OSError where there is no room, or no permission: the checkpoints
+    before it stay as they are."""
     policy, _, optimizer, schedule, scaler = trainer
     on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
@@ -80,12 +89,9 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
         adapter=adapter, optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict(),
         optimizer=gathered.get_optimizer_state_dict(policy, optimizer, options=options))
     aside = out / "checkpoints" / "unfinished"
-
-    def folder_of(rollout):
-        return aside.with_name(f"rollout_{rollout:06d}")
+    folder = aside.with_name(f"rollout_{state['rollout']:06d}")
 
     def write_folder():
-        folder = folder_of(state["rollout"])
         shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
             with writing(folder):
@@ -97,13 +103,8 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
                 aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        folders = checkpoint_folders(out)
-        kept = folders[-keep:]
-        if state["best"]:
-            kept.append(folder_of(state["best"]["rollout"]))
-        for old in folders:
-            if old not in kept:
-                shutil.rmtree(old.rename(aside))
+        for old in checkpoint_folders(out)[:-keep]:
+            shutil.rmtree(old.rename(aside))
     parallel.on_rank0(write_folder)
 
 
@@ -118,7 +119,7 @@ def rewind(out, rollout):
             kept = [line for line in lines
                     if line.endswith(b"\n")  # else the process was killed while it wrote the line
                     and json.loads(line)["rollout"] <= rollout]
-        except (ValueError, LookupError, TypeError) as e:
+        except (ValueError, LookupError, TypeError, RecursionError) as e:
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
         write(path, b"".join(kept))

@@ -20,28 +20,33 @@ class NotFinite(FloatingPointError):
         self.minibatch = minibatch
 
 
-# the log's time/<phase>: {phase: its name in a sentence, the flags that make room}
-PHASES = dict(
-    sample=("sampling", "less --gpu_memory_utilization or fewer --max_num_seqs"),
-    eval=("evaluation", "less --gpu_memory_utilization or fewer --max_num_seqs"),
-    logp=("scoring", "--lora_rank 16 or fewer --tokens_per_micro_batch"),
-    update=("update", "--activation_checkpointing or fewer --tokens_per_micro_batch"))
+# flags that make room
+SAMPLING = "less --gpu_memory_utilization or fewer --max_num_seqs"
+TRAINING = "--lora_rank 16 or fewer --tokens_per_micro_batch"
 
 
 @contextmanager
 def room_for(phase, flags=None):
-    """Makes CUDA's error of a full memory RunFailed: the phase, the bytes asked for, and the flags
-    that help, which are train.py's if none are given."""
+    """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
+    bytes asked for, and the flags that help, which are train.py's if none are given."""
     try:
         yield
     except RuntimeError as e:  # of torch, or of an engine that wakes: vLLM has no class for it
         if not isinstance(e, torch.OutOfMemoryError) and "CUDA Error: out of memory" not in str(e):
             raise
         asked = ". ".join(str(e).split(". ")[:2])
-        name, helpful = PHASES.get(
-            phase, (phase, "less --gpu_memory_utilization or --lora_rank 16"))
-        raise RunFailed(f"the GPU's memory is full in {name} ({asked}): {flags or helpful} make "
+        flags = flags or (SAMPLING if phase in ("sample", "eval") else TRAINING)
+        raise RunFailed(f"the GPU's memory is full in the phase {phase} ({asked}): {flags} make "
                         "room") from None
+
+
+@contextmanager
+def refusing(program, subject=""):
+    """Makes a ValueError, a sentence that may go on from its subject, a refusal."""
+    try:
+        yield
+    except ValueError as e:
+        refuse(program, f"{subject}{e}")
 
 
 def refuse(program, message):

@@ -12,12 +12,11 @@ that FSDP gathers ahead; USABLE leaves room for them.
 import gc
 import os
 import re
-import shlex
-import weakref
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -47,11 +46,12 @@ MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, 
 def empty_model(model):
     """A model of the shapes in a folder's or an id's config.json. Raises ValueError."""
     try:
+        data.hub.reach(model)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
                                                 dtype=torch.float32)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        raise ValueError("has no configuration of a causal language model: "
-                         f"{str(e).splitlines()[0]}") from None
+        raise ValueError("has no configuration of a causal language model that can be read: "
+                         f"{data.hub.reason(e)}") from None
 
 
 # ---------------------------------------------------------------------------- bytes of live tensors
@@ -61,35 +61,25 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self, fake):
         super().__init__()
-        self.fake, self.live, self.peak = fake, 0, 0
-        self.held = {}  # {storage: bytes}; a fake's data_ptr is always 0
+        self.fake, self.peak = fake, 0
+        # {address: storage}; a fake's data_ptr is always 0
+        self.alive, self.on_cpu = WeakValueDictionary(), WeakValueDictionary()
 
-    def resize(self, key, size):
-        if key in self.held:
-            self.live += size - self.held[key]
-            self.held[key] = size
-            self.peak = max(self.peak, self.live)
-
-    def free(self, key):
-        self.live -= self.held.pop(key)
+    @property
+    def live(self):
+        return sum(storage.nbytes() for storage in self.alive.values())
 
     def count(self, tensor):
         storage = tensor.untyped_storage()
-        if (key := storage._cdata) not in self.held:
-            self.held[key] = 0
-            self.resize(key, storage.nbytes())
-            weakref.finalize(storage, self.free, key)
-
-    def resize_storage(self, storage, size, original=torch.UntypedStorage.resize_):
-        """FSDP frees gathered weights with resize_, which is no operator."""
-        original(storage, size)
-        self.resize(storage._cdata, size)
+        if storage._cdata not in self.alive and storage._cdata not in self.on_cpu:
+            self.alive[storage._cdata] = storage
+            self.peak = max(self.peak, self.live)
 
     def leave_out(self, tensors):
         """These are in the node's memory, not the GPU's."""
         for tensor in tensors:
-            shard = getattr(tensor, "_local_tensor", tensor)
-            self.resize(shard.untyped_storage()._cdata, 0)
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            self.on_cpu[storage._cdata] = self.alive.pop(storage._cdata)
 
     def peak_of(self, action):
         gc.collect()
@@ -121,7 +111,7 @@ class Ledger(TorchDispatchMode):
             args = (args[0], [i for part in places for i in part], *args[2:])
         with self.fake:
             out = func(*args, **kwargs)
-        # peft moves parameters, which must have no weak references then
+        # modules move their parameters, which must have no weak references then
         self.fake.fake_tensor_converter.tensor_memo.clear()
         if fake or isinstance(out, torch.Tensor) and out.is_floating_point():
             return out
@@ -159,7 +149,6 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        replace(torch.UntypedStorage, resize_=lambda *given: ledger.resize_storage(*given))
         replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
         replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
                 # both look at numbers; a model is taken to agree with the layout
@@ -241,10 +230,9 @@ def verdict(args, f, memory, gpus):
         awake, asleep = args.gpu_memory_utilization * memory, 0
     phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
                   update=(f.update, asleep), sync=(f.sync, weights), checkpoint=(f.sync, awake))
-    found = args.origin.get("tokens_per_micro_batch", "the run's choice")
     table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
---tokens_per_micro_batch {f.budget:,} ({found}), layout {f.layout}; micro-batches on \
+--tokens_per_micro_batch {f.budget:,}, layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
 GB of each GPU   trainer   sampler  together
@@ -263,43 +251,22 @@ GB of each GPU   trainer   sampler  together
     return table, fault
 
 
-# flags that make room, tried alone and then together; adapters are another way to train
-REMEDIES = ("--activation_checkpointing", "--gpu_memory_utilization=0.25", "--lora_rank=16")
-
-
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
-    command = shlex.join(argv)
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", command)
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
     if not size:
         refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory, known = int(size[1] or 1), float(size[2]) * GB, {}
-    nodes, offload = -(-gpus // 8), "--offload" in argv
-    program = (f"torchrun --nnodes {nodes} --nproc_per_node {gpus // nodes}" if gpus > 1 or offload
-               else "python")
-
-    def tried(*remedy):
+    gpus, memory = int(size[1] or 1), float(size[2]) * GB
+    with rank_0(gpus, "--offload" in argv):
         # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv, *remedy])
+        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        key = args.activation_checkpointing, args.lora_rank  # vLLM's fraction changes no rehearsal
-        known[key] = known.get(key) or rehearse(args, method, memory, load_trainer, update)
-        return verdict(args, known[key], memory, gpus)
-
-    with rank_0(gpus, offload):
-        table, fault = tried()
-        print(table)
-        remedy = ()
-        if not fault:
-            print(f"It fits: no phase takes more than {USABLE} of the memory")
-        else:
-            print(f"It does not fit: {fault}", flush=True)
-            remedy = next((r for r in (*zip(REMEDIES), REMEDIES[:2], REMEDIES)
-                           if not tried(*r)[1]), None)
-            print(f"It fits with {' '.join(remedy)}:" if remedy else
-                  f"Nor does it with all of {' '.join(REMEDIES)}")
-    if remedy is not None:
-        flags = command.replace(size[0], "").strip()
-        print(f"{program} train.py {flags} {' '.join(remedy)}".strip())
-    return 1 if fault else 0
+        found = rehearse(args, method, memory, load_trainer, update)
+        table, fault = verdict(args, found, memory, gpus)
+    print(table)
+    if fault:
+        print(f"It does not fit: {fault}")
+        return 1
+    print(f"It fits: no phase takes more than {USABLE} of the memory")
+    return 0

@@ -16,23 +16,23 @@ import losses
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
-from experiment import failures, refusals
-from experiment.files import checkpoint_folders, default_out, folder_fault
+from experiment import checksums, failures, refusals
+from experiment.files import checkpoint_folders, default_out, folder_fault, out_fault
 from losses import METHODS, keyword_only
 
-refuse = partial(failures.refuse, "train.py")
+refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a resumed run may change: training does not depend on them
 FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "rank_every", "wandb", "tensorboard", "tokens_per_micro_batch",
-        "share_prompts", "activation_checkpointing", "offload", "tp", "max_num_seqs",
+        "save_rollouts", "keep", "wandb", "tokens_per_micro_batch", "share_prompts",
+        "activation_checkpointing", "offload", "tp", "max_num_seqs",
         "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
         "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
                "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
-               "rank_every", "eval_every", "eval_problems", "eval_samples"}
+               "eval_every", "eval_problems", "eval_samples"}
 # they have no place in config.json
 OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"}
 
@@ -109,24 +109,37 @@ class Parser(argparse.ArgumentParser):
 
 # ---------------------------------------------------------------------------- the table
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_common_flags(flag):
+    """The flags that train.py and eval.py share."""
+    flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
+    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
+    flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
+    flag("stop", None, "a completion also ends after this text, such as </answer>")
+    flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
+    flag("dtype", parallel.default_dtype(), "dtype of the computation", choices=DTYPES)
+    flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
+         "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
+    flag("allow_unsafe_code", False, "sampled programs run also without isolation")
+    flag("seed", 0, "the seed of problems, sampling and shuffling")
+
+
 def add_flags(flag, section):
     """The flags that every method has: name, default, meaning. A number is 0 or more unless its row
     says otherwise. A switch that is on is switched off by --no-NAME."""
-    dtypes, references = ("float32", "bfloat16", "float16"), ("trainer", "sampler", "proximal")
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
         flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}", metavar="NAME",
              choices=losses.cells(axis))
-    section("model and problems")
+    section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
          "{prompt, answer, reward} rows")
-    flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
-    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
-    flag("allow_unsafe_code", False, "sampled programs run also without isolation")
-    flag("seed", 0, "the seed of problems, sampling and shuffling")
+    add_common_flags(flag)
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
     section("batch: P problems x G completions -> S optimizer steps")
     flag("rollouts", 200, "rollouts in all", least=1)
@@ -135,13 +148,11 @@ def add_flags(flag, section):
     flag("steps_per_rollout", 16, "optimizer steps on one rollout, S", least=1)
     flag("shuffle", "completions", "what is dealt to the steps", choices=("completions", "groups"))
     section("sampling")
-    flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
     flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
     flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
-    flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=dtypes)
+    flag("sampler_dtype", None, "the sampler's dtype; default --dtype", choices=DTYPES)
     flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)
     flag("max_num_seqs", None, "sequences that vLLM samples at once", type=int, least=1)
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
@@ -153,7 +164,8 @@ def add_flags(flag, section):
     flag("overlong_penalty", 0, "takes up to 1 off the reward over the last N tokens; 0 is off")
     section("loss")
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
-         "returned), proximal (recomputed before the update)", choices=references)
+         "returned), proximal (recomputed before the update)",
+         choices=("trainer", "sampler", "proximal"))
     flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
          f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
     flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
@@ -169,9 +181,6 @@ def add_flags(flag, section):
     flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
     flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
     section("computation and memory")
-    flag("dtype", parallel.default_dtype(), "dtype of the trainer's computation", choices=dtypes)
-    flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
-         "where --dtype has 16 bits, or model, as --dtype", choices=("float32", "model"))
     flag("tokens_per_micro_batch", None, "default by the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
     flag("activation_checkpointing", False, "the backward pass computes layers again")
@@ -181,14 +190,12 @@ def add_flags(flag, section):
     flag("eval_problems", 256, "held-out problems at most", least=1)
     flag("eval_samples", 16, "completions of each", least=1)
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
-    flag("keep", 2, "checkpoints kept, besides the best one", least=1)
+    flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("rank_every", 0, "rollouts between measurements of the LM head's rank; 0 is never")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also with other flags of the method or other data")
     flag("wandb", None, "Weights & Biases project to log to, too")
-    flag("tensorboard", False, "log for TensorBoard, too, in the run's folder")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
     flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")
@@ -216,10 +223,8 @@ def parse_args(argv, description):
         for name in names:
             value = method.flags[name]
             parser.flag(name, value, "default %(default)s", type=float if value is None else None)
-    try:
+    with refusing():
         settings = settings_of(chosen.model)
-    except ValueError as e:
-        refuse(str(e))
     recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
     for name in set(settings) - OF_A_RECIPE:
         refuse(f"{recipe} has {name} = {settings[name]!r}: it may set "
@@ -239,12 +244,20 @@ def parse_args(argv, description):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     refusals.check(args, method)
+    args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
+    check_folders(args)
+    return args, method
+
+
+def check_folders(args):
+    """Refuses folders that --out and --model cannot name."""
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not (args.resume or args.check or args.fit)):
         refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
+    if fault := (args.out or args.resume) and out_fault(default_out(args)):
+        refuse(f"--out {fault}")
     if fault := folder_fault(args.model):
         refuse(fault)
-    return args, method
 
 
 def saved_config(args):
@@ -255,8 +268,9 @@ def saved_config(args):
         return {}, {}
     try:
         config = json.loads(path.read_text())
-        return config["flags"], config["checksums"]
-    except (OSError, ValueError, LookupError, TypeError) as e:
+        flags, before, *_ = (config[name] for name in ("flags", "checksums", "id", "before"))
+        return dict(flags), dict(before)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
         if not checkpoint_folders(path.parent):
             return {}, {}
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
@@ -267,11 +281,12 @@ def refuse_unknown(name, loss, method, there):
     if name.lower() in ("true", "false"):
         refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
-    problem = (f"{name} is a flag of {', '.join(owners)}" if owners
-               else f"{name}: there is no such flag; --help lists them")
-    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
     own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
-    refuse(f"{problem}; {loss} has {own_flags}{did_you_mean(name, names)}")
+    if owners:
+        refuse(f"{name} is a flag of {', '.join(owners)}; {loss} has {own_flags}")
+    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
+    refuse(f"{name}: there is no such flag; --help lists them; {loss} has {own_flags}"
+           f"{did_you_mean(name, names)}")
 
 
 FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, and it follows anew
@@ -300,7 +315,7 @@ def flags_of(args):
 def compare(args):
     """Prints the flags of a resumed run that have changed; refuses those that change training,
     unless --force is given."""
-    saved, checksums = saved_config(args)
+    saved, before = saved_config(args)
     if not saved or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags
     now = flags_of(args)
@@ -309,14 +324,28 @@ def compare(args):
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    for name, checksum in args.checksums.items():
-        if checksums.get(name, checksum) != checksum:
-            changes[name] = f"the {name} are not those that the run had"
-    args.checksums = {**checksums, **args.checksums}
+    for name, new in args.checksums.items():
+        old = before.get(name)
+        if None not in (old, new) and old != new:
+            changes[name] = f"the {name} changed"
+            if isinstance(new, dict):  # of code
+                places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
+                changes[name] += f" in {', '.join(places)}"
+    args.checksums = {**before, **args.checksums}
     free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
     learnt = [text for name, text in changes.items() if name not in free]
     if learnt and not args.force:
-        refuse(f"{'; '.join(learnt)}: that is another method or other data than the run's; "
-               "--force continues all the same")
+        refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
+               "continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
+
+
+def finished(args):
+    """Says so if the run that --resume names has all its rollouts and its figure."""
+    out = default_out(args)
+    folders = checkpoint_folders(out) if args.resume and (out / "curves.png").exists() else []
+    done = int(folders[-1].name[-6:]) if folders else 0
+    if done >= args.rollouts:
+        parallel.say(f"{out}: all {done} rollouts are done; a larger --rollouts continues")
+    return done >= args.rollouts

@@ -29,6 +29,9 @@ NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_lo
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
              capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens")
+GAP = "sampler/logp_absdiff_mean"
+# of real models at most, by the trainer's dtype (docs/scaling.md)
+USUAL_GAP = dict(float32=1e-4, float16=5e-3, bfloat16=0.03)
 
 
 def mean_of_some(values):
@@ -59,16 +62,16 @@ def outcome(groups):
 
 def examples(groups, tokenizer):
     """The records of samples.jsonl: two completions of each of the first two groups."""
-    return [dict(prompt=tokenizer.decode(group.prompt), **row, fault=fault,
-                 answer=group.problem["answer"], reward=group.problem["reward"])
-            for group in groups[:2] for row, fault in [*zip(group.rows(), group.faults)][:2]]
+    return [dict(prompt=tokenizer.decode(group.prompt), **row, answer=group.problem["answer"],
+                 reward=group.problem["reward"])
+            for group in groups[:2] for row in group.rows()[:2]]
 
 
 def agreement(logprobs, batch):
     """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights. k3
     estimates the KL divergence."""
-    gap = logprobs[batch.mask].double() - batch.sampler_logprobs[batch.mask].double()
-    return {"sampler/logp_absdiff_mean": gap.abs().mean().item(),
+    gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
+    return {GAP: gap.abs().mean().item(),
             "sampler/logp_absdiff_max": gap.abs().max().item(),
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}
 
@@ -89,13 +92,6 @@ def optimizer_steps(records):
             "optim/overflows": sum(step["optim/overflow"] for step in steps),
             # all of their groups were uniform: AdamW's moments alone moved the weights
             "optim/no_gradient": sum(step["optim/grad_norm"] == 0 for step in steps)}
-
-
-def rank1_share(change):
-    """s1^2 / sum s^2 of the singular values of a weight matrix's change: 1 is an update of rank one
-    (FADE)."""
-    s = torch.linalg.svdvals(change.float()) ** 2
-    return (s[0] / s.sum()).item()
 
 
 def versions():
@@ -126,23 +122,6 @@ def append(path, rows):
     """Adds rows to a file of JSON lines. Raises OSError."""
     with writing(path), open(path, "a") as file:
         file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
-
-
-def trackers(out, args, config):
-    """-> functions that log a record of scalars: to Weights & Biases, TensorBoard, or both, as the
-    flags ask for. config: the content of config.json."""
-    found = []
-    if args.wandb:
-        import wandb
-        run = wandb.init(project=args.wandb, name=out.name, config=config["flags"], dir=str(out),
-                         resume="allow", id=config["id"])
-        found.append(lambda record: run.log(record, step=record["rollout"]))
-    if args.tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter(out)
-        found.append(lambda record: [writer.add_scalar(name, value, record["rollout"])
-                                     for name, value in record.items()])
-    return found
 
 
 def line(record):
@@ -193,3 +172,11 @@ def cut_off(record):
     return (f"WARNING  rollout {record['rollout']}: {record['len/truncated_frac']:.0%} of the "
             "completions are cut off at max_tokens. More --max_tokens, a --template that the model "
             "knows, or --stop TEXT, such as </answer>, may help")
+
+
+def two_policies(record, first):
+    """The warning of a rollout whose sampler seems to have had other weights than the trainer."""
+    return (f"WARNING  rollout {record['rollout']}: log probabilities of sampler and trainer are "
+            f"{record[GAP]:.2g} apart on average, {first[GAP]:.2g} in rollout {first['rollout']}. "
+            "The sampler may lack some of the trained weights (--check tries it; --sampler is "
+            "another), or rounding counts for more (--dtype float32, --sampler_dtype float32)")

@@ -1,7 +1,7 @@
 """Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
-import json
-import zlib
+import inspect
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,29 +12,44 @@ from data import hub
 from engine import parallel
 from engine.parallel import say
 from engine.sampler import make_sampler
+from experiment import checksums
 from experiment.failures import room_for
-from experiment.flags import compare, refuse
+from experiment.flags import compare, refuse, refusing
 from graders import sandbox
+from rewards import VERIFIERS
 
 
-def read_tokenizer(model, problems, template):
-    """-> the tokenizer, the ids that end a completion, the most tokens of a sequence, and the
-    tokens of each problem's prompt. Raises ValueError, a sentence, for a model that cannot make
-    prompts of the problems."""
+def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
+    """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
+    the most tokens of a sequence, and the tokens of each problem's prompt. Raises ValueError, a
+    sentence, for a model that cannot make prompts of the problems."""
     from transformers import AutoTokenizer  # takes seconds: not before flags are refused
 
     from engine.loading import eos_ids, positions_of
+    folder = Path(model)
+    if folder.is_dir() and not [*folder.glob("*token*"), *folder.glob("vocab*")]:
+        raise ValueError(f"--model {model} has no tokenizer: no tokenizer.json is in the folder")
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        where = ("cannot be used" if Path(model).exists()
+        where = ("cannot be used" if folder.exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
     if not eos:
         raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
                          "configuration")
+    options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
+    known = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in options:
+        if name in known or name not in str(chat):
+            raise ValueError(f"--template_kwargs: the chat template of --model {model} has no "
+                             f"variable {name} to be set")
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
+    if template in ("chat", "qwen_boxed") and not chat:
+        say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
+            "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
     lengths = []
     for problem in problems:
         try:
@@ -42,16 +57,25 @@ def read_tokenizer(model, problems, template):
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
-    if not min(lengths):  # transformers makes an empty tokenizer of a folder without one
+    if not min(lengths, default=1):  # transformers makes an empty tokenizer of a folder without one
         raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
     return tokenizer, eos, positions, lengths
+
+
+def check_positions(args, positions):
+    """Raises ValueError where a prompt and its completion may be longer than the model allows."""
+    if args.max_prompt_tokens + args.max_tokens > positions:
+        raise ValueError(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens "
+                         f"{args.max_tokens} are more than the model's {positions} positions")
+
 
 # ---------------------------------------------------------------------------- of train.py
 
 def load_data(args):
     """-> the problems to learn from, the held-out ones, and the ids of those left out because
-    their gold answer cannot be graded. args.checksums gets those of the problems."""
+    their gold answer cannot be graded. args.checksums gets those of problems, weights
+    and verifiers."""
     left_out, test_set = [], []
     try:
         if args.eval_every:
@@ -73,56 +97,60 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums = {"problems": checksum(rows)}
+    args.checksums.update({"problems": checksums.of_problems(rows),
+                           "weights of --model": checksums.of_weights(args.model)})
     if test_set:
-        args.checksums["held-out problems"] = checksum(test_set)
+        args.checksums["held-out problems"] = checksums.of_problems(test_set)
+    for name in {p["reward"] for p in (train_set[0], *rows, *test_set)}:
+        args.checksums[f"verifier {name}"] = checksums.of_code([VERIFIERS[name]])
     compare(args)
     return train_set, test_set, left_out
 
 
-def checksum(problems):
-    return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
+def not_too_long(args, problems, lengths, source, made=False):
+    """The problems whose prompts have at most --max_prompt_tokens. Refuses where none has, and
+    where those that are made one by one have not all."""
+    limit = args.max_prompt_tokens
+    short = [problem for problem, n in zip(problems, lengths, strict=True) if n <= limit]
+    if len(short) < len(problems):
+        if made or not short:
+            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
+        say(f"{source}: left out {len(problems) - len(short)} of {len(problems)} problems, their "
+            f"prompts are longer than --max_prompt_tokens {limit}")
+    return short
 
 
 def load_tokenizer(args, train_set, test_set):
-    """-> the tokenizer, the ids that end a completion, and the problems to learn from whose
-    prompts are not too long: all that needs no weights. Refuses a model that cannot make prompts
-    of them."""
+    """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
+    held out whose prompts are not too long: all that needs no weights. Refuses a model that cannot
+    make prompts of them."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
-    rows = train_set if isinstance(train_set, list) else data.batch(train_set, 64, args.seed, 0)
-    try:
-        tokenizer, eos, positions, lengths = read_tokenizer(args.model, [*rows, *test_set],
-                                                            args.template)
-    except ValueError as e:
-        refuse(str(e))
-    lengths, held_out = lengths[:len(rows)], lengths[len(rows):]
-    short = [p for p, n in zip(rows, lengths, strict=True) if n <= args.max_prompt_tokens]
-    made_too_long = len(short) < len(rows) and not isinstance(train_set, list)
-    if not short or max(held_out, default=0) > args.max_prompt_tokens or made_too_long:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: a prompt of --data {args.data} has "
-               f"{max(lengths + held_out)} tokens")
-    if len(short) < len(rows):
-        say(f"{args.data}: left out {len(rows) - len(short)} of {len(rows)} problems, their prompts"
-            f" are longer than --max_prompt_tokens {args.max_prompt_tokens}")
+    made = not isinstance(train_set, list)
+    rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
+    with refusing():
+        tokenizer, eos, positions, lengths = read_tokenizer(
+            args.model, [*rows, *test_set], args.template, args.template_kwargs)
+        check_positions(args, positions)
+    held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
+    short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
+    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
+    if not made:
         train_set = short
-    if args.max_prompt_tokens + args.max_tokens > positions:
-        refuse(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} "
-               f"are more than the model's {positions} positions")
-    return tokenizer, eos, train_set
+    if len(train_set) < args.problems_per_rollout:
+        say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
+            f"{args.problems_per_rollout}: each rollout has some of them more than once")
+    return tokenizer, eos, train_set, test_set
 
 
 def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
-    try:
-        with room_for("loading"):
-            return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
-                                memory=args.gpu_memory_utilization, tp=args.tp,
-                                max_num_seqs=args.max_num_seqs,
-                                max_length=args.max_prompt_tokens + args.max_tokens,
-                                head_dtype=args.head_dtype, stop=args.stop)
-    except ValueError as e:
-        refuse(f"--model {args.model} {e}")
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+                            memory=args.gpu_memory_utilization, tp=args.tp,
+                            max_num_seqs=args.max_num_seqs,
+                            max_length=args.max_prompt_tokens + args.max_tokens,
+                            head_dtype=args.head_dtype, stop=args.stop)
 
 
 class Trainer(NamedTuple):
@@ -147,20 +175,17 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed):
     # adapters come with trainer.pt, on top of the initial weights
     folder = resumed.folder if resumed and not args.lora_rank else args.model
     second, reference = args.kl_coef and not args.lora_rank, None
-    try:
-        with room_for("loading"):
-            policy = loading.load(
-                folder, eos, probe, budget=args.tokens_per_micro_batch,
-                lora_rank=args.lora_rank, lora_alpha=args.lora_alpha, reference=bool(second),
-                activation_checkpointing=args.activation_checkpointing, **settings)
-            args.tokens_per_micro_batch = policy.budget
-            if second:
-                reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
-                                         **settings)
-            elif args.kl_coef:
-                reference = loading.WithoutAdapters(policy)
-    except ValueError as e:
-        refuse(f"--model {args.model} {e}")
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        policy = loading.load(
+            folder, eos, probe, budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank,
+            lora_alpha=args.lora_alpha, reference=bool(second),
+            activation_checkpointing=args.activation_checkpointing, **settings)
+        args.tokens_per_micro_batch = policy.budget
+        if second:
+            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
+                                     **settings)
+        elif args.kl_coef:
+            reference = loading.WithoutAdapters(policy)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay,
                                   fused=True)

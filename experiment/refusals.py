@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 import data
 import losses
+from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
 from experiment import failures
@@ -30,14 +31,18 @@ def check(args, method):
     for name, other in NEEDS.items():
         if args.origin.get(name) == "given" and not getattr(args, other):
             refuse(f"--{name} is for --{other}, which is not given")
-    if args.correction:
-        try:
+    with failures.refusing("train.py"):
+        data.template_kwargs(args.template_kwargs, args.template)
+        if args.correction:
             losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
-        except ValueError as e:
-            refuse(str(e))
-    for package in ("wandb", "tensorboard"):
-        if getattr(args, package) and not importlib.util.find_spec(package):
-            refuse(f"--{package}: the package {package} is not installed (pip install {package})")
+    if args.wandb and not importlib.util.find_spec("wandb"):
+        refuse("--wandb: the package wandb is not installed (pip install wandb)")
+    if args.wandb and parallel.rank() == 0:
+        import wandb
+        try:
+            wandb.login()  # without a key it asks for one, or raises where nobody can answer
+        except Exception as e:  # wandb's classes change with its versions
+            refuse(f"--wandb: {hub.reason(e)}; WANDB_MODE=offline logs without an account")
     for wrong, sentence in combinations(args, method):
         if wrong:
             refuse(sentence)
@@ -54,6 +59,9 @@ def combinations(args, method):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs),
          "--tp and --max_num_seqs are for --sampler vllm"),
+        (args.origin.get("gpu_memory_utilization") == "given" and not args.fit
+         and not (vllm and torch.cuda.is_available()),
+         "--gpu_memory_utilization is for --sampler vllm on a GPU"),
         (vllm and not has_vllm() and not args.fit,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
@@ -198,7 +206,10 @@ def check_advantage(method, group_size, shaped):
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     state = dict(entropy=1.0)
-    call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped, state)
+    advantages, _ = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped, state)
+    if method.like_reinforce and (advantages * (rewards - rewards.mean(1, True))).sum() < 0:
+        raise Fault("gives successes less than failures; like_reinforce=False in the row says that "
+                    "this is meant")
     check_numbers(state, (int, float))
 
 
@@ -213,3 +224,11 @@ def check_method(name, method, group_size, shaped=False):
                     compare(method, f)
             except Fault as fault:
                 refuse(f"{name}: the function {f.__name__} of losses.py {fault}")
+        tokens = toy()
+        tokens.logprobs.requires_grad_()
+        tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs.detach()
+        gradient, = torch.autograd.grad(losses.policy_loss(method, tokens, 1024), tokens.logprobs)
+    pushed = gradient * tokens.advantages  # by the policy gradient below 0 on either side
+    if method.like_reinforce and max(pushed[:4].sum(), pushed[5:].sum()) > 0:
+        refuse(f"{name}: at ratio 1 its gradient has the other sign than the policy gradient's: is "
+               "a minus missing? like_reinforce=False in the row says that this is meant")

@@ -18,7 +18,6 @@ import torch
 import losses
 from engine import parallel
 from engine.completion import seed_of
-from engine.loading import head_of
 from engine.parallel import say
 from engine.policy import Batch
 from experiment import checkpoint, log
@@ -42,7 +41,7 @@ def claim_folder(args):
             if args.out or args.resume:  # of which flags.py saw that it holds no run
                 refuse(f"--out {out} is another process's")
         except OSError as e:
-            refuse(f"--out {out} cannot be written: {e.strerror}")
+            refuse(f"--out {out} cannot be written: {e.strerror or e}")
         out = first.with_name(f"{first.name}.{number}")
 
 
@@ -70,33 +69,36 @@ class Run(AbstractContextManager):
     trainer: model.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
     one; its optimizer and schedule get their state here. rollout: number of the present one.
     pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
-    best: rollout and score of the checkpoint that evaluated best. totals: optimizer steps,
-    generated tokens, seconds and floating-point operations until now. stopping: signals, of all
-    ranks, that end the run after this rollout."""
+    totals: optimizer steps, generated tokens, seconds and floating-point operations until now.
+    stopping: signals, of all ranks, that end the run after this rollout."""
 
     def __init__(self, args, method, trainer, tokenizer, resumed):
         self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
-        saved = dict(flags=flags, rollout=0, best=None, state={}, totals={}, pending=[])
-        if resumed:
-            saved = resumed.state
-            checkpoint.restore(trainer, saved)
-
-        def changed(*names):
-            return any(flags[name] != saved["flags"][name] for name in names)
-        self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
-        # another method's averages mean nothing, nor does a score of other problems
-        self.state = {} if changed("loss", "advantage") else saved["state"]
-        self.best = (None if changed("eval_data", "eval_problems", "eval_samples")
-                     else saved["best"])
-        self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                             for batch, rewards, *rest in saved["pending"])
+        saved = dict(flags=flags, rollout=0, state={}, totals={}, pending=[])
+        try:
+            if resumed:
+                saved = resumed.state
+                checkpoint.restore(trainer, saved)
+            self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
+            changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
+            self.state = {} if changed else saved["state"]  # another method's averages mean nothing
+            self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
+                                 for batch, rewards, *rest in saved["pending"])
+        except (torch.OutOfMemoryError, RunFailed):
+            raise
+        except Exception as e:  # such a file may hold anything
+            raise checkpoint.unusable(resumed.folder, e) from None
         self.signals, self.stopping, self.warned = [], [], set()
+        self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
-        self.first_head = head_of(args.model) if args.rank_every and on_first else None
         self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
-        self.trackers = log.trackers(self.out, args, config) if on_first else []
+        self.tracker = None
+        if args.wandb and on_first:
+            import wandb
+            self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
+                                      config=config["flags"], resume="allow", id=config["id"])
         say(banner(args, method, trainer.policy, self.out, self.rollout))
 
     def __exit__(self, kind, error, _):
@@ -161,11 +163,12 @@ class Run(AbstractContextManager):
 
     # ------------------------------------------------------------------- records and checkpoints
 
-    def keep_rollout(self, batch, rewards):
+    def keep_rollout(self, batch, rewards, shaped_rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
             checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
-                                    state=dict(self.state), hp=self.method.flags,
+                                    shaped_rewards=shaped_rewards, state=dict(self.state),
+                                    hp=self.method.flags,
                                     flags=dict(flags_of(self.args), model=self.args.model))
 
     def log(self, batch, advantages, steps, metrics, samples):
@@ -186,18 +189,18 @@ class Run(AbstractContextManager):
                   **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
                   **self.times, "perf/tokens_per_s": tokens / seconds,
                   "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
-        if args.rank_every and self.rollout % args.rank_every == 0:
-            head = parallel.full(policy.model.get_output_embeddings().weight.detach()).cpu()
-            if self.first_head is not None:
-                record["optim/head_rank1_share"] = log.rank1_share(head - self.first_head)
         record = self.write(record, samples)
         if advantages.abs().max() < 1e-6:
             self.warn(log.nothing_to_learn, samples[0], record)
         if record["len/truncated_frac"] > 0.5:
             self.warn(log.cut_off, record)
-        if metrics["grader/error"] == metrics["groups/sampled"] * args.group_size:
+        self.first = self.first or record
+        if record[log.GAP] > max(10 * self.first[log.GAP], log.USUAL_GAP[args.dtype]):
+            self.warn(log.two_policies, record, self.first)
+        failed = metrics["grader/error"] + metrics["grader/timeout"]
+        if failed == metrics["groups/sampled"] * args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
-                            "are printed above; the verifiers are in rewards.py")
+                            "and timeouts are printed above; the verifiers are in rewards.py")
 
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
@@ -207,8 +210,9 @@ class Run(AbstractContextManager):
             log.append(self.out / "metrics.jsonl", [record])
             log.append(self.out / "samples.jsonl",
                        [dict(rollout=self.rollout, **sample) for sample in samples])
-            for tracker in self.trackers:
-                tracker({name: x for name, x in record.items() if isinstance(x, (int, float))})
+            if self.tracker:
+                self.tracker.log({name: x for name, x in record.items()
+                                  if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
         return record
 
@@ -218,7 +222,7 @@ class Run(AbstractContextManager):
             self.warned.add(warning)
             say(warning(*facts))
 
-    def save(self, metrics):
+    def save(self):
         """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
         args = self.args
         # all ranks decide here, and only here: a signal that comes later is for the next rollout
@@ -226,13 +230,10 @@ class Run(AbstractContextManager):
         self.stopping = [] if last else sum(parallel.gather(self.signals), [])
         if not (self.stopping or last or self.due(args.save_every)):
             return
-        score = metrics.get(f"eval/{args.eval_data or args.data}/mean@{args.eval_samples}")
-        if score is not None and (self.best is None or score > self.best["score"]):
-            self.best = dict(rollout=self.rollout, score=score)
         checkpoint.save(
             self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-            flags=flags_of(args), rollout=self.rollout, best=self.best, state=self.state,
-            totals=self.totals,
+            flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
+            first=self.first,
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
@@ -247,8 +248,7 @@ def banner(args, method, policy, out, rollout):
         rollout=f"{args.problems_per_rollout} problems x {args.group_size} completions = "
                 f"{sequences} sequences -> {steps * len(method.passes)} optimizer steps of "
                 f"{sequences // steps}{', whole groups' * (args.shuffle == 'groups')}",
-        passes=f"of at most {policy.budget} tokens, {policy.layout}, on {parallel.world()} rank"
-               f"{'s' * (parallel.world() > 1)}",
+        passes=f"of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}",
         folder=f"{out or 'none: --check keeps nothing'}"
                f"{f', from rollout {rollout}' if args.resume else ''}")
     return "\n".join(f"{name:<9}{value}" for name, value in lines.items()) + (

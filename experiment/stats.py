@@ -1,9 +1,13 @@
-"""Statistics of scores: pass@k, the standard error, the bootstrap interval."""
+"""Statistics of scores: mean@n, pass@k, maj@n, the standard error, the bootstrap interval."""
 
 import itertools
 import math
 import random
-from statistics import stdev
+from collections import defaultdict
+
+import data
+from graders import votes, worker
+from rewards import final_answer
 
 
 def pass_at_k(n, correct, k):
@@ -25,41 +29,101 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def standard_error(values):
-    """Of the mean of the values of independent problems; None where there is one problem."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+def by_cluster(values, clusters=None):
+    """The values of each cluster. clusters: the cluster of each value; None is one for each."""
+    found = defaultdict(list)
+    for value, cluster in zip(values, clusters or range(len(values)), strict=True):
+        found[cluster].append(value)
+    return list(found.values())
 
 
-def by_problem(groups, ks):
-    """{mean@n, pass@k: [the value of each problem]} of the rows of each; a reward of 1 is right."""
+def standard_error(values, clusters=None):
+    """Of the mean of the problems' values; None where there is one cluster. Clusters are
+    independent, their problems need not be (arXiv 2411.00640, sec. 2.2)."""
+    middle, parts = mean(values), by_cluster(values, clusters)
+    if len(parts) == 1:
+        return None
+    spread = sum(sum(value - middle for value in part) ** 2 for part in parts)
+    return (spread * len(parts) / (len(parts) - 1)) ** 0.5 / len(values)
+
+
+def by_problem(groups):
+    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two; a
+    reward of 1 is right."""
     n = len(groups[0])
     correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
-            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in ks}}
+            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in powers_of_two(n)}}
 
 
-def paired(values, others):
+def paired(values, others, clusters):
     """{metric: [value of each problem]} of two evaluations, in one order. -> {metric: mean of the
-    first, of the second, the difference, and low and high of its 95% interval over the problems}"""
+    first, of the second, the difference, and low and high of its 95% interval over the clusters}"""
     result = {}
     for name, found in values.items():
         gaps = [a - b for a, b in zip(found, others[name], strict=True)]
-        low, high = interval(gaps)
+        low, high = interval(gaps, clusters, (-1, 1))
         result[name] = dict(value=mean(found), other=mean(others[name]), difference=mean(gaps),
                             low=low, high=high)
     return result
 
 
-def interval(values, draws=2000):
-    """The 95% percentile interval of the mean, by bootstrap.
+def interval(values, clusters=None, limits=None, draws=2000):
+    """The 95% percentile interval of the mean, by bootstrap over the clusters.
 
     values: one per problem, because samples of one problem are not independent, or one per seed.
     Where there are at most 10,000 resamples (5 values have 3,125) all are used, else `draws` random
-    ones. One value alone is both ends."""
-    n, rng = len(values), random.Random(0)
+    ones. limits: the least and the largest possible value. Where all values are equal, the ends are
+    as far as clusters at a limit would take the mean, of a share that n do not show (Clopper and
+    Pearson: about 3.7 / n); without limits the value is both ends."""
+    parts, rng = by_cluster(values, clusters), random.Random(0)
+    n = len(parts)
+    if limits and min(values) == max(values):
+        return tuple(values[0] + (1 - 0.025 ** (1 / n)) * (end - values[0]) for end in limits)
     if n**n <= 10_000:
-        resamples = itertools.product(values, repeat=n)
+        resamples = itertools.product(parts, repeat=n)
     else:
-        resamples = (rng.choices(values, k=n) for _ in range(draws))
-    means = sorted(map(mean, resamples))
+        resamples = (rng.choices(parts, k=n) for _ in range(draws))
+    means = sorted(mean(itertools.chain(*resample)) for resample in resamples)
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+
+
+def majorities(problems, groups):
+    """maj@n of each problem. Where comparing takes more than a minute, answers of one key are one.
+    An answer on which the verifier failed has no vote."""
+    jobs = []
+    for problem, rows in zip(problems, groups, strict=True):
+        right = sum(row["score"] == 1 for row in rows)
+        wrong = [final_answer(row["completion"]) for row in rows
+                 if row["score"] != 1 and row["fault"] in (None, "hedge")]
+        jobs.append(worker.Job(problem["reward"], wrong, right, 60.0))
+    results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
+    return [votes.majority(job.completion, job.answer) if fault else share
+            for job, (share, fault, _) in zip(jobs, results, strict=True)]
+
+
+def summarise(problems, groups):
+    """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
+    error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
+    mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
+    of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
+    return {
+        **{name: mean(values) for name, values in of_problems.items()},
+        **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
+        "reward": mean(row["score"] for rows in groups for row in rows),
+        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
+                                for row in rows),
+        "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
+        "mean_length": mean(row["tokens"] for rows in groups for row in rows),
+    }
+
+
+def benchmark_results(problems, groups):
+    """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
+    n, results = len(groups[0]), summarise(problems, groups)
+    clusters = list(map(data.cluster, problems))
+    results.update(problems=len(problems), samples=n, interval=list(
+        interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))))
+    if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
+        results[f"maj@{n}"] = mean(majorities(problems, groups))
+    return results

@@ -1,106 +1,114 @@
 """What the text of an answer is reduced to before it is compared: its value without wrapping, unit
 and name. And what makes it no answer: a relation, an operation left to do, several candidates."""
 
+import functools
 import itertools
 import re
+import unicodedata
 from fractions import Fraction
+from pathlib import Path
 
 LONGEST = 5000  # characters of an answer
+
+
+def parts(name):
+    """-> the lines of a file of this folder below each of its headings "== PART"."""
+    found = {}
+    for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("== "):
+            part = found[line[3:]] = []
+        elif line and not line.startswith("#"):
+            part.append(line)
+    return found
+
+
+RULES = {part: [(re.compile(pattern), new.strip().replace("~", " ")) for pattern, new in (
+    line.split(" ->") for line in lines)] for part, lines in parts("spellings.txt").items()}
+LINES = parts("words.txt")
+WORDS = {part: " ".join(lines).split() for part, lines in LINES.items()}
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-FRACTION = r"\\frac\{?([0-9]+)\}?\{?([0-9]+)\}?"
+FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
 RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
-LETTER = (r"(?:[A-Za-z]|\\(?!(?:not|gcd|lcm|max|min|sup|inf|lim|log|ln|exp|sin|cos|tan|det)\b)"
-          r"[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\^\{(?:\\prime)+\})?")
-TEXT = (r"\\(?:text(?:bf|rm|normal|it)?|mbox|math(?:rm|bf|it)|boldsymbol|operatorname|rm)"
-        r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
+ARGUMENT = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+BOX = rf"\\(?:boxed|fbox)\s*{ARGUMENT}"
+# Between two boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
+JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)\b)"
+                   r"(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*")
+TEXT = (r"\\(?:text(?:bf|rm|normal|it|sf|tt|sc|up)?|[mfh]box|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|"
+        r"boldsymbol|emph|underline|operatorname|rm|(?:text)?color(?:box)? *\{[A-Za-z]+\})"
+        rf" *{ARGUMENT}")
+LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(WORDS['GREEK'])})(?![A-Za-z]))(?:_(?:\{{[^{{}}]*\}}|\w))?"
+          r"(?:\^\{(?:\\prime)+\}|\^\{? *(?:\*|\\ast|\\star|[sd]) *\}?)?")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
-# What may stand left of the equals sign: x, a_{1}, AB, \angle ABC, f(x), (x, y), |AB|, AB:CD.
-NAME = re.compile(rf"(?:\\angle *)?(?:[A-Z]{{2,4}}|[A-Z][a-z]{{2,}}|{LETTER})"
-                  rf"(?: *\( *(?:-?[0-9]+|{LETTER}(?: *, *{LETTER})*) *\))?"
-                  rf"|\\overline *\{{[A-Z]+\}}|\( *{LETTER}(?: *, *{LETTER})+ *\)"
-                  rf"|\| *{POINTS} *\||{POINTS} *: *{POINTS}"
-                  rf"|\\frac *\{{{POINTS}\}} *\{{{POINTS}\}}")
+NO_NAMES = rf"(?i:{'|'.join(WORDS['DOUBTS'] + WORDS['NO NAMES'])})\b"
+PLAIN = (rf"(?:[A-Z]{{2,4}}|(?!{NO_NAMES})[A-Z][a-z]{{2,}}|{LETTER})(?:(?:\^\{{?-1\}}?)?"
+         rf" *\( *(?:-?[0-9./]+|[a-z]\([0-9]+\)|{LETTER}(?: *, *{LETTER})*) *\))?")
+# What may stand left of the equals sign: x, a_{1}, x^*, AB, AB^2, \angle ABC, \sin A, f(x), (x, y),
+# |AB|, [ABC], AB:CD, and a quotient of names.
+NAME = re.compile(rf"(?:(?:m *)?\\angle *|\\Delta *)?{PLAIN}"
+                  r"|\\(?:sin|cos|tan) *(?:\\angle *)?[A-Z]+"
+                  rf"|\\(?:vec|hat) *\{{[A-Za-z]\}}|\( *{LETTER}(?: *, *{LETTER})* *\)"
+                  rf"|(?:\| *(?:{POINTS}|\\vec *\{{\w\}}) *\||\\overline *\{{[A-Z]+\}}|[A-Z]{{2}})"
+                  rf"(?:\^\{{?2\}}?)?|{POINTS} *: *{POINTS}|\[[A-Z]{{3,}}\]"
+                  rf"|\\frac *\{{ *{PLAIN} *\}} *\{{ *{PLAIN} *\}}|{PLAIN} */ *{PLAIN}")
 # Commands and characters of which a value consists; an answer may have others where the gold has.
-COMMANDS = set("""frac sqrt pi cdot times div pm infty log ln lg exp sin cos tan cot sec csc
-    arcsin arccos arctan sinh cosh tanh coth binom lfloor rfloor lceil rceil vert lvert rvert begin
-    end mathbf mathbb mathcal mathit vec overrightarrow hat bar overline tilde dot ddot prime
-    cup emptyset hbar ell angle triangle setminus Omega Delta Gamma Lambda Sigma Phi Psi Pi
-    Theta Xi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu
-    nu xi rho sigma tau upsilon phi varphi chi psi omega""".split())
+COMMANDS = {*WORDS["COMMANDS"], *WORDS["GREEK"]}
 STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
-DEGREE = r"\^ *\{? *\\circ *\}?|\\degree|\u00b0"
-ORDINAL = r"^([0-9]+) *\^? *\{? *(?:\\(?:text|textrm|mathrm) *\{ *)?(?:st|nd|rd|th)\b[ }]*"
 # Of a number, these are the question and not the answer.
 OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
 # Derivatives, numbers side by side, the base of a number, a matrix to a power, [2, \\infty].
 LEFT_TO_DO = (
     r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b",
     "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
-    r"\\infty *\]|\[ *-? *\\infty")
+    r"[0-9)] *\^ *(?:\w|\{[^{}]*\}) *_", r"\\infty *\]|\[ *-? *\\infty")
 
 # A closed list, because another word after a number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
-         for symbol in "m g s L J W V N K A C T F H Hz Pa mol eV cal pc bar M ohm B".split()}
-UNITS |= {word: word for word in """day week month decade century cent euro yuan yen rupee penny
-    pennies unit mph kmph rpm atm erg solar mass masses light points pairs way times step move
-    game ball marble ticket apple book box boxes bag person people man men woman women child
-    children student teacher player friend member tree flower word letter digit grade number
-    integer value element subset set string sequence permutation function solution roots factors
-    divisor term triples squares triangle rectangle edge vertices side face region cell path
-    diagonal intersection ordered distinct different possible total""".split()}
-UNITS |= {alias: names.split()[0] for names in """m meter metre, cm centimeter, mm millimeter, km
-    kilometer, nm nanometer, g gram, kg kilogram, s sec second, L l liter litre, mL ml milliliter, J
-    joule, N newton, W watt, V volt, K kelvin, mol mole, in inch inches, ft foot feet, yd yard, mi
-    mile, lb pound, oz ounce, gal gallon, min minute, h hr hour, year yr, dollar usd, rad radian,
-    deg degree, \u00c5 angstrom""".split(",") for alias in names.split()}
+         for symbol in WORDS["SYMBOLS"]} | {word: word for word in WORDS["COUNTED"]}
+UNITS |= {alias: line.split()[0] for line in LINES["ALIASES"] for alias in line.split()}
 # A plural that is none of these counts things, as in 3 candies.
-NOT_THINGS = re.compile(r".*(?:ths|illions|ss|us)|thirds|halves|quarters|tens|dozens|scores|"
-                        r"hundreds|thousands|lakhs|crores|doubles|cubes|inverses|percents|primes|"
-                        r"factorials|perhaps|always")
-# Of a choice that has its text, these words leave it open or deny it.
-DOUBTS = set("""all but either except false for if incorrect maybe neither no none nor not or some
-    unless when where wrong""".split())
-SPELLINGS = (
-    ("np.arc", "\\arc"), ("!=", "\\neq "), ("\\$", ""), ("$", ""), ("{,}", ","),
-    ("\u2208", "\\in "), ("\u2212", "-"), ("\\%", "%"), ("\\mp", "\\pm"),
-    ("\\varnothing", "\\emptyset"), ("\\langle", "("), ("\\rangle", ")"), ("\u2264", "\\leq "),
-    ("\u2265", "\\geq "), ("\u221e", "\\infty "), ("\u03c0", "\\pi "), ("\u00d7", "\\times "),
-    ("\u00b7", "\\cdot "), ("\u22c5", "\\cdot "), ("\u00b1", "\\pm "),
-    ("\u222a", "\\cup "), ("\u00b5", "\u03bc"), ("\\AA", "\u00c5"),
-    ("\u2248", "\\approx "), ("per cent", "percent"))
-REWRITES = (
-    (r"\\\\ *\[[-0-9. ]*[a-z]{2}\]", r"\\\\"),
-    (r"(?<!\\)\\[()\[\]!]|\\(?:left|right|limits|displaystyle|[bB]igg?[lrm]?(?![A-Za-z]))", ""),
-    (r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}"), (r"\\([gl]eq)slant", r"\\\1"),
-    ("'", r"^{\\prime}"),
-    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\[dt]binom", r"\\binom"),
-    (r"\u221a *\{?([0-9]+|[a-z])\}?", r"\\sqrt{\1}"), (r"(?<=\\prime)(?:\}\^\{| )(?=\\prime)", ""),
-    (r"(\\times|\\cdot|^) *\{10\}(?=\^)", r"\1 10"), (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-    (r"(?<=\^\{[0-9-])\}\^\{(?=[0-9])", ""), (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-    (r"\\[dtc]frac", r"\\frac"), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"))
-SPELLINGS += tuple((power, f"^{{{digit}}}") for digit, power in zip(
-    "0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b"))
+NOT_THINGS = re.compile(rf"(?:{'|'.join(WORDS['NO THINGS'])})s|halves|.*(?:ths|illions|ss|us)")
+# The single letters of a text with their numbers, apart from commands and words.
+LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
+                     r"|([A-Za-z](?:_\{[0-9]+\})?)")
+REPEATING = r"([0-9]{0,99})\.([0-9]{0,99})\\overline\{([0-9]{1,99})\}"
+CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
 
 
 # ------------------------------------------------------------------ its parts
 
 def last_boxed(text):
-    """The content of the complete \\boxed{...} that begins last in a text, braces balanced; None
-    without one."""
-    still_open, last = [], None
+    """The content of the complete \\boxed{...} that begins last in a text, braces balanced, behind
+    those of other boxes that "and", "or" or a comma joins to it; None without one."""
+    still_open, boxes = [], []
     # \{ groups nothing; some write \\boxed.
-    for brace in re.finditer(r"\\boxed\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
-        if brace[0] == "{" or brace[0].startswith("\\boxed"):
+    for brace in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
+        if brace[0] == "{" or len(brace[0]) > 2:
             still_open.append(brace)
         elif brace[0] == "}" and still_open:
             opening = still_open.pop()
-            if opening[0] != "{" and (last is None or opening.end() > last[0]):
-                last = opening.end(), brace.start()
-    return text[slice(*last)] if last else None
+            if opening[0] != "{":
+                boxes.append((opening.start(), opening.end(), brace.start()))
+    answers, begin = [], None
+    for start, inside, end in sorted(boxes, reverse=True):
+        if answers and not (end < begin < end + 99 and JOINT.fullmatch(text, end + 1, begin)):
+            break
+        if text[inside:end] not in answers:
+            answers.insert(0, text[inside:end])
+        begin = start
+    return ", ".join(answers) if answers else None
 
 
+def rewritten(text, part):
+    """A text after the rules of a part of spellings.txt."""
+    for pattern, new in RULES[part]:
+        text = pattern.sub(new, text)
+    return text
+
+
+@functools.lru_cache(maxsize=1024)  # A gold answer is cleaned once for its whole group.
 def clean(text):
     """-> an answer without its wrapping, and its unit with the powers, None where it has none.
 
@@ -108,33 +116,46 @@ def clean(text):
     '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
     if len(str(text)) > LONGEST:
         return str(text), None
-    text = re.sub(r",\\!\s*", ",", str(text))
+    text = rewritten(str(text), "SIGNS")
+    money = sorted({*re.findall(r"\\money\{(\w+)\}", text)})
+    text = re.sub(r"\s*\\money\{\w+\}\s*", "", text)
+    text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
+                  "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    text = re.sub("[\u0391-\u03bb\u03bd-\u03c9]", greek, text)  # \u03bc is also a prefix
+    text = re.sub(rf"^\s*{TEXT}\s*$", r"\1", text)
     text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
-    unit = (("dollar", 1),) if "\\$" in text else None
-    for old, new in SPELLINGS:
-        text = text.replace(old, new)
-    for pattern, new in REWRITES:
-        text = re.sub(pattern, new, text)
-    boxes = re.findall(r"\\boxed *\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", text)
-    text = (", ".join(boxes) or text).strip().rstrip(".,; ")
+    text = rewritten(text, "COMMANDS")
+    text = (", ".join(re.findall(BOX, text)) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
-        text = text[1:-1]
-    text = re.sub(rf"(?:{DEGREE}) *([CF]?)$", lambda m: f"\\text{{{m[1] or 'deg'}}}", text)
-    text = re.sub(rf"(?:{DEGREE})(?! *[0-9])", "", text)
-    text = re.sub(ORDINAL, r"\1", text)
+        text = text[1:-1].strip()
+    text = rewritten(re.sub(REPEATING, fraction_of, text), "ENDS")
     text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
-    text = re.sub(TEXT, r" \1 ", text)
-    text = re.sub(r"_ *(?:\{ *([^{}]*?) *\}|([0-9]+|[A-Za-z](?![a-z])|[a-z]{3,}))",
-                  r"_{\1\2}", text)
-    text = re.sub(r" *\b(?:percent(?:age)?|pct)\b", "%", text)
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text.strip())
-    return re.sub(r"^\+ *", "", text).strip().rstrip(".").strip(), named_unit or unit
+    while re.search(TEXT, text):
+        text = re.sub(TEXT, r" \1 ", text)
+    text = rewritten(text, "WORDS")
+    text = re.sub(r"(\\equiv *)(-?[0-9]{1,99})(?=\\pmod\{([1-9][0-9]{0,99})\})",
+                  lambda m: m[1] + str(int(m[2]) % int(m[3])), text)
+    return text.strip().rstrip(".").strip(), named_unit or tuple(
+        (UNITS.get(name), 1) for name in money) or None
+
+
+def greek(found):
+    """A Greek letter as a command: 'Π' -> '\\Pi '."""
+    name = unicodedata.name(found[0]).split()[-1].replace("LAMDA", "LAMBDA")
+    return f"\\{name.lower() if found[0].islower() else name.capitalize()} "
+
+
+def fraction_of(found):
+    """A repeating decimal as a fraction: '2.1\\overline{6}' -> '\\frac{195}{90}'."""
+    start, period = found[1] + found[2], found[3]
+    nines = 10 ** len(found[2]) * (10 ** len(period) - 1)
+    return f"\\frac{{{int(start + period) - int(start or 0)}}}{{{nines}}}"
 
 
 def split_unit(text):
     """'10 cm^2' -> '10', (('cm', 2),). One outside \\text must follow a number."""
-    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq) )?[A-Za-z\u03bc\u00c5/]+"
+    bare = re.fullmatch(r"(.*[0-9]) *((?:(?:square|cubic|sq\.?) )?[A-Za-z\u03bc\u00c5/]+"
                          r"(?: *\^ *\{? *-?[0-9] *\}?)?)", text, re.S)
     parts = bare or re.fullmatch(
         rf"(.*?)((?= */? *(?:\\mu *\\|{TEXT}|\u00c5))"
@@ -144,9 +165,8 @@ def split_unit(text):
         return text, None
     quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
     value = re.split(r"=|\\approx", quantity)[-1].strip()
-    if bare and (not is_closed(value) or re.fullmatch("[A-Z]", name)):
-        return text, None
-    unit = unit_of(name.replace("\\cdot", " "))
+    counts = not bare or is_closed(value) and not re.fullmatch("[A-Z]", name)
+    unit = counts and unit_of(name.replace("\\cdot", " "))
     return (quantity, unit) if unit else (text, None)
 
 
@@ -228,8 +248,12 @@ def named(text):
     names, values, claims = [], [], []
     for item in items(re.sub(r" *,? *\b(?:and|or)\b *", ", ", text)):
         sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
+        if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
+            sides.reverse()
         if len(sides) > 1 and NAME.fullmatch(sides[0]):
             names.append(sides.pop(0).replace(" ", ""))
+            while len(sides) > 1 and NAME.fullmatch(sides[0]):  # H(s) = Y(s)/X(s) = 1/s
+                sides.pop(0)
         claims += itertools.pairwise(sides)
         values.append(sides[-1])
     return names, values, claims
@@ -244,10 +268,10 @@ def is_word(text):
 
 
 def words(text):
-    """The bare words of a text that are neither functions nor a LaTeX environment's name."""
+    """The bare words of a text, but for those of values and a LaTeX environment's name."""
     text = re.sub(r"\\(?:begin|end) *\{\w+\}", "", text)
-    found = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text))
-    return found - COMMANDS - {"and", "cap", "deg"}
+    return {*re.findall(r"(?<![A-Za-z\\])[A-Za-z]{3,}(?![A-Za-z])", text)} - {
+        "and", "cap", "deg", "sqrt"}
 
 
 def tight(text):
@@ -256,19 +280,22 @@ def tight(text):
     if is_word(text) and (len(text) > 2 or text == "No") and not re.search(r"\B[A-Z]", text):
         text = text.lower()
     text = re.sub(r"([\^_]) *\{ *(\w) *\}", r"\1\2", text)
-    return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+    return re.sub(r"(?<!\d)(?<!\de) +|(?<!\de) +(?!\d)", "", text)  # 6.5e - 2 is no 6.5e-2
 
 
 def choice(text):
-    """'(C) Plane', 'Option C' -> 'C': the letter of a choice alone. Other texts stay."""
+    """'(C) Plane', 'Option C' -> 'C', and 'Plane' or '': the letter of a choice, and its text. Of
+    other texts '', and the text."""
     if letter := re.fullmatch(r"(?:[Oo]ption|[Aa]nswer|[Cc]hoice)?:? *\(?([A-J])[.:)]?", text):
-        return letter[1]
-    parts = re.fullmatch(r"(?:\(([A-J])\)|([A-J])[.:)]) *[.:]? *(.+)", text, re.S)
-    if not parts or re.search(r"\b[A-J]\b", parts[3]) or {*parts[3].lower().split()} & DOUBTS:
-        return text
-    plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", parts[3]) or (
-        is_closed(parts[3]) and re.match(r"-?[0-9\\(]", parts[3]))
-    return parts[1] or parts[2] if plain else text
+        return letter[1], ""
+    parts = re.fullmatch(r"\(?([A-J])(?:[.:)]+| +(?=\([a-zA-Z' -]{3,}\)$)) *(.+)", text, re.S)
+    said = parts[2].strip("()") if parts else ""
+    if not parts or re.search(r"\b[A-Jb-j]\b", said) or (
+            {*said.lower().split()} & {*WORDS["DOUBTS"]}):
+        return "", text
+    plain = re.fullmatch("[A-Za-z][A-Za-z' -]*", said) or (
+        is_closed(said) and re.match(r"-?[0-9\\(]", said))
+    return (parts[1], said) if plain else ("", text)
 
 
 def unfinished(text, gold):

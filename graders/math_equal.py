@@ -2,6 +2,7 @@
 that it misses."""
 
 import functools
+import itertools
 import logging
 import re
 import threading
@@ -13,13 +14,13 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
-from sympy import Expr, Float, I, Rational, Symbol, simplify
 from sympy.concrete.expr_with_limits import ExprWithLimits
-from sympy.core.function import AppliedUndef
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
+    CONDITION,
     EQUALS,
+    LETTERS,
     LONGEST,
     NAME,
     RELATION,
@@ -61,8 +62,10 @@ def expand(text):
 def interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
-    ranges, names = [], set()
-    bare = re.sub(r"^\\\{ *[\w{}]+ *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    ranges = []
+    bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
+    bare, *holes = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *([a-z]) *\\neq *", bare)
+    names = {*holes[::2]}
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         low, high = "(-\\infty", "\\infty)"
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
@@ -74,6 +77,8 @@ def interval(text):
                 if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right:
                     return text, None
                 names.add(left)
+                if (high if less else low) not in ("\\infty)", "(-\\infty"):
+                    return text, None
                 if less:
                     high = right + ")]"[closed]
                 else:
@@ -81,87 +86,168 @@ def interval(text):
         ranges.append(f"{low},{high}")
         if len(terms) < 3 or len(names) > 1:
             return text, None
-    return "\\cup".join(ranges), *names
+    return "\\setminus".join(["\\cup".join(ranges), *(f"\\{{{x}\\}}" for x in holes[1::2])]), *names
 
 
 # ------------------------------------------------------------------ math-verify
 
+LISTS = sympy.Expr, sympy.Tuple, sympy.Set
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
-# Units and boxes are ours.
-AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+POWERS = sympy.Pow, sympy.factorial, sympy.binomial
+ENDLESS = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.AccumBounds
+AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")  # boxes: ours
 
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text):
-    """-> [expression, text] of an answer, or [text] if it is no LaTeX. i is the imaginary unit,
-    other names are real, and decimals are exact. math-verify's own reader would take a
-    number from a text that is none."""
+    """-> the value of an answer, or its text if it is no LaTeX or has none. math-verify's own
+    reader would take a number from a text that is none."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
+    if "," not in text and (value := number(text)) is not None:
+        return sympy.Rational(value)
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
+    text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
+    ends = re.fullmatch(r"[(\[](.*,.*)[)\]]", text) if re.search(r"[!^]|binom", text) else None
+    if ends and any(isinstance(read(end), str) for end in items(ends[1])):
+        return latex  # The parser would compute which end of an interval is larger.
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
                             convert_degrees=False, normalization_config=None)
     except Exception:  # whatever the parser says
-        return [latex]
-    if isinstance(value, Expr):
-        value = value.xreplace({decimal: Rational(str(decimal)) for decimal in value.atoms(Float)})
-        value = value.subs({name: I if name.name == "i" else Symbol(name.name, real=True)
-                            for name in value.free_symbols})
-    return [value, latex]
+        return latex
+    if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
+        return latex
+    return plain(value) if isinstance(value, sympy.Expr) else value
 
 
-def close(a, b, tolerance=1e-50):
-    """Are two real or complex numbers equal? Rational ones are compared exactly."""
+def plain(value):
+    """An expression as it is compared: i is the imaginary unit, other names are real, and so are
+    functions and derivatives, which nothing is known of; decimals are exact."""
+    opaque = value.atoms(sympy.core.function.AppliedUndef, sympy.Derivative) | value.free_symbols
+    return value.xreplace(
+        {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+        | {name: sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
+           for name in opaque})
+
+
+def point(names, k):
+    """Numbers for names. At the last two of the four points every other one is negative."""
+    return {name: sympy.Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+            else 1) for i, name in enumerate(sorted(names, key=str))}
+
+
+def evaluated(value):
+    """An expression at the first point."""
+    return plain(value).xreplace(point(plain(value).free_symbols, 0))
+
+
+def digits(number):
+    """60 of its digits. 0 where all that sympy finds, some 190 behind the point, cancel."""
+    number = number.n(60)
+    return sympy.S.Zero if max(part._prec for part in number.as_real_imag()) == 1 else number
+
+
+def is_value(part):
+    """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
+    than plus or minus infinity alone, has none, nor has a power of some 40,000 digits, nor a sum of
+    terms above 1e20 times it, or above 1e20 where it is 0."""
+    if isinstance(part, sympy.MatrixBase):
+        return all(map(is_value, part.flat()))
+    if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
+        return all(map(is_value, part.args))
+    if part.has(*ENDLESS):
+        return part in ENDLESS[:2]
+    for power in sympy.postorder_traversal(part):
+        if isinstance(power, POWERS):
+            base, exponent = (abs(evaluated(arg).n(5)) for arg in (power.args[0], power.args[-1]))
+            if exponent * sympy.log(base + 1 / base if base else 1) > 1e5:
+                return False
+    number = evaluated(part).doit()
+    return not number.has(*ENDLESS) and all(
+        max(abs(digits(term)) for term in node.args) <= 1e20 * (abs(digits(node)) or 1)
+        for node in number.atoms(sympy.Add) if node.is_number)
+
+
+def close(a, b):
+    """Are two real or complex numbers equal? Rational ones are compared exactly, others to 1e-50 of
+    their size, and their difference to 1e-50 of its terms: for 2^{1009} + \\sqrt{2} and 2^{1009}
+    it is \\sqrt{2}."""
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
-    size = max(abs(term.n(60)) for term in sympy.Add.make_args(difference))
-    return bool(abs(difference.n(60)) <= tolerance * size)
+    terms = [abs(digits(term)) for term in sympy.Add.make_args(difference)]
+    a, b = digits(a), digits(b)
+    return bool(abs(digits(difference)) <= 1e-50 * max(terms)
+                and abs(a - b) <= 1e-50 * max(abs(a), abs(b)))
 
 
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
-    functions = {f: Symbol(str(f), real=True) for f in (a + b).atoms(AppliedUndef)}
-    a, b = a.xreplace(functions), b.xreplace(functions)
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names or any(x.has(sympy.Derivative, ExprWithLimits) for x in (a, b)):
+    if not names or a.has(ExprWithLimits) or b.has(ExprWithLimits):
         return None
-    if a == b:
-        return True
     for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
-        point = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
-        values = a.subs(point), b.subs(point)
+        whole = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
+        values = a.subs(whole), b.subs(whole)
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
-    for k in range(4):  # At the last two points every other name is negative.
-        point = {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
-                 else 1) for i, name in enumerate(names)}
-        values = a.subs(point), b.subs(point)
+    roots = [f.args[0] for f in sympy.Tuple(a, b).atoms(sympy.Pow, sympy.log)
+             if not f.args[-1].is_integer and not a.has(sympy.Abs)]
+    for k in range(4):
+        place = point(names, k)
+        values = a.subs(place), b.subs(place)
         x, y = (value.n(60) for value in values)
-        if not x.is_finite or not y.is_finite or abs(x) > 1e30 or (
-                k < 2 and not x.is_real and not a.has(I)):
+        if not x.is_finite or not y.is_finite or k < 2 and not x.is_real and not a.has(sympy.I):
             return None
-        near.append(close(*values))
+        if close(*values) or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
+            near.append(close(*values))
     return None if near[0] and not all(near) else near[0]
 
 
 def same(pred, gold):
-    """Have two texts the same value? math-verify's verdict, but without its tolerance for very
-    small and very large numbers. Sums that it would simplify for seconds are compared at points."""
-    if len(pred) + len(gold) > 4000:
-        return False
-    golds, preds = read(expand(gold)), read(expand(pred))
-    a, b = golds[0], preds[0]
-    numbers = isinstance(a, Expr) and isinstance(b, Expr)
-    if numbers and (verdict := agree(a, b)) is not None:
-        return verdict
-    if numbers and a.is_number and b.is_number and "%" not in pred + gold:
-        rounded = any("." in text and number(text) is not None for text in (pred, gold))
-        return a == b != sympy.zoo or close(a, b, 2e-6 if rounded else 1e-50)
-    return verify(golds, preds, timeout_seconds=None)
+    """Have two texts the same value?"""
+    return len(pred) + len(gold) <= 4000 and alike(read(expand(gold)), read(expand(pred)))
+
+
+def alike(a, b):
+    """Have two answers, as `read` gives them, the same value? Sums that math-verify would simplify
+    for seconds are compared at points, and sets, tuples and matrices part by part."""
+    if a == b or isinstance(a, str) or isinstance(b, str):
+        return a == b
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        a, b = plain(a), plain(b)
+        if (verdict := agree(a, b)) is not None:
+            return verdict
+        if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
+            return close(a, b) or rounds(a.doit(), b.doit()) or rounds(b.doit(), a.doit())
+        sizes = [max(abs(x.p), x.q) for x in (a - b).doit().atoms(sympy.Rational)]
+        return max(sizes, default=0) < 10**99 and verify(a, b, timeout_seconds=None)  # It factors.
+    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
+        return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
+    if isinstance(a, sympy.Interval) and isinstance(b, sympy.Interval):
+        return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
+    x, y = entries(a), entries(b)
+    if not x or not y:  # 5 is no union of intervals, as verify would find in seconds
+        return not ((x or y) and isinstance(a, LISTS) and isinstance(b, LISTS)) and verify(
+            a, b, timeout_seconds=None)
+    if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
+        return len(x) == len(y) and all(
+            any(alike(p, q) for q in y) for p in x) and all(any(alike(p, q) for p in x) for q in y)
+    return len(x) == len(y) and all(map(alike, x, y))
+
+
+def entries(value):
+    """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
+    its only one. None of others."""
+    if isinstance(value, (sympy.FiniteSet, sympy.Tuple)):
+        return getattr(value, "_unsorted_args", value.args)
+    if isinstance(value, sympy.Interval):
+        return value.args[:2] if value.is_open else None
+    return [value] if isinstance(value, sympy.Expr) else None
 
 
 def same_equation(pred, gold):
@@ -172,13 +258,13 @@ def same_equation(pred, gold):
         return False
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
-    values = [read(side.strip())[0] for side in sides + gold_sides]
-    if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
+    values = [read(side.strip()) for side in sides + gold_sides]
+    if foreign(pred, gold) or not all(isinstance(value, sympy.Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
     if len(b.free_symbols) < (2 if NAME.fullmatch(gold_sides[0].strip()) else 1):
         return False
-    ratio = simplify(a / b)
+    ratio = sympy.simplify(a / b)
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
 
@@ -214,7 +300,7 @@ def readable(gold):
 
 
 def same_as_itself(gold):
-    text, _ = clean(gold)
+    text, _ = clean(str(gold).rpartition("####")[2])
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
             "nan", "inf"):
@@ -225,7 +311,7 @@ def same_as_itself(gold):
 
 def same_with_units(pred, gold):
     """Are two bare answers the same, and their units?"""
-    pred, gold = str(pred), str(gold)
+    pred, gold = str(pred), str(gold).rpartition("####")[2]  # as GSM8K has it
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
@@ -235,7 +321,31 @@ def same_with_units(pred, gold):
         return False
     if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
         return False
-    return same_answer(text, gold_text)
+    if len(text) == 1 and choice(gold_text)[0]:
+        text = text.upper()
+    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
+    bound = {said[1]: told[1], told[1]: said[1]} if said and told else {}
+    if bound and said[2] != told[2]:
+        return False
+    text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
+    return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), text), gold_text)
+               for names in renamings(text, gold_text, bound))
+
+
+def renamings(pred, gold, bound):
+    """-> dicts, the ways to name the letters of an answer as the gold answer's: all have `bound`.
+    The constants of integration C, c, K, with numbers or without, are renamed where a function of
+    t, u, x, y or z is linear in them, and change places where it has no other name."""
+    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
+                 for text in (pred, gold))
+    value = read(gold.rpartition("=")[2].strip()) if its else None
+    names = value.free_symbols if isinstance(value, sympy.Expr) else set()
+    found = [name for name in names if name.name.split("_")[0] in ("c", "k")]
+    if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
+            sympy.diff(value, a, b) for a in found for b in found):
+        return [bound]
+    orders = itertools.permutations(its) if len(names) - len(found) < 2 else [its]
+    return [bound | dict(zip(mine, order)) for order in orders]
 
 
 def same_answer(pred, gold):
@@ -246,9 +356,12 @@ def same_answer(pred, gold):
     x, y = amount(pred), amount(gold)
     if x is not None and y is not None:
         return same_number(pred, x, gold, y)
-    if re.fullmatch("[A-J]", choice(gold)):
-        pred, gold = choice(pred.upper() if len(pred) == 1 else pred), choice(gold)
-    if "matrix}" in gold and re.fullmatch(r"\(.*,.*\)", pred):  # the entries of a column
+    if y is not None and len(named(pred)[1]) == gold.count(",") + 1 > 1:
+        gold = gold.replace(",", ", ")  # 30,150 is also a list
+    (letter, said), (gold_letter, gold_said) = choice(pred), choice(gold)
+    if letter and gold_letter:
+        return letter == gold_letter and (not said or not gold_said or same_answer(said, gold_said))
+    if "matrix}" in gold and re.fullmatch(r"[(\[].*,.*[)\]]", pred):  # the entries of a column
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
@@ -261,7 +374,7 @@ def same_answer(pred, gold):
     # takes a tuple for a set.
     if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
         return pred == base[1]
-    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm", pred + gold) or any(
+    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm|\\pmod", pred + gold) or any(
             a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
             for a, b in ((pred, gold), (gold, pred))):
         return False
@@ -276,7 +389,7 @@ def exact(text):
     decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
     value = left.rpartition("=")[2].strip()
     if decimal and is_closed(value) and 2 * abs(
-            read(value)[0] - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
+            read(value) - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
         return left
     return text
 
@@ -287,16 +400,18 @@ def without_names(pred, gold):
     (names, values, claims), (gold_names, gold_values, gold_claims) = named(pred), named(gold)
     if gold_claims or not (names or claims or gold_names):
         return None
+    bare = {re.sub(r"_\{[0-9]+\}", "", name) for name in names + gold_names}
+    if len(bare) == 1 and bare in ({*names}, {*gold_names}) and len(names + gold_names) > 2:
+        names = gold_names = []  # x_1 = 2, x_2 = 3 are values of x
     if names and gold_names:
-        if sorted(names) != sorted(gold_names) or not (
-                len(names) == len(values) == len(gold_values)):
+        if sorted(names) != sorted(gold_names) or {len(values), len(gold_values)} != {len(names)}:
             return None
         _, values = zip(*sorted(zip(names, values, strict=True)), strict=True)
         _, gold_values = zip(*sorted(zip(gold_names, gold_values, strict=True)), strict=True)
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
-    return all(same_answer(*claim) for claim in claims) and same_answer(
+    return all(same_answer(*claim) or same(*claim) for claim in claims) and same_answer(
         form.format(", ".join(values)), form.format(", ".join(gold_values)))
 
 
@@ -307,7 +422,9 @@ def foreign(pred, gold):
     ignored = r"_\{[^{}]*\}" + "|^[^=]*=" * numeric
     letters, gold_letters = (set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(ignored, "", t)))
                              for t in (pred, gold))
-    return (is_word(pred) or is_word(gold) or words(pred) - words(gold) or unfinished(pred, gold)
+    strange = {word for word in words(pred) - words(gold)
+               if not {*word} <= {*LETTERS.findall(gold)}}  # RCs is a product
+    return (is_word(pred) or is_word(gold) or strange or unfinished(pred, gold)
             or {c.lower() for c in letters - gold_letters} & {c.lower() for c in gold_letters}
             or pred.count("\\prime") != gold.count("\\prime")
             or numeric and any(len(c) == 1 for c in (letters | gold_letters) - set("eEiI")))
@@ -329,17 +446,25 @@ def refuse(pred, gold):
 
 def same_number(pred, x, gold, y):
     """Are two answers, which are the numbers x and y, the same?"""
+    if re.search(":[0-9]{2}(?![0-9])", f"{pred} {gold}"):  # a clock time is not reduced
+        return x == y and re.findall("[1-9][0-9]*", pred) == re.findall("[1-9][0-9]*", gold)
     if x == y:
         return True
     if ("%" in pred) != ("%" in gold):  # 28% is 28 and 0.28.
         return x * 100 == y if "%" in gold else x == y * 100
-    return rounds(pred, x, y) or rounds(gold, y, x)
+    return rounds(x, y) or rounds(y, x)
 
 
-def rounds(text, value, other):
-    """Is `text` the decimal of six digits or more that `other`, a fraction without an end, is
-    rounded to? `value` is the number that `text` is."""
-    ends = 10 ** other.denominator.bit_length() % other.denominator == 0
-    digits = re.fullmatch(r"[-+]?([0-9]*)\.([0-9]+)", text)
-    return bool(digits and not ends and len((digits[1] + digits[2]).lstrip("0")) >= 6
-                and round(other, len(digits[2])) == value)
+def places(number):
+    """How many digits a rational number has behind the point; None where they have no end."""
+    q = int(getattr(number, "denominator", 0))
+    k = max(sympy.multiplicity(prime, q) for prime in (2, 5)) if q else 0
+    return k if q and 10**k % q == 0 else None
+
+
+def rounds(decimal, other):
+    """Is a number the decimal of six digits or more that `other`, whose digits have no end, is
+    rounded to?"""
+    k = places(decimal)
+    return bool(k and places(other) is None and abs(decimal) * 10**k >= 10**5
+                and 2 * abs(decimal - other) * 10**k <= 1)

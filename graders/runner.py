@@ -29,13 +29,17 @@ import itertools, functools, operator, io, sys, json, typing
 ROOT = "/sys"  # where the new file system is made: a folder that there is, and no program needs
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, DETACH = 1, 2, 4, 8, 32, 4096, 2  # of mount(2)
 PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl(2)
-# The machine's number in linux/audit.h, those of pivot_root and clone, and of what is refused:
-# add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf, perf_event_open, userfaultfd,
-# shmget (its memory counts for no limit); io_uring_setup, open_tree and fsopen
-CALLS = {"x86_64": (0xC000003E, 155, 56, (
-             248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 29, 425, 428, 430)),
-         "aarch64": (0xC00000B7, 41, 220, (
-             217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 194, 425, 428, 430))}
+STACK = 256 << 20  # bytes of stack: Codeforces' limit
+# The machine's number in linux/audit.h, those of pivot_root, clone, socket and socketpair, and of
+# what is refused: add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf,
+# perf_event_open, userfaultfd, io_uring_setup, open_tree, fsopen; setsid (the kernel shares the CPU
+# out among sessions); shmget, msgget, semget, mq_open, io_setup (no limit counts their memory)
+CALLS = {"x86_64": (0xC000003E, 155, 56, (41, 53), (
+             248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 425, 428, 430, 112,
+             29, 68, 64, 240, 206)),
+         "aarch64": (0xC00000B7, 41, 220, (198, 199), (
+             217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 425, 428, 430, 157,
+             194, 186, 190, 180, 0))}
 CLONE3 = 435  # Its flags lie in memory, which no filter reads; without it libc takes clone.
 NEW_NAMESPACES = 0x7E020000  # of clone(2): all but that of time
 
@@ -58,7 +62,7 @@ def change_root(places, links, pivot_root):
     os.chdir(ROOT)
     for folder in "tmp", "old", "proc":
         os.mkdir(folder)
-    libc("mount", b"none", b"tmp", b"tmpfs", NOSUID | NODEV, b"size=64m,mode=1777")
+    libc("mount", b"none", b"tmp", b"tmpfs", NOSUID | NODEV, b"size=64m,nr_inodes=4096,mode=1777")
     for place in places:
         here = "." + place
         os.makedirs(here if os.path.isdir(place) else os.path.dirname(here), exist_ok=True)
@@ -73,25 +77,28 @@ def change_root(places, links, pivot_root):
         os.makedirs(os.path.dirname("." + path), exist_ok=True)
         if not os.path.lexists("." + path):
             os.symlink(target, "." + path)
-    libc("mount", b"none", b"proc", b"proc", NOSUID | NODEV | NOEXEC, None)
+    libc("mount", b"none", b"proc", b"proc", NOSUID | NODEV | NOEXEC | READ_ONLY, None)
     libc("syscall", pivot_root, b".", b"old")
     os.chdir("/tmp")
     libc("umount2", b"/old", DETACH)
     libc("mount", None, b"/", None, REMOUNT | BIND | READ_ONLY | NOSUID | NODEV, None)
 
 
-def refuse_calls(machine, clone, numbers):
-    """The kernel is to refuse these system calls, and new namespaces, to this process and all that
-    it starts. seccomp(2) has the instructions: (code, jump if true, else, value)."""
+def refuse_calls(machine, clone, sockets, numbers):
+    """The kernel is to refuse these system calls, new namespaces, and sockets of other families
+    than AF_UNIX, 1, to this process and all that it starts. seccomp(2) has the instructions: (code,
+    jump if true, else, value)."""
     import ctypes
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
-    forbid = end, 0, 0, 0x50001  # EPERM
+    forbid, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # EPERM
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
              (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
     for number in numbers:
         steps += [(equal, 0, 1, number), forbid]
+    for number in sockets:
+        steps += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, 1), allow, forbid]
     steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS
-              (load, 0, 0, 16), (has, 0, 1, NEW_NAMESPACES), forbid, (end, 0, 0, 0x7FFF0000)]
+              (load, 0, 0, 16), (has, 0, 1, NEW_NAMESPACES), forbid, allow]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     libc("prctl", SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(program)), 0, 0)
 
@@ -102,7 +109,7 @@ def confine(places, links, uid):
     name = os.uname().machine
     if name not in CALLS:
         raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
-    machine, pivot_root, clone, numbers = CALLS[name]
+    machine, pivot_root, *calls = CALLS[name]
     change_root(places, links, pivot_root)
     if uid is not None:
         os.setgroups([])
@@ -113,7 +120,7 @@ def confine(places, links, uid):
     libc("prctl", PDEATHSIG, 9, 0, 0, 0)  # A change of user has cleared it.
     # The program has the same user, and could write to this process's memory otherwise.
     libc("prctl", DUMPABLE, 0, 0, 0, 0)
-    refuse_calls(machine, clone, numbers)
+    refuse_calls(machine, *calls)
 
 
 # ------------------------------------------------------------------ the program
@@ -143,25 +150,24 @@ def fork_for_each(texts, limits, results):
     first = os.getpid() == 1  # of a process tree
     for text in texts:
         stdin, stdout = nameless_file(), nameless_file()
-        with open(stdin, "wb", closefd=False) as file:
-            file.write(text.encode(errors="replace"))
-        os.lseek(stdin, 0, 0)
+        os.pwrite(stdin, text.encode(errors="replace"), 0)
         pid = os.fork()
         if pid == 0:
             if first:  # Otherwise the grader kills the group that this process stays in.
-                os.setsid()
+                os.setpgid(0, 0)
                 libc("prctl", DUMPABLE, 1, 0, 0, 0)  # It may read its own /proc/self.
             os.dup2(stdin, 0)
             os.dup2(stdout, 1)
             for name, value in limits.items():
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+            # The program may raise this one. -1 is no limit.
+            _, most = resource.getrlimit(resource.RLIMIT_STACK)
+            resource.setrlimit(resource.RLIMIT_STACK, (min(STACK, most % 2**63), most))
             return
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         kill_the_rest()
-        os.lseek(stdout, 0, 0)
-        output = os.read(stdout, limits["FSIZE"]).decode(errors="replace")
+        output = os.pread(stdout, limits["FSIZE"], 0).decode(errors="replace")
         results.write(json.dumps([code, output]) + "\n")
-        results.flush()
         os.close(stdin)
         os.close(stdout)
     os._exit(0)
@@ -174,23 +180,26 @@ def call_function(job, scope, results):
              for text in job["inputs"]]
     scope["__name__"] = "solution"
     exec(compile(job["code"], "solution.py", "exec"), scope)
-    if "class Solution" in job["code"]:
-        function = getattr(scope["Solution"](), job["fn_name"])
-    else:
-        function = scope[job["fn_name"]]
+    solution, name = scope.get("Solution"), job["fn_name"]
+    function = getattr(solution(), name) if hasattr(solution, name) else scope[name]
     for arguments in calls:
         # The limit is one for each call, so the soft limit of the process moves on.
         used, (_, hard) = int(time.process_time()), resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (min(used + job["seconds"] + 1, hard), hard))
-        results.write(dumps(function(*arguments), allow_nan=False) + "\n")
-        results.flush()
+        value = function(*arguments)
+        # numpy's numbers, booleans and arrays count by value.
+        results.write(dumps(value, allow_nan=False, default=lambda x: x.tolist()) + "\n")
 
 
 def main(job_fd, result_fd):
     """Runs the job, {code, inputs, fn_name, limits, seconds, confined}, of sandbox.start_runner."""
     job = json.load(os.fdopen(job_fd))
-    results = os.fdopen(result_fd, "w")
+    results = os.fdopen(result_fd, "w", 1)  # Each line goes out at once.
+    sys.argv = ["solution.py"]
     try:
+        with contextlib.suppress(FileNotFoundError):  # Linux has it: memory is short, we go first.
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")
         if job["confined"]:
             confine(**job["confined"])
     except OSError as error:
@@ -201,13 +210,13 @@ def main(job_fd, result_fd):
     sys.setrecursionlimit(50000)
     sys.set_int_max_str_digits(50000)
     results.write("null\n")  # The clock of the first test starts now.
-    results.flush()
     if job["fn_name"] is None:
         fork_for_each(job["inputs"], job["limits"], results)
         results.close()
         exec(compile(job["code"], "solution.py", "exec"), program.__dict__)
     else:
         fork_for_each([""], job["limits"], results)
+        os.dup2(2, 1)  # Its prints are dropped.
         call_function(job, program.__dict__, results)
 
 

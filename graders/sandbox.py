@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 import select
 import shutil
 import socket
@@ -23,7 +24,8 @@ import time
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-OUTPUT = 4 << 20  # bytes that a program may print, or return
+OUTPUT = 4 << 20  # bytes that a program may print
+MEMORY_MB = 1024  # of address space for a process: AtCoder's limit
 UIDS = range(61184, 65520)  # systemd's for passing services: no user has one, containers have all
 # The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
@@ -44,13 +46,12 @@ def program_uid():
 @functools.cache
 def obstacle():
     """Why programs cannot be isolated here; None if they can."""
-    system = "macOS" if platform.system() == "Darwin" else platform.system()
-    if system != "Linux":
-        return f"that takes Linux, and this is {system}"
+    if platform.system() != "Linux":
+        return f"that takes Linux, and this is {platform.system()}"
     if not (shutil.which("unshare") and shutil.which("setpriv")):
         return "that takes unshare and setpriv, of the package util-linux, and they are missing"
     try:
-        with started("", [""], None, 10, 512, isolated=True):
+        with started("", [""], None, 10, MEMORY_MB, isolated=True):
             return None
     except (OSError, RuntimeError) as error:
         return f"the kernel does not let this user: {error}"
@@ -71,7 +72,10 @@ def isolating():
     """-> the command that gives a process its namespaces, and the arguments of runner.confine.
 
     Root's programs become another user; those of others are in a user namespace besides."""
-    uid, links = program_uid(), {}
+    uid = program_uid()
+    links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
+             "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+             "/dev/shm": "/tmp"}  # multiprocessing's semaphores are files there
     user = ["--user", "--map-root-user"] if uid is None else []
     places = [real_place(path, links) for path in (
         "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
@@ -79,15 +83,6 @@ def isolating():
     return (["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user, "--pid",
              "--net", "--mount", "--ipc"],
             dict(places=list(dict.fromkeys(places)), links=links, uid=uid))
-
-
-def isolation():
-    """One line for the start of a run: the isolation of programs here."""
-    if obstacle():
-        memory = " (no memory)" if platform.system() == "Darwin" else ""
-        return f"isolation: none, rlimits{memory} alone"
-    uid = os.getuid() if program_uid() is None else f"{UIDS[0]}-{UIDS[-1]}"
-    return f"isolation: pid net mount, uid {uid}, seccomp, rlimits"
 
 
 def check_isolation(allow_unsafe):
@@ -107,19 +102,20 @@ def prepare(problems, allow_unsafe):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
         check_isolation(allow_unsafe)
-        print(isolation())
+        found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
+        print(f"isolation: {found}")
 
 
 # ------------------------------------------------------------------ running a program
 
 class LineReader:
-    """Reads the JSON lines that arrive at a file descriptor, each by a deadline.
+    """Reads the lines that arrive at a file descriptor, each by a deadline.
 
     The buffer is this class's own: poll looks at the pipe alone, and would wait for a line that one
     of Python's file objects has already taken into its buffer."""
 
-    def __init__(self, fd, most_bytes=float("inf")):
-        self.fd, self.most_bytes, self.buffer = fd, most_bytes, bytearray()
+    def __init__(self, fd):
+        self.fd, self.buffer = fd, bytearray()
         self.poll = select.poll()  # The function select() fails at descriptors from 1024 on.
         self.poll.register(fd, select.POLLIN)
 
@@ -129,21 +125,21 @@ class LineReader:
             raise TimeoutError
         return os.read(self.fd, 1 << 16)
 
-    def read(self, seconds):
-        """The next line's value. Raises TimeoutError after `seconds`, EOFError at the pipe's end,
-        ValueError for a line that is not JSON or is longer than `most_bytes`."""
+    def read(self, seconds, most_bytes=1 << 20):
+        """The next line. Raises TimeoutError after `seconds`, EOFError at the pipe's end,
+        ValueError for a line that is not UTF-8 or is longer than `most_bytes`."""
         deadline, searched = time.monotonic() + seconds, 0  # bytes without a line's end
-        while (end := self.buffer.find(b"\n", searched)) < 0:
+        while (end := self.buffer.find(b"\n", searched)) < 0 and len(self.buffer) <= most_bytes:
             searched = len(self.buffer)
             chunk = self.read_chunk(deadline - time.monotonic())
             if not chunk:
                 raise EOFError("the pipe ended before the line did")
             self.buffer += chunk
-            if len(self.buffer) > self.most_bytes:
-                raise ValueError("the line is too long")
+        if not 0 <= end <= most_bytes:
+            raise ValueError("the line is too long")
         line = self.buffer[:end]
         del self.buffer[:end + 1]
-        return json.loads(line.decode())
+        return line.decode()
 
 
 def start_runner(command, job, folder, result_fd):
@@ -175,6 +171,34 @@ def first_sender(channel, lines):
     return struct.unpack("3i", credentials[0][2])[0]
 
 
+def used_by(session):
+    """The CPU seconds of a session's processes and of those they waited for; 0 without /proc."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # It has ended.
+            if os.getsid(int(path.name)) == session:
+                stat = (path / "stat").read_text().rpartition(")")[2]
+                ticks += sum(map(int, stat.split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def next_result(lines, session, timeout, most_bytes):
+    """The runner's next line; for what it raises see LineReader.read.
+
+    The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
+    the clock (it sleeps), or at twenty times `timeout`: on a busy machine a program may wait long
+    for a core."""
+    began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
+    while True:
+        try:
+            return lines.read(1.0, most_bytes)
+        except TimeoutError:
+            now, used = time.monotonic(), used_by(session)
+            idle = now - seen.setdefault(used, now)
+            if used - min(seen) > timeout or idle > 2 * timeout or now - began > 20 * timeout:
+                raise
+
+
 def kill(process, runner):
     """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
 
@@ -190,7 +214,7 @@ def kill(process, runner):
 
 @contextlib.contextmanager
 def started(code, inputs, fn_name, timeout, memory_mb, isolated):
-    """Starts the runner; gives a function that returns its next result, or raises ValueError,
+    """Starts the runner; gives a function from a number of bytes to its next result, or ValueError,
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
 
     isolated: False gives it a temporary folder and limits alone. Raises RuntimeError if the runner
@@ -204,7 +228,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                confined=None)
     command = []
     channel, runners_end = socket.socketpair()
-    lines = LineReader(channel.fileno(), most_bytes=8 * OUTPUT)
+    lines = LineReader(channel.fileno())
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         command, job["confined"] = isolating()
@@ -216,13 +240,12 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
         try:
             try:  # The program has no part in the start.
                 runner = first_sender(channel, lines) if isolated else process.pid
-                reason = lines.read(60)
+                reason = json.loads(lines.read(60))
             except (ValueError, EOFError, TimeoutError):
                 reason = "unshare or Python ended, or took a minute"
             if reason is not None:
                 raise RuntimeError(f"the sandbox did not start: {reason}")
-            # On a busy machine a second of computing takes longer than one by the clock.
-            yield lambda: lines.read(2 * timeout + 1)
+            yield functools.partial(next_result, lines, process.pid, timeout)
         finally:
             kill(process, runner)
             with contextlib.suppress(TimeoutError):
@@ -232,6 +255,19 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
 
 
 # ------------------------------------------------------------------ testing a program
+
+# (mark, text): a line with a fence ends the block, unless it opens the next one
+BLOCK = re.compile(r"^[^`\n]*`{3,}[ \t]*+(\w*)[^`\n]*+\n((?:(?!.*```).*\n)*+).*```(?!\w)", re.M)
+
+
+def final_program(blocks, fn_name=None):
+    """The text of the last block that defines fn_name, or else of the last one: of those marked as
+    Python, else of those without a mark, else of all. blocks: matches of BLOCK, one or more."""
+    definition = rf"\bdef\s+{re.escape(fn_name)}\b" if fn_name else ""
+    return max(reversed(blocks), key=lambda block: (
+        bool(re.search(definition, block[1])), bool(re.fullmatch("py(thon)?3?", block[0], re.I)),
+        not block[0]))[1]
+
 
 def lines_equal(printed, expected):
     """LiveCodeBench's comparison: each line without outer space, as text or as exact decimals."""
@@ -251,21 +287,28 @@ def decimals(line):
     return values if all(value.is_finite() for value in values) else None
 
 
+def parsed(text):
+    """The value of a JSON text, with numbers in tuples: so 1 is 1.0, but true is not 1."""
+    return json.loads(text, parse_int=lambda n: (int(n),), parse_float=lambda x: (float(x),))
+
+
 def passes(test, result, fn_name):
-    """Does the runner's next result, which result() returns, pass this test?"""
+    """Does the runner's next result, the line of result(bytes), pass this test?"""
     if fn_name is not None:
-        return result() == json.loads(test["output"])
-    status, printed = result()
+        expected = parsed(test["output"])
+        # Nested lists take 25 times their text: none that is too long to be right is parsed.
+        return parsed(result(1024 + 4 * len(json.dumps(expected)))) == expected
+    status, printed = json.loads(result(8 * OUTPUT))
     return status == 0 and lines_equal(printed, test["output"])
 
 
-def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=512):
+def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=MEMORY_MB):
     """Does a program pass every test?
 
     tests: [{input, output, testtype}] as LiveCodeBench has them. fn_name: the function, or method
     of Solution, to call; None is input on stdin, output on stdout. timeout: seconds of computing
-    for each test (twice as many by the clock). memory_mb: of address space for each process, where
-    the system can limit it. The expected outputs stay in this process.
+    for each test (for the clock see next_result). memory_mb: of address space for each process,
+    where the system can limit it. The expected outputs stay in this process.
     Raises PermissionError where nothing isolates programs, unless the environment has
     NANORLVR_ALLOW_UNSAFE_CODE=1; ValueError without a test; RuntimeError if the sandbox fails."""
     check_isolation(os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") == "1")
@@ -276,6 +319,6 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=512):
         with started(code, inputs, fn_name, timeout, memory_mb, obstacle() is None) as result:
             # After its last call, a function's process has to end well, too.
             return (all(passes(test, result, fn_name) for test in tests)
-                    and (fn_name is None or result()[0] == 0))
+                    and (fn_name is None or json.loads(result(1024))[0] == 0))
     except (ValueError, TypeError, LookupError, EOFError, TimeoutError, RecursionError):
         return False

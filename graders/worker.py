@@ -23,6 +23,7 @@ import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from traceback import walk_tb
 
 from graders import Hedge, Unparsed, UnparsedGold
 from graders.sandbox import LineReader
@@ -51,7 +52,7 @@ class Worker:
             pass_fds=(life,), cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(life)
-        self.lines = LineReader(self.process.stdout.fileno(), most_bytes=1 << 20)
+        self.lines = LineReader(self.process.stdout.fileno())
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
@@ -67,7 +68,7 @@ class Worker:
 
     def receive(self, seconds):
         """-> [reward, fault] of the worker's next line. Raises what LineReader.read does."""
-        token, *result = self.lines.read(seconds)
+        token, *result = json.loads(self.lines.read(seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
         return result
@@ -154,7 +155,10 @@ def graded(verifiers, name, completion, answer):
     except UnparsedGold:
         return [0.0, "unparsed_gold"]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
-        return [0.0, f"error: {type(e).__name__}: {e}"[:500]]
+        places = [f"{frame.f_code.co_filename}, line {line}"
+                  for frame, line in walk_tb(e.__traceback__)]
+        own = [place for place in places if "/lib/python" not in place]  # of no package
+        return [0.0, f"error: {type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})"]
 
 
 def die_with_parent(life):

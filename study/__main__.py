@@ -2,46 +2,62 @@
 
     python -m study results            RESULTS.md and its figures, from study/results/
     python -m study measure            takes eight rollouts apart anew, in minutes
-    python -m study subsets ROLLOUT    which tokens make the gradient of a kept rollout
+    python -m study steps ROLLOUT      ratios, gradient sizes and clipping of a rollout that
+                                       train.py --save_rollouts kept, after each optimizer step
+    python -m study subsets ROLLOUT    which tokens make its gradient
+    python -m study rank RUN           how close the LM head's change is to rank one, by checkpoint
 
 The runs themselves: python -m study.runs. The second task: python -m study.worked.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 
-def write_subsets(rollout, out):
-    from analysis.__main__ import write
+def of_rollout(command, rollout, out):
+    """Writes the figure, and the numbers into a .json beside it, and prints the table."""
     from analysis.rollout import open_rollout
-    from study.anatomy import compare_subsets, subsets_table
-    from study.mechanism import draw_subsets
+    from experiment.log import numbers
+    from study import anatomy, mechanism, steps
+    measure, table, draw = dict(
+        steps=(steps.steps, steps.steps_table, steps.draw_steps),
+        subsets=(anatomy.compare_subsets, anatomy.subsets_table, mechanism.draw_subsets))[command]
     kept = open_rollout(rollout)
-    result = dict(rollout=kept.rollout, method=kept.flags["loss"], **compare_subsets(kept))
-    write(result, out or rollout.with_name(f"{rollout.stem}-subsets.png"), subsets_table,
-          draw_subsets)
+    result = dict(rollout=kept.rollout, method=kept.flags["loss"], lr=kept.flags["lr"],
+                  **measure(kept))
+    figure = out or rollout.with_name(f"{rollout.stem}-{command}.png")
+    figure.with_suffix(".json").write_text(json.dumps(numbers(result), indent=1))
+    draw(result, figure)
+    print(f"{table(result)}\nwritten: {figure}, {figure.with_suffix('.json')}")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("results", "measure", "subsets"))
-    parser.add_argument("rollout", nargs="?", type=Path, help="a file of train.py --save_rollouts")
-    parser.add_argument("--out", help="subsets: its figure; the numbers go into a .json beside it")
+    parser.add_argument("command", choices=("results", "measure", "steps", "subsets", "rank"))
+    parser.add_argument("path", nargs="?", type=Path,
+                        help="a file of train.py --save_rollouts; of rank a run's folder")
+    parser.add_argument("--out", type=Path,
+                        help="of a rollout: its figure; the numbers go into a .json beside it")
     args = parser.parse_args(argv)
-    if (args.command == "subsets") != (args.rollout is not None):
-        parser.error("subsets takes one rollout, the other commands none")
+    if (args.command in ("results", "measure")) != (args.path is None):
+        parser.error(f"{args.command} takes {'no path' if args.path else 'one path'}")
     if args.command == "measure":
         from study.anatomy import measure
         measure()
     elif args.command == "results":
         from study.page import write_results
         print(f"written: {', '.join(map(str, write_results()))}")
+    elif args.command == "rank":
+        from study.anatomy import head_ranks
+        for rollout, share in head_ranks(args.path).items():
+            print(f"rollout {rollout}: {share:.3f}")
     else:
         try:
-            write_subsets(args.rollout, args.out)
+            of_rollout(args.command, args.path, args.out)
         except ValueError as e:
-            parser.error(f"{args.rollout}: {e}")
+            parser.error(f"{args.path}: {e}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""More of an update than analysis/anatomy.py has: the gradients of subsets of the tokens, and all
-numbers that study/mechanism.py has of one kept rollout."""
+"""The anatomy of an update: the gradients of subsets of the tokens, and all numbers that
+study/mechanism.py has of one kept rollout."""
 
 import json
 import math
@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from analysis.rollout import open_rollout, walk
-from engine.loading import layers_of
+from data.recipe import BASE
+from engine.loading import layers_of, pretrained
+from experiment.files import checkpoint_folders
 from experiment.log import numbers
 from experiment.tables import markdown_table
 from losses import ppo_clip
@@ -173,6 +175,17 @@ def anatomy_of(file):
                 own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
                 clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],
                 solve_rates=kept.rewards.mean(1).tolist())
+
+
+def head_ranks(run):
+    """-> {rollout: s1^2 / sum s^2} of the singular values of the LM head's change since the run's
+    start, at each of its checkpoints: 1 is a change of rank one (FADE)."""
+    def head(folder):
+        return pretrained(folder).get_output_embeddings().weight.detach()
+    first = head(json.loads((run / "config.json").read_text())["flags"]["model"] or BASE)
+    squares = {int(folder.name[-6:]): torch.linalg.svdvals(head(folder) - first) ** 2
+               for folder in checkpoint_folders(run)}
+    return {rollout: (s[0] / s.sum()).item() for rollout, s in squares.items()}
 
 
 def measure():

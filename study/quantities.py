@@ -9,14 +9,21 @@ import math
 
 import torch
 
-from analysis.anatomy import signed_gradient, weight_on_logprob
 from analysis.rollout import walk
+from losses import weight_on_logprob
 
 LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 BANDS = dict(low=(0.0, LOW), high=(HIGH, 1.0))
 
 
 # ---------------------------------------------------------------------------- the reversal
+
+
+def signed_gradient(tokens, method):
+    """G = (1 - pi) rho A 1[not clipped] of each token (ACPO, eq. 3 and 39), times the weight of the
+    method's select, [B, T]; pi is the current policy's."""
+    weight = weight_on_logprob(method, tokens)
+    return (1 - tokens.probs) * weight * method.call(method.select, tokens)
 
 
 def uniform_mean(values, probs, band, parts=10):
@@ -50,7 +57,7 @@ def clip_status(tokens, method, probs, entropy):
     probability and its entropy, [n] each. probs and entropy [B, T] are of the policy that sampled:
     the current ones have already moved, the clipped ones most."""
     there = tokens.mask & (tokens.advantages != 0)
-    clipped = weight_on_logprob(tokens, method) == 0
+    clipped = weight_on_logprob(method, tokens) == 0
     return clipped[there], probs[there], entropy[there]
 
 

@@ -7,7 +7,9 @@ it.
     python -m study.runs map --plan          the number of runs that are missing
 
 The same command again continues: a run that was interrupted starts anew. A run is a process forked
-from this one, so that nothing is imported twice.
+from this one, so that nothing is imported twice. A line has the checksums of the code of its row
+and its verifier; where the code is another today, nothing is trained without --force, which keeps
+the line. The published lines, which have none, are kept.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import sys
 import time
 import tomllib
 import zlib
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +67,7 @@ class Planned(NamedTuple):
         return (f"{self.flags} --steps_per_rollout {self.steps} --lr {self.lr:g} "
                 f"--seed {self.seed} --rollouts {self.rollouts} {TASKS[self.task]} "
                 f"--problems_per_rollout {self.puzzles} --group_size 16 --sampler transformers "
-                f"--save_every 0 --rank_every 0 --eval_every {self.evaluate_every} "
+                f"--save_every 0 --eval_every {self.evaluate_every} "
                 "--eval_problems 100 --eval_samples 8")
 
 
@@ -105,8 +107,7 @@ def distinct_puzzles(task):
     from study import worked
     puzzles = {}
     for problem in worked.held_out() if task == "worked" else data.load(task, "test"):
-        answer = problem["answer"]
-        puzzles.setdefault(f"{sorted(answer['nums'])} {answer['target']}", problem)
+        puzzles.setdefault(data.cluster(problem), problem)
     order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
     return [puzzles[puzzle] for puzzle in order]
 
@@ -186,7 +187,7 @@ def train_run(run, folder, bases):
     train.main([*shlex.split(run.command()), "--eval_data",
                 str(problem_file(run.task, "validation", folder)), "--out", str(out)])
     model = max((out / "checkpoints").glob("rollout_*"))
-    kept = dict(id=run.id, **run._asdict(), base=bases[run.task],
+    kept = dict(id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags),
                 test=score(model, run.task, folder, out / "eval"), **numbers_of(out))
     write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
     shutil.rmtree(out)
@@ -206,6 +207,32 @@ def collect(folder):
               "".join(json.dumps(run) + "\n" for run in finished.values()))
         file.unlink()
     return len(files)
+
+
+@cache
+def code_of(flags):
+    """{definition: checksum} of the code of the row that these flags choose, and of Countdown's
+    verifier, which both tasks have."""
+    import train
+    from experiment import checksums
+    from rewards import VERIFIERS
+    args, _ = train.parse_args(shlex.split(flags))
+    return args.checksums[f"row {args.loss}"] | checksums.of_code([VERIFIERS["countdown"]])
+
+
+def of_other_code(plan):
+    """-> the planned runs whose finished line is of other code than today's, and the names of what
+    differs."""
+    runs, names = [], set()
+    for of in plan.values():
+        finished = read_finished(of[0].part)
+        for planned in of:
+            old = finished.get(planned.id, {}).get("code")
+            new = old and code_of(planned.flags)
+            if new != old:
+                runs.append(planned)
+                names |= {name for name in {**old, **new} if old.get(name) != new.get(name)}
+    return runs, sorted(names)
 
 
 def missing(plan):
@@ -287,6 +314,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after so long")
     parser.add_argument("--plan", action="store_true", help="only say what is missing")
+    parser.add_argument("--force", action="store_true", help="keep finished runs of other code")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(plan):
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
@@ -297,6 +325,11 @@ def main():
     folder = claimed(args.folder)
     tasks = {runs[0].task for runs in plan.values()}
     bases = warm_up(tasks)
+    others, names = of_other_code(plan)
+    if others and not args.force:
+        sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
+                 f"{others[0].part}, are of other code: {', '.join(names)} changed since. --force "
+                 f"keeps them; without their lines in {RESULTS} they are trained again")
     failed = fork_all(lambda: sorted(tasks - set(read_bases())), partial(score_base, folder=folder),
                       jobs=1)
 

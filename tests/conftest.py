@@ -4,20 +4,19 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# BENCHMARKS=folder: files with rows of the sets of data/sets.py, and ../graders/pairs.jsonl with
+# labelled pairs of answers. They are no part of the project
+BENCHMARKS = os.environ.get("BENCHMARKS") and Path(os.environ["BENCHMARKS"]).resolve()
+needs_benchmarks = pytest.mark.skipif(not BENCHMARKS, reason="no BENCHMARKS=folder is given")
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # one thread, before torch is imported: threads that fight for cores are several times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's cache of compiled code, of which vLLM needs a little, does not ask for which instructions
-# of the CPU it was compiled
-if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/inductor_{capability}"
 # a shell's background job ignores Ctrl-C, and would hand that on to the processes of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,6 +44,14 @@ SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
 
 
+def between(values):
+    """A threshold near the median of values that is none of them, nor one but for rounding: the
+    middle of the widest gap among the eight around the median."""
+    middle = values.sort().values[len(values) // 2 - 4:][:8]
+    i = middle.diff().argmax()
+    return middle[i:i + 2].mean().item()
+
+
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only the tests of every minute")
 
@@ -53,6 +60,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "quick: a test of --quick in a file that is none")
     config.addinivalue_line("markers", "slow: no test of --quick in a file that is one")
     config.addinivalue_line("markers", "draws: its runs draw their curves")
+    config.addinivalue_line("markers", "benchmarks: it can use the files of BENCHMARKS")
     if config.getoption("--quick"):
         os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
 

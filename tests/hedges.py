@@ -1,12 +1,14 @@
 """Answers as a policy would write them to be paid for nothing: each names the gold answer, and
 hedges, or is wrong.
 
-    python tests/hedges.py [EVERY]       tries them, or one of EVERY, and counts those accepted
+    python tests/hedges.py [EVERY]             tries them, or one of EVERY, counts those accepted
+    python tests/hedges.py --universal COUNT   tries answers that depend on no question
 
-The gold answers are those of the benchmarks in ../shared, where there are any, and GOLDS.
+The gold answers are GOLDS, and those of the benchmarks in the folder BENCHMARKS.
 """
 
 import json
+import os
 import random
 import re
 import sys
@@ -14,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ROOT.parent / "shared" / "benchmarks"
+BENCHMARKS = os.environ.get("BENCHMARKS")
 GOLDS = r"""5 | -3 | 27.0 | 073 | 0.006 | 4.5e33 | -1./3 | 10,\!080 | \$32,\!348 | 1\frac{4}{5}
     62.5% | \frac{3}{4} | \frac43 | 2^{1009} | 3\sqrt{13} | \frac{\pi}{4} | 11\sqrt2 | 8!
     \binom{9}{4} | e-1 | 90^\circ | 15\mbox{ cm}^2 | 6 \text{ seconds} | 1+274i | 52_8
@@ -75,6 +77,44 @@ NUMBERS = r"""\pm {g} | \pm({g}) | {g} \pm 1 | \pm {g}, {w} | -({g}) | 2({g}) | 
 LONG = "{g}.{z}1 | {g}{z} | {z}1{g} | {g}{n} | 1{g} | {g}0 | -{g}"
 VALUES = ("987", "-\\frac{43}{7}", "6543.21", "2\\sqrt{91}")
 
+# Answers that depend on no question: <e> is an expression, <u> one that is not finite or not
+# defined, <z> of terms that cancel, <h> a huge number. KINDS are gold answers, no two equal.
+GRAMMAR = dict(
+    answer=r"""<e> | <e> | <e> | <e> | <u> <e> | <e>, <e> | <e>, <e>, <e> | (<e>, <e>)
+    (<e>, <e>] | [<e>, <e>) | [<e>, <e>] | (<e>, <e>, <e>) | <e> \pm <e> | \pm <e> | <e> = <e>
+    <z> = <z> | x = <e> | f(x) = <e> | y = <e> | x > <e> | x \le <e> | <e> < x \le <e> | <e> <e>
+    x < <e> \text{ or } x > <e> | x > <e> \text{ and } x > <e> | (<e>, <e>) \cup [<e>, <e>]
+    |x| < <e> | x \ne <e> | x \in (<e>, <e>) | \mathbb{R} \setminus \{<e>\} | <e>\% | <e>^\circ
+    <e> \text{ cm} | <e> \text{ C} | \text{(C)} <e> | \begin{pmatrix} <e> \\ <e> \end{pmatrix}
+    \begin{pmatrix} <e> & <e> \\ <e> & <e> \end{pmatrix} | \{x : x > <e>\} | <e>:<e> | <a>:30
+    <e> \approx <e> | <e>_<a> | \{(<e>, <e>)\} | \emptyset | \mathbb{<s>} | \{\} | <e> \equiv <e>
+    \begin{cases} <e> \\ <e> \end{cases} | \boxed{<e>} | <e> \cup <e> | <e>; <e> | \{<e>, <e>\}""",
+    e=r"""<a> | <a> | <u> | <u> | <z> | <u>+<a> | <u>-<u> | <z>+<a> | <e>+<e> | <e>-<e> | (<e>)(<e>)
+    <e> \cdot <e> | \frac{<e>}{<e>} | <e>/<e> | (<e>)^{<e>} | (<e>)^<a> | \sqrt{<e>} | |<e>|
+    \sqrt[<a>]{<e>} | \lfloor <e> \rfloor | \lceil <e> \rceil | (<e>)! | \binom{<e>}{<e>} | <f>(<e>)
+    <f> <a> | e^{<e>} | \log_{<e>} <e> | i(<e>) | \overline{<e>} | -(<e>) | <h>(<e>) | x(<e>)
+    0(<e>) | \max(<e>, <e>) | <e>\% | \frac{d}{dx} <e> | \frac{d <x>}{d <x>} | (<e>)_<a>""",
+    a=r"0 | 1 | 2 | 7 | -1 | 0.5 | 1.0 | 1e9 | \pi | e | i | \infty | -\infty | <x> | <h> | f(<x>)",
+    x=r"x | n | y | t | N | \theta | a_1 | k",
+    h=r"10^{99} | 9^{99} | 99! | 10^{25} | 10^{-99} | 10^{999} | 9^{9^9} | 2^{2^{20}} | 10^9 | 0",
+    f=r"""\sin | \cos | \tan | \cot | \ln | \log | \exp | \arcsin | \arctan | \sinh | \tanh | \sec
+    \Gamma | \zeta | f | \sgn | \Re | \arg | \det""",
+    u=r"""\infty | \infty-\infty | \infty+i\infty | i\infty | \frac{<e>}{0} | \frac{0}{0} | 0^0
+    \log 0 | \ln 0 | \tan(\frac{\pi}{2}) | \log_0 <e> | \log_1 <e> | 1^\infty | \infty^0 | (-1)!
+    0 \cdot \infty | \frac{\infty}{\infty} | |\infty| | \sin \infty | e^{\infty} | e^{-\infty}
+    \infty! | \binom{<a>}{\infty} | \lim_{x \to \infty} <e> | \lim_{x \to 0} \frac{1}{x} | 0^{-1}
+    \sum_{k=1}^{\infty} <e> | \prod_{k=1}^{\infty} <e> | \int_0^\infty <e> dx | O(<e>) | \nabla <e>
+    <e> \bmod 0 | \Gamma(0) | \zeta(1) | \sqrt{-\infty} | \infty \infty | \frac{1}{<z>} | \ln(<z>)
+    |\infty|+1.0 | |i\infty|-2.0""",
+    z=r"""<h>\sin^2 <a>+<h>\cos^2 <a>-<h> | <h>(\sin^2(<a>)+\cos^2(<a>)-1) | e^{i\pi}+1 | <a>-<a>
+    10^{99}\sin^2(1)+10^{99}\cos^2(1)-10^{99} | 10^{99}\cosh^2 x-10^{99}\sinh^2 x-10^{99}
+    9^{99}\sqrt{3+2\sqrt{2}}-9^{99}\sqrt{2}-9^{99} | \sqrt{3+2\sqrt{2}}-\sqrt{2}-1
+    99!\ln 6-99!\ln 2-99!\ln 3 | \frac{x^2-1}{x-1}-x-1 | <h>-<h> | (<h>+<a>)-<h> | 0(<e>)""",
+    s="R | C | N | Z | Q")
+KINDS = r"""5 | \frac{3}{7} | 2.75 | \sqrt{13} | 7\pi | 1+2i | n^2 | \sin x | 1,2 | \{3,5,11\}
+    (4,3) | (4,8,6) | [2,7) | (0,9) \cup (9,36) | y = 2x+3 | \begin{pmatrix} 1 \\ 2 \end{pmatrix}
+    (C)"""
+
 
 def split(table):
     """The templates of a table: in a line, | with spaces stands between them."""
@@ -84,7 +124,7 @@ def split(table):
 def golds():
     """-> (gold answer, question): the project's, then the benchmarks', each once."""
     rows = [(gold, "What is $x$?") for gold in split(GOLDS)]
-    for path in sorted(BENCHMARKS.glob("*.jsonl")):
+    for path in sorted(Path(BENCHMARKS).glob("*.jsonl")) if BENCHMARKS else ():
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             gold = row.get("final_answer", row.get("answer"))
             if "1" in row:
@@ -133,6 +173,26 @@ def hedges(gold, question):
         yield re.sub(r"\{([gqwabzns])\}", lambda m: str(fill[m[1]]), template)
 
 
+def made(symbol, rng, depth=0):
+    """A random answer of GRAMMAR, or a part of one. Expressions end in atoms at depth 3."""
+    rule = rng.choice(split(GRAMMAR["a" if depth > 2 and symbol in "euz" else symbol]))
+    return re.sub("<([a-z]+)>", lambda part: made(part[1], rng, depth + 1), rule)
+
+
+def universal(seed, count, seconds=2):
+    """-> [(answer, those of KINDS that it is paid for)] of `count` random answers that are paid for
+    two or more. One that takes longer than `seconds` is not tried on all."""
+    from graders.math_equal import equal
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        answer, began, paid = made("answer", rng), time.process_time(), []
+        for gold in split(KINDS):
+            if time.process_time() - began < seconds and equal(answer, gold):
+                paid.append(gold)
+        found += [(answer, paid)] if len(paid) > 1 else []
+    return found
+
+
 def accepted(rows, every=1):
     """-> the number of hedges on these (gold, question), and those that are taken for right; of
     `every` hedges the first."""
@@ -143,7 +203,13 @@ def accepted(rows, every=1):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    began, rows = time.process_time(), golds()
+    began = time.process_time()
+    if "--universal" in sys.argv:
+        found = universal(seed=0, count=int(sys.argv[2]))
+        print(*found, f"{sys.argv[2]} answers: {len(found)} universal, "
+              f"{time.process_time() - began:.0f} s", sep="\n")
+        sys.exit()
+    rows = golds()
     count, taken = accepted(rows, int(sys.argv[1]) if len(sys.argv) > 1 else 1)
     for hedge, gold in taken[:200]:
         print(f"accepted for {gold}: {hedge[:200]}")

@@ -123,8 +123,8 @@ def gap_of(model):
             weight.mul_(1.1)
     engine.load_weights(parallel.weights(p))
     prompts = [[10, 11, 12 + i] for i in range(5)]
-    groups = parallel.map_over_engines(lambda share, e: engine.sample(
-        share, 4, seed=seed_of(e), temperature=1.0, max_tokens=8), prompts)
+    groups = parallel.map_over_engines(lambda share, seed: engine.sample(
+        share, 4, seed=seed, temperature=1.0, max_tokens=8), prompts, seed_of)
     batch = policy.make_batch([q for q, gs in zip(prompts, groups) for _ in gs],
                               [c for gs in groups for c in gs])
     gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import data
-from analysis import anatomy, figures, rollout, runs
+from analysis import figures, rollout, runs
 from analysis.__main__ import COMMANDS, main, make_parser
 from conftest import ROOT
 from engine.loading import load
 from engine.sampler import Completion
 from experiment import log
-from losses import METHODS, Tokens
 
 
 def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None):
@@ -84,7 +83,7 @@ def test_table(folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command, points", [
-    ("curves", [4, 4, 3, 3, 3, 0]), ("p3o", [2, 0, 2, 0, 0, 0]), ("fade", [0, 0, 3, 0, 0, 0]),
+    ("curves", [4, 4, 3, 3, 3, 0]), ("p3o", [2, 0, 2, 0, 0, 0]), ("fade", [0, 0, 3, 0, 0, 3]),
     ("passk", [2])])
 def test_figures_of_runs(folders, tmp_path, drawn, command, points):
     """Points of the longest line of each panel."""
@@ -188,7 +187,7 @@ def test_a_seed_counts_once(tmp_path, capsys):
     main(["table", *map(str, (first, last, short, other))])
     said = capsys.readouterr()
     assert "| c | grpo | 2 | 3 | 2 |" in said.out and said.out.count("| grpo |") == 1
-    assert "a seed of a setting counts once" in said.err
+    assert "analysis: c (seed 0) is given twice; a seed of a setting" in said.err
     main(["table", str(last), str(other)])
     assert capsys.readouterr().err == ""
 
@@ -211,7 +210,7 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
     (damaged / "metrics.jsonl").write_bytes(b"\xff\n")
     for args, message in (
             (["table", damaged], "damaged: a file of the run is damaged: "),
-            (["tokens", __file__], "no rollout that"), (["steps", file], "no rollout that"),
+            (["tokens", __file__], "no rollout that"), (["tokens", file], "no rollout that"),
             (["tokens", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
             (["tokens", file, "--methods", "grpo,"], "no such method: ; there are"),
             (["tokens", file, "--methods", "grpo, grpo --eps_lwo 0.1"],
@@ -223,13 +222,13 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["table", folders[0], "--model", "x"], "--model is no flag"), (["table"], "required"),
             (["table", tmp_path / "nope"], "nope: no run's folder"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
-            (["steps", file, file], "steps takes one file that train.py --save_rollouts kept"),
-            (["steps", tmp_path / "nope.pt"], "steps takes one file"),
-            (["steps", empty], "steps takes one file"),
-            (["steps", file, "--lr", "0"], "--lr must be 1e-12 or more"),
-            (["steps", file, "--lr", "nan"], "--lr must be 1e-12 or more"),
-            (["steps", file, "--lr", "fast"], "fast"),
-            (["steps", file, "--steps", "-1"], "1 or more"),
+            (["tokens", file, file], "tokens takes one file that train.py --save_rollouts kept"),
+            (["tokens", tmp_path / "nope.pt"], "tokens takes one file"),
+            (["tokens", empty], "tokens takes one file"),
+            (["tokens", file, "--lr", "0"], "--lr must be 1e-12 or more"),
+            (["tokens", file, "--lr", "nan"], "--lr must be 1e-12 or more"),
+            (["tokens", file, "--lr", "fast"], "fast"),
+            (["tokens", file, "--steps", "-1"], "1 or more"),
             (["passk", folders[3]], "--eval_every"), (["nope", file], "nope is none of"),
             (["curves", folders[0], "--out", empty], "no file in a folder"),
             (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "no file in a folder")):
@@ -270,69 +269,18 @@ def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
         assert torch.equal(value, after[name]), name
 
 
-def test_steps(kept_run, tmp_path, capsys):
-    file = shutil.copy(kept_run / "rollouts" / "rollout_000001.pt", tmp_path)
-    main(["steps", str(file)])
-    said = capsys.readouterr().out
-    figure, numbers = (tmp_path / f"rollout_000001-steps.{end}" for end in ("png", "json"))
-    assert said.splitlines()[-1] == f"written: {figure}, {numbers}"
-    assert figure.stat().st_size > 10_000
-    result = json.loads(numbers.read_text())
-    assert (result["rollout"], result["method"], result["lr"]) == (1, "fade", 1e-3)
-    start, *after = result["steps"]
-    assert len(after) == 4 and start["clip_frac"] == 0 and start["ess"] == pytest.approx(1)
-    for line in result["steps"]:
-        assert len(line["bins"]) == 10
-        assert sum(b["gradient"] for b in line["bins"]) == pytest.approx(1, abs=1e-5)
-    # before the first step all ratios are 1: G is (1 - pi) A
-    assert all(b["clipped"] in (0, None) for b in start["bins"])
-    assert start["bins"][5]["size"] > start["bins"][9]["size"] > 0
-    assert after[-1]["bins"][5]["ratio_std"] > 0 and after[-1]["clip_frac"] > 0
-    table, explained = said.split("\n\n")[:2]
-    for column in [cell.strip() for cell in table.split("|---")[0].split("|")[1:-1]]:
-        assert column.removeprefix("A < 0: ").removeprefix("A > 0: ").split(",")[0] in explained
-
-
-def test_gradient_sizes_are_those_of_the_formula():
-    """(1 - pi) rho |A| where PPO does not clip, 0 where it does."""
-    pi, ratio, advantage = torch.tensor([[[0.1, 0.1, 0.9, 0.9]], [[1.1, 1.5, 1.5, 0.5]],
-                                         [[2.0, 2.0, -1.0, -1.0]]], dtype=torch.float64)
-    tokens = Tokens(pi.log(), (pi / ratio).log(), advantage, torch.ones(1, 4, dtype=torch.bool),
-                    torch.zeros_like(pi))
-    method = METHODS["grpo"]
-    weight = anatomy.weight_on_logprob(tokens, method)
-    assert weight[0].tolist() == pytest.approx([2.2, 0, -1.5, 0])
-    table = {(b["sign"], b["bin"]): b for b in anatomy.token_statistics(tokens, method)}
-    low, high = table[1, 0], table[-1, 4]
-    assert (low["tokens"], low["clipped"], low["weight"]) == (2, 0.5, pytest.approx(0.55))
-    assert (low["size"], high["size"]) == (pytest.approx(0.9 * 1.1), pytest.approx(0.1 * 1.5 / 2))
-    assert low["gradient"] == pytest.approx(1.98 / (1.98 + 0.15))
-    assert low["ratio_std"] == pytest.approx(0.2) and high["ratio_std"] == pytest.approx(0.5)
-    assert table[1, 4]["tokens"] == 0 and math.isnan(table[1, 4]["clipped"])
-
-
-def test_a_selection_has_no_gradient_outside_of_it(kept):
-    """top_entropy's other tokens carry nothing, and are not called clipped."""
-    tokens, method = kept.tokens(), METHODS["top_entropy"]
-    size = anatomy.signed_gradient(tokens, method).abs()[tokens.mask]
-    assert 0.05 < (size > 0).float().mean() <= 0.25
-    table = anatomy.token_statistics(tokens, method)
-    assert all(line["clipped"] == 0 or not line["tokens"] for line in table)
-    assert sum(line["gradient"] for line in table) == pytest.approx(1, abs=1e-5)
-
-
 def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
     file, changed = kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "changed.pt"
     saved = torch.load(file)
-    for change, message in ((dict(rewards=torch.zeros(8, 8)), "none of its completions"),
+    for change, message in ((dict(shaped_rewards=torch.zeros(8, 8)), "none of its completions"),
                             (dict(flags={**kept.flags, "lora_rank": 4}), "adapters"),
                             (dict(flags={**kept.flags, "loss": "mine"}), "KeyError: 'mine'")):
         torch.save({**saved, **change}, changed)
         with pytest.raises(ValueError, match=message):
             rollout.open_rollout(changed)
-    assert "nope cannot be used" in refused(capsys, "steps", file, "--model", tmp_path / "nope")
+    assert "nope cannot be used" in refused(capsys, "tokens", file, "--model", tmp_path / "nope")
     with pytest.raises(ValueError, match="do not divide"):
-        anatomy.steps(kept, 7)
+        next(rollout.walk(kept, 7))
 
 
 def test_what_is_logged_is_json():

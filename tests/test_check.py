@@ -61,6 +61,20 @@ def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeyp
         assert failing(capsys, "--dtype", "bfloat16", *few) == [AFTER_SYNC] * (keeps is not kept[0])
 
 
+def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
+    """Adapters are 0 when a run starts: the check gives them noise."""
+    flags = ["--lora_rank", "2"]
+    assert failing(capsys, *flags) == []
+    own = parallel.weights
+
+    def weights(policy):
+        for name, value in own(policy):
+            base_layer = name.replace("down_proj.weight", "down_proj.base_layer.weight")
+            yield name, policy.model.state_dict().get(base_layer, value)
+    monkeypatch.setattr(parallel, "weights", weights)
+    assert failing(capsys, *flags) == [AFTER_SYNC]
+
+
 def test_a_wrong_temperature(base, capsys, monkeypatch):
     own = TransformersSampler.generate
     monkeypatch.setattr(TransformersSampler, "generate", lambda self, prompts, n, settings: own(

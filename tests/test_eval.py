@@ -19,11 +19,18 @@ import data
 import eval
 from conftest import ROOT
 from engine.completion import Completion, seed_of
-from eval import benchmark_results, majority, summarise, vote
 from experiment.log import line
-from experiment.stats import interval, pass_at_k, powers_of_two
+from experiment.stats import (
+    benchmark_results,
+    interval,
+    paired,
+    pass_at_k,
+    powers_of_two,
+    standard_error,
+    summarise,
+)
 from experiment.tables import results_table
-from graders import sandbox
+from graders import sandbox, votes, worker
 
 SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 
@@ -44,10 +51,20 @@ def test_pass_at_k_is_the_share_of_choices_with_a_correct_one():
 
 @pytest.mark.quick
 def test_majority():
-    assert majority(["1", "2", "2"], [1.0, 0.0, 0.0]) == 0
-    assert majority(["1", "1", "2"], [1.0, 1.0, 0.0]) == 1
-    assert majority(["1", "2"], [1.0, 0.0]) == 0.5  # equally frequent: the mean of both
-    assert majority([None, None, "1"], [0.0, 0.0, 1.0]) == 1 and majority([None], [0.0]) == 0
+    assert votes.majority(["2", "2"], 1) == 0 and votes.majority(["2"], 2) == 1
+    assert votes.majority(["2"], 1) == 0.5  # equally frequent: the mean of both
+    assert votes.majority([], 1) == 1 and votes.majority([], 0) == 0
+    # what equals is one answer; nothing is compared where that changes nothing
+    two, asked = ["x+1", "1+x"], []
+
+    def equal(a, b):
+        asked.append((a, b))
+        return {a, b} == set(two)
+    assert votes.majority(two, 1, equal) == 0 and votes.majority(two, 1) == 1 / 3
+    assert votes.majority([*two, "3"], 2, equal) == 0.5
+    assert votes.majority(["0.5", "1/2"], 1, equal) == 0 and ("0.5", "1/2") not in asked
+    asked.clear()
+    assert votes.majority(two, 0, equal) == 0 and votes.majority(two, 3, equal) == 1 and not asked
 
 
 @pytest.mark.parametrize("answer, same", [
@@ -55,7 +72,7 @@ def test_majority():
     ("0.5", "\\frac{1}{2}"), ("Evelyn", "\\text{evelyn}"), ("[" * 200_000,) * 2])
 def test_votes_are_quick_and_of_values(answer, same):
     began = time.process_time()
-    assert vote(f"<answer>{answer}</answer>") == vote(f"<answer>{same}</answer>")
+    assert votes.key(answer) == votes.key(same)
     assert time.process_time() - began < 10
 
 
@@ -66,39 +83,70 @@ def test_interval():
     assert interval([0.5] * 9) == interval([0.5]) == (0.5, 0.5)
 
 
+@pytest.mark.quick
+def test_what_was_not_seen_has_a_bound():
+    """Clopper and Pearson's of 0 in n: the share p with (1 - p)^n = 1/40."""
+    for n, bound in ((1, 0.975), (8, 0.3694), (100, 0.0362)):
+        assert interval([0.0] * n, None, (0, 1)) == pytest.approx((0, bound), abs=1e-4)
+        assert interval([1.0] * n, None, (0, 1)) == pytest.approx((1 - bound, 1), abs=1e-4)
+        assert interval([0.5] * n, None, (0, 1))[1] == pytest.approx(0.5 + bound / 2, abs=1e-4)
+        same = paired({"x": [0.25] * n}, {"x": [0.25] * n}, range(n))["x"]
+        assert (same["low"], same["high"]) == pytest.approx((-bound, bound), abs=1e-4)
+    assert interval([0.0] * 8, "aaaabbbb", (0, 1)) == interval([0.0] * 2, None, (0, 1))
+
+
+@pytest.mark.quick
+def test_errors_are_over_clusters():
+    """Problems that come twice tell no more than once; other clusters by hand."""
+    values, twice = [0.0, 0.25, 1.0, 0.5], [0.0, 0.25, 1.0, 0.5] * 2
+    assert standard_error(twice, "abcdabcd") == pytest.approx(standard_error(values))
+    assert standard_error(twice) < 0.7 * standard_error(values)
+    assert interval(twice, "abcdabcd") == interval(values)
+    # the deviations of a are -0.5 and -0.5, of b 0.5 and 0.5: sqrt(2 x (1 + 1)) / 4
+    assert standard_error([0.0, 0.0, 1.0, 1.0], "aabb") == 0.5
+    assert standard_error([0.0, 1.0], "aa") is None
+    shuffled = [dict(reward="countdown", answer=dict(nums=nums, target=9)) for nums in (
+        [1, 2, 3], [3, 1, 2], [3, 3, 2])]
+    for problems in (shuffled, [dict(reward="math", prompt=prompt) for prompt in "aab"]):
+        a, same, b = map(data.cluster, problems)
+        assert a == same != b
+
+
 def rows_with(correct, n):
     """The rows of one problem, of which `correct` are right."""
-    row = dict(completion="", truncated=False, tokens=3)
+    row = dict(completion="", truncated=False, tokens=3, fault=None)
     return [dict(row, score=float(i < correct)) for i in range(n)]
 
 
 def test_standard_errors_are_over_problems():
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
-    scores = summarise(groups, [1, 2, 4])
+    problems = [dict(reward="own", prompt=str(i)) for i in range(4)]
+    scores = summarise(problems, groups)
     of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
                    "pass@2": [1, 5 / 6, 0, 0.5], "pass@4": [1, 1, 0, 1]}
-    assert set(scores) == {"reward", "truncated_frac", "mean_length", *of_problems,
-                           *(f"{name}_stderr" for name in of_problems)}
+    assert set(scores) == {"reward", "unreadable_frac", "truncated_frac", "mean_length",
+                           *of_problems, *(f"{name}_stderr" for name in of_problems)}
     for name, values in of_problems.items():
         assert scores[name] == pytest.approx(np.mean(values))
         assert scores[f"{name}_stderr"] == pytest.approx(np.std(values, ddof=1) / 4**0.5)
-    results = benchmark_results([dict(reward="countdown")] * 4, groups, [1, 2, 4])
-    table = results_table({"own": results}, [1, 2, 4])
+    results = benchmark_results(problems, groups)
+    table = results_table({"own": results})
     assert f"(n=4, se {scores['mean@4_stderr']:.3f})" in table and "| 0.750 (0.250) |" in table
-    results = benchmark_results([dict(reward="countdown")], [rows_with(1, 2)], [1, 2])
+    results = benchmark_results(problems[:1], [rows_with(1, 2)])
     assert [value for name, value in results.items() if "err" in name] == [None] * 3
-    assert "se -" in results_table({"own": results}, [1, 2])  # of one problem
+    assert "se -" in results_table({"own": results})  # of one problem
 
 
 def test_only_a_reward_of_1_is_right_and_others_are_shown_beside_the_share():
     for rewards, right in (([1, 0.5], 0.5), ([-1, 0.25], 0), ([1, 1], 1)):
-        group = [dict(score=reward, truncated=False, tokens=1) for reward in rewards]
-        assert summarise([group], [1])["mean@2"] == right
+        group = [dict(score=reward, truncated=False, tokens=1, fault=None) for reward in rewards]
+        assert summarise([dict(reward="own", prompt="?")], [group])["mean@2"] == right
     rows = rows_with(1, 4)
     rows[1]["score"] = rows[2]["score"] = 0.5
-    results = benchmark_results([dict(reward="own")] * 2, [rows, rows_with(2, 4)], [1])
+    problems = [dict(reward="own", prompt=str(i)) for i in range(2)]
+    results = benchmark_results(problems, [rows, rows_with(2, 4)])
     assert results["mean@4"] == 0.375 and results["reward"] == 0.5
-    assert results_table({"own": results}, [1]).endswith("| 0.500 |")
+    assert results_table({"own": results}).endswith("| 0.500 |")
     record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
     assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
     assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
@@ -141,8 +189,7 @@ def refused(capsys):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
-    ("--k 32 --samples 16", "--k 32"), ("--k x", "--k: invalid whole_numbers value: 'x'"),
-    ("--k 2 --completions {tmp}/few.jsonl --limit 1", "--k 2"), ("--top_p 2", "--top_p"),
+    ("--top_p 2", "--top_p"),
     ("--temperature 0.0009", "--temperature must be 0 (greedy) or at least 0.001"),
     ("--temperature nan", "--temperature"), ("--samples 0", "--samples must be 1 or more"),
     ("--split dev", "--split"), ("--sampel 3", "--sampel"), ("--model {tmp}", "no config.json"),
@@ -158,7 +205,8 @@ def refused(capsys):
     ("--completions {tmp}/none.jsonl", "--completions: there is no file {tmp}/none.jsonl"),
     ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),
     ("--benchmarks livecodebench --data_dir {tmp} --lcb_release v1", "--lcb_release is for the"),
-    ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl", "has 0 completions of problem"),
+    ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl",
+     "few.jsonl has completions of countdown, and none of {tmp}/own.jsonl"),
     ("--completions {tmp}/few.jsonl", "--limit N takes the first N problems"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),
     ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}")])
@@ -183,7 +231,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monke
 @pytest.mark.parametrize("flags, words", [
     (["--limit", "2", "--max_tokens", "4090"], "4096 positions"),
     (["--benchmarks", "{tmp}/own.jsonl"],
-     "--max_prompt_tokens 32: the prompt of problem 1 has 33 tokens"),
+     "--max_prompt_tokens 32: the prompt of problem 1 has 33 tokens, and a benchmark's score"),
+    (["--template_kwargs", "[1]", *SMALL], "--template_kwargs is a JSON object, such as "),
+    (["--template_kwargs", "{{\"x\": 1}}", *SMALL], "has no variable x to be set"),
     (["--model", "{small}", *SMALL], "--model {small}: --sampler transformers cannot load it: "),
     (["--sampler", "vllm", *SMALL], "--sampler vllm cannot load it: ")])
 def test_a_model_that_cannot_sample_them_is_refused(flags, words, small, tmp_path, refused,
@@ -225,7 +275,6 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert result["interval"][0] < 0.75 < result["interval"][1]
     table = capsys.readouterr().out
     assert f"| {own} | 20 | 0.750 (n=2" in table and (out / "eval.md").read_text() == table
-    assert (out / "passk.png").exists()
     rows = [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows[::2]] == [str(i) for i in range(20)]
     assert {row["score"] for row in rows} == {0, 1}
@@ -240,7 +289,7 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
         file = write(tmp_path / f"{name}-given.jsonl", rows)
         eval.main([*flags, "--completions", file, "--out", str(tmp_path / name)])
     again = [*flags, "--completions", tmp_path / "new-given.jsonl", "--out", tmp_path / "new",
-             "--k", "2", "--against"]
+             "--against"]
     capsys.readouterr()
     eval.main([*map(str, again), str(tmp_path / "base")])
     table = capsys.readouterr().out
@@ -256,16 +305,20 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
     sampled.run("whole")  # a complete folder is compared without a model, other problems not at all
     sampled.run("other", "--against", str(tmp_path / "whole"))
     sampled.run("other", "--against", str(tmp_path / "whole"))
-    assert not sampled.sampler.asked and "| +0.000 | +0.000 to +0.000 |" in capsys.readouterr().out
+    assert not sampled.sampler.asked and "| +0.000 | -0.522 to +0.522 |" in capsys.readouterr().out
     error = refused(*sampled.flags, "--out", tmp_path / "third", "--against", tmp_path / "base")
+    assert (f"--against: {tmp_path}/base/completions.jsonl has completions of {own}, and none of "
+            f"{', '.join(sampled.own[1:])}\n") in error
+    error = refused(*sampled.flags, "--benchmarks", own, "--out", tmp_path / "third", "--against",
+                    tmp_path / "base")
     assert "has 0 completions of problem 2, not 2" in error and not sampled.sampler.asked
 
 
-def test_majority_of_mathematical_answers(tmp_path):
+def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     given, out = tmp_path / "given.jsonl", tmp_path / "out"
     own = write(tmp_path / "own.jsonl", [dict(prompt="?", answer="1/2", reward="math")])
     # two spellings of one answer win
-    texts = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{3}", "no answer"]
+    texts = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{x+1}", "no answer"]
     rows = [dict(benchmark=own, id=0, completion=text) for text in texts]
     given.write_text("\n".join(map(json.dumps, rows)))  # the last line has no end
     flags = ["--completions", str(given), "--benchmarks", f"{own}, {own}", "--out", str(out)]
@@ -276,8 +329,29 @@ def test_majority_of_mathematical_answers(tmp_path):
     assert settings["samples"] is settings["temperature"] is None  # nobody knows
     rows.append(dict(rows[0], completion="\\boxed{1/2}"))
     write(given, rows)
-    eval.main([*flags, "--k", "5"])  # a flag that leaves the completions as they are
+    eval.main([*flags, "--allow_unsafe_code"])  # a flag that leaves the completions as they are
     assert results_in(out)[own]["mean@5"] == 0.6
+    rows += [dict(rows[0], completion=f"\\boxed{{{text}}}") for text in ("1+x", "1 + x", "x + 1")]
+    write(given, rows)
+    eval.main(flags)  # four of another answer, in three spellings, win
+    assert results_in(out)[own]["maj@8"] == 0 and results_in(out)[own]["mean@8"] == 3 / 8
+    own_jobs = worker.run_jobs
+    monkeypatch.setattr(worker, "run_jobs", lambda module, *jobs: (
+        [[0.0, "timeout", 60.0]] if module == "graders.votes" else own_jobs(module, *jobs)))
+    eval.main(flags)  # comparing them takes too long: by their texts
+    assert results_in(out)[own]["maj@8"] == 1
+
+
+def test_unreadable_answers_are_counted_and_said(tmp_path, capsys):
+    own = own_file(tmp_path / "own.jsonl", 4)
+    for texts, share in ((["\\boxed{1}", "1", "so 1"], 2 / 3), (["\\boxed{1}", "\\boxed{2}"], 0)):
+        given, out = tmp_path / "given.jsonl", tmp_path / f"out-{len(texts)}"
+        write(given, [dict(benchmark=own, id=i, completion=t) for i in range(4) for t in texts])
+        eval.main(["--completions", str(given), "--benchmarks", own, "--out", str(out)])
+        said, result = capsys.readouterr().out, results_in(out)[own]
+        assert result["unreadable_frac"] == pytest.approx(share) and f"| {share:.3f} | " in said
+        sentence = f"{own}: in 67% of the completions no answer can be read; is the --template"
+        assert (sentence in said) == (sentence in (out / "eval.md").read_text()) == (share > 0.5)
 
 
 class Sampler:
@@ -378,6 +452,7 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
+    template_kwargs="{}",
     lcb_release="v1", lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16", sampler="other",
     head_dtype="float32", completions="given.jsonl", seed=1)
 
@@ -402,7 +477,7 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(flag, claimed, cap
         eval.begin(SimpleNamespace(**{**vars(args), flag: OTHER[flag]}), [problem], out, 1)
     words = f"was begun with --{flag} {getattr(args, flag)}, not {OTHER[flag]}\n"
     assert stop.value.code == 2 and words in capsys.readouterr().err
-    free = SimpleNamespace(**{**vars(args), "k": [1], "allow_unsafe_code": True})
+    free = SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": True})
     assert len(eval.begin(free, [problem], out, 1)) == 1
 
 

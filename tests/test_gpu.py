@@ -343,14 +343,14 @@ def full_gpu(*_, **__):
 
 
 @pytest.mark.parametrize("owner, name, said", [
-    (hf_sampler.TransformersSampler, "sample", "sampling"), (train, "compute_logprobs", "scoring"),
+    (hf_sampler.TransformersSampler, "sample", "sample"), (train, "compute_logprobs", "logp"),
     (train, "backward", "update"), (hf_sampler.TransformersSampler, "load_weights", "sync"),
-    (train, "evaluate", "evaluation"), (loading, "load", "loading"),
+    (train, "evaluate", "eval"), (loading, "load", "loading"),
     (hf_sampler.TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
                                                                monkeypatch):
     monkeypatch.setattr(owner, name, full_gpu)
-    words = f"^the GPU's memory is full in {said}.*2.00 GiB.* make roo"
+    words = f"^the GPU's memory is full in the phase {said} .*2.00 GiB.* make roo"
     with pytest.raises(RunFailed, match=words) as failed:
         run(base, tmp_path / "run", "--rollouts", "1", "--eval_every",
             str(int(name == "evaluate")))
@@ -363,7 +363,7 @@ def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said
     ("vLLM still holds keys and values of the old weights", RuntimeError)])
 def test_a_full_gpu_when_the_engine_wakes(message, kind):
     """The error of vLLM's allocator is no torch.OutOfMemoryError; other errors stay as they are."""
-    said = "full in sync .*cumem.*--lora_rank 16 make room" if kind is RunFailed else message
+    said = "in the phase sync .*cumem.*--lora_rank 16 or fewer" if kind is RunFailed else message
     with pytest.raises(kind, match=said) as failed, room_for("sync"):
         raise RuntimeError(message)
     assert type(failed.value) is kind
@@ -373,7 +373,7 @@ def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hf_sampler.TransformersSampler, "sample", full_gpu)
     with pytest.raises(SystemExit) as stop:
         evaluation.main(["--model", base, "--limit", "2", "--out", str(tmp_path)])
-    assert stop.value.code == 1 and "full in sampling" in capsys.readouterr().err
+    assert stop.value.code == 1 and "full in the phase sample" in capsys.readouterr().err
 
 
 def free_bytes(monkeypatch, free, total):

@@ -117,11 +117,11 @@ def test_the_verifier_of_an_example_runs_in_the_workers(copy):
     start, length = learnt[0]["answer"].values()
     word = (start + "a" * length)[:(length + 1) // 2]
     right = word + word[:length // 2][::-1]
-    rows = [dict(learnt[0], completion=text) for text in (
-        f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right)]
+    rows = [dict(learnt[0], id=i, completion=text) for i, text in enumerate((
+        f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right))]
     (copy / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "rewards.py", "rows.jsonl"), re.M)
-    assert dict(counts) == dict(right="1", wrong="1", unparsed_answer="1")
+    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "-m", "data", "rows.jsonl"), re.M)
+    assert dict(counts) == dict(problems="3", right="1", wrong="1", unparsed_answer="1")
 
 
 @needs_package

@@ -10,6 +10,7 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from conftest import between
 from engine import kernels, layout, loading, policy
 from engine.sampler import Completion
 from losses import METHODS
@@ -122,7 +123,7 @@ def scored(model, batch, seed=3):
 def step_gradient(chosen, batch, method, weigh=None):
     chosen.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
-        method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
+        method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
     batch = policy.in_pass(batch, method, weigh or method.passes[0])
     metrics = policy.backward(chosen, batch, method, 12, 0.05, kl_coef=0.1,
                               correction="token_truncate", correction_high=1.5)

@@ -71,8 +71,8 @@ CONFIGURATIONS = {
     "verl/geo_mean (GMPO) .4/.4": ("gmpo", {}, 8),
     "verl/dppo_tv .2/.2 c=20": ("dppo", {}, 8),
     "verl/gpg token-mean": ("reinforce", {}, 8),
-    "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", dict(dual_clip=3.0), 8),
-    "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), dict(dual_clip=3.0), 8),
+    "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", {}, 8),
+    "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), {}, 8),
     "acpo/dapo-baseline .2/.3 seq-mean-token-mean": ("dapo_acpo", {}, 8),
     "acpo/cispo 1.0/.45 +PPO mask .2/.3 seq-mean-token-mean": ("cispo_acpo", {}, 8),
     "feynrl/p3o sum/global tokens": ("p3o", {}, 8),
@@ -246,7 +246,8 @@ EDGES = [  # a row, one of its flags, values that are refused, values at the edg
     ("bottom_entropy", "entropy_share", [0.0, 1.01], [0.01, 1.0]),
     ("ar_lopti", "prob_alpha", [-0.01, 1.01], [0.0, 1.0]),
     ("ar_lopti", "prob_split", [-0.5, 0.0, 1.0, 1.5], [0.01, 0.99]),
-    ("grpo", "dual_clip", [0.5, 1.0], [1.01]),
+    ("grpo", "dual_clip", [0.5, 1.0], [0, 1.01]),
+    ("acpo", "dual_clip", [0.5, 1.0], [0.0, 1.01]),
     ("cispo", "ratio_max", [0.2, 0.99], [1.0]),
     ("sapo", "tau_pos", [-1.0, 0.0], [0.01]),
     ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
@@ -398,6 +399,14 @@ def test_acpo_ranges_by_hand():
     assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
 
 
+@pytest.mark.parametrize("name", ["acpo", "dapo_acpo", "grpo"])
+def test_a_dual_clip_of_0_is_none(name):
+    tokens = random_tokens()
+    tokens = replace(tokens, old_logprobs=tokens.old_logprobs - 2)  # ratios around 7
+    none, zero, three = (policy_loss(name, tokens, 7, dual_clip=c) for c in (None, 0.0, 3.0))
+    assert none == zero > three
+
+
 @pytest.mark.parametrize("name, flags, weights", [
     # FIVE's ratios are 1, 2, 1.25, 1, 1.25, the advantages + + - - +
     ("cispo", {}, [1, 2, 1.25, 1, 1.25]),
@@ -494,6 +503,14 @@ def test_far_ratios_are_bounded(apart):
     assert gradient.item() == pytest.approx(0 if abs(apart) > 20 else 1 - math.exp(-apart))
 
 
+@pytest.mark.parametrize("options, missing", [
+    (dict(kl_coef=0.1), "kl_coef needs Tokens with ref_logprobs"),
+    (dict(correction="sequence_mask"), "a correction needs Tokens with sampler_logprobs")])
+def test_missing_logprobs_are_named(options, missing):
+    with pytest.raises(ValueError, match=missing):
+        losses.policy_loss("grpo", tokens_of([[0.5]], [[0.5]], [[1]]), 1, **options)
+
+
 def test_p3os_divergence_is_bounded_at_ten():
     pi, pi_old = [[math.exp(-5), math.exp(-16)]], [[math.exp(-20), math.exp(-1)]]
     tokens = tokens_of(pi, pi_old, [[0]])  # log rho = 15 and -15: the ess is 1/2
@@ -525,9 +542,10 @@ def test_shares_of_clipped_and_capped_ratios_by_hand():
         assert metrics["capped_frac"].item() == pytest.approx(capped), (name, flags)
 
 
-# three completions; r = pi_old / pi_sampler of their tokens. R is 3 x 0.6 x 2 = 3.6, 0.4 and 12,
-# and the geometric means are 1.53, 0.4 and 3.46
-RATIOS = [[3, 0.6, 2], [0.4], [6, 2]]
+# three completions; r = pi_old / pi_sampler of their tokens, none at a bound, where rounding would
+# choose the side. R is 3 x 0.6 x 1.8 = 3.24, 0.4 and 10.8, the geometric means are 1.48, 0.4 and
+# 3.29
+RATIOS = [[3, 0.6, 1.8], [0.4], [6, 1.8]]
 
 
 def corrected_tokens(ratios=RATIOS):
@@ -541,17 +559,17 @@ def corrected_tokens(ratios=RATIOS):
 
 
 @pytest.mark.parametrize("name, bounds, weights", [
-    ("token_truncate", {}, [[2, 0.6, 2], [0.4], [2, 2]]),
-    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 2], [0.75], [3.5, 2]]),
+    ("token_truncate", {}, [[2, 0.6, 1.8], [0.4], [2, 1.8]]),
+    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 1.8], [0.75], [3.5, 1.8]]),
     ("token_truncate", dict(high=1.0), [[1, 0.6, 1], [0.4], [1, 1]]),
-    ("token_mask", {}, [[3, 0.6, 2], [0], [0, 2]]),
-    ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 2], [0], [0, 2]]),
-    ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 2], [0.4], [6, 2]]),
+    ("token_mask", {}, [[3, 0.6, 1.8], [0], [0, 1.8]]),
+    ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 1.8], [0], [0, 1.8]]),
+    ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 1.8], [0.4], [6, 1.8]]),
     ("sequence_truncate", {}, [[2, 2, 2], [0.4], [2, 2]]),
-    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.6, 3.6, 3.6], [0.9], [5, 5]]),
+    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.24, 3.24, 3.24], [0.9], [5, 5]]),
     ("sequence_mask", {}, [[0, 0, 0], [0.4], [0, 0]]),
-    ("sequence_mask", dict(low=0.6, high=9.0), [[3.6, 3.6, 3.6], [0], [0, 0]]),
-    ("sequence_mask", dict(high=15.0), [[3.6, 3.6, 3.6], [0.4], [12, 12]]),
+    ("sequence_mask", dict(low=0.6, high=9.0), [[3.24, 3.24, 3.24], [0], [0, 0]]),
+    ("sequence_mask", dict(high=15.0), [[3.24, 3.24, 3.24], [0.4], [10.8, 10.8]]),
     ("geometric_mask", {}, [[0, 0, 0], [0], [0, 0]]),
     ("geometric_mask", dict(low=0.3, high=2.0), [[1, 1, 1], [1], [0, 0]]),
     ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]]),
@@ -569,7 +587,7 @@ def test_corrections_by_hand(name, bounds, weights):
     assert not gradient[~tokens.mask].any()
     assert loss.item() == pytest.approx(sum(sum(wanted, [])))
     flat = sum(weights, [])
-    free = {"token": sum(RATIOS, []), "sequence": [3.6, 3.6, 3.6, 0.4, 12, 12],
+    free = {"token": sum(RATIOS, []), "sequence": [3.24, 3.24, 3.24, 0.4, 10.8, 10.8],
             "geometric": [1] * 6}
     bounded = [w != 0 and w != x for w, x in zip(flat, free[name.split("_")[0]])]
     assert metrics["correction_mean"].item() == pytest.approx(sum(flat) / 6)
@@ -765,7 +783,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "opsm": dict(PPO, opsm_delta=0.5),
     "dapo_acpo": dict(eps_low=0.2, eps_high=0.3, dual_clip=3.0),
     "cispo_acpo": dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
-    "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=None),
+    "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=3.0),
     "p3o": dict(ess_cap=True, ess_kl=True),
     "fade": dict(PPO, alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02),
     "asym": dict(PPO, delta=2.0),

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import data
 import losses
 import train
-from conftest import ROOT
+from conftest import ROOT, between
 from engine import policy
 from engine.sampler import Completion, make_sampler
 from examples import one_file
@@ -140,7 +140,7 @@ def row(name, model, completions):
     rollout's entropy reaches fade's delta, which is clipped to 1 otherwise."""
     method = METHODS[name]
     logprobs, entropy = (x[completions.mask] for x in scores_of(model, completions))
-    values = dict(prob_split=logprobs.exp().median().item(),
+    values = dict(prob_split=between(logprobs.exp()),
                   entropy_target=entropy.mean().item() + 0.3)
     return method.bind(**{flag: x for flag, x in values.items() if flag in method.flags})
 

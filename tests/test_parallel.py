@@ -17,6 +17,7 @@ import train
 from conftest import ROOT
 from engine import policy
 from engine.sampler import has_vllm
+from experiment import log
 from losses import METHODS
 
 
@@ -135,7 +136,7 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
     assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
     assert records[1]["len/sum"] > 16 * 3 and records[1]["groups/sampled"] >= 4
-    assert (tmp_path / "run" / "curves.png").exists() and "2 ranks" in done.stdout
+    assert (tmp_path / "run" / "curves.png").exists() and "ranks: 2" in done.stdout
     assert records[2]["optim/grad_norm"] > 0
 
 
@@ -170,8 +171,9 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "sample_and_grade", sampled)
     monkeypatch.setattr(train, "score", lambda *_: (
-        policy.Batch(**saved["batch"]), {"policy/entropy": saved["state"]["entropy"]}))
-    monkeypatch.setattr(train, "shaped", lambda *_: saved["rewards"])
+        policy.Batch(**saved["batch"]),
+        {"policy/entropy": saved["state"]["entropy"], log.GAP: 0}))
+    monkeypatch.setattr(train, "shaped", lambda *_: saved["shaped_rewards"])
     train.main(["--out", str(one), "--resume"])
     a, b = (load_file(folder / "checkpoints" / "rollout_000002" / "model.safetensors")
             for folder in (two, one))

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from conftest import ROOT
+from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
 from losses import METHODS
@@ -74,7 +74,7 @@ def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients
         rows.tolist() for rows in torch.arange(len(batch.ids)).split(size)])
     model.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
-        method = method.bind(prob_split=batch.old_logprobs[batch.mask].exp().median().item())
+        method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
     if weigh:
         batch = policy.in_pass(batch, method, weigh)
     metrics = policy.backward(model, batch, method, 9, **coefficients)

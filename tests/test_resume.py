@@ -21,10 +21,11 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.cli.hf import app
 
+import eval as evaluation
 import train
 from analysis.__main__ import main as analyse
 from conftest import ROOT
-from experiment import checkpoint, run
+from experiment import checkpoint, files, run
 from experiment.files import checkpoint_folders
 
 SMALL = (
@@ -92,8 +93,11 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     assert same(out, whole[0]) and "from rollout 1" in capsys.readouterr().out
     config, first = (json.loads((folder / "config.json").read_text()) for folder in (out, whole[0]))
     assert config["before"][0]["until_rollout"] == 1 and config["id"] == first["id"]
-    resume(out)  # done already: nothing happens
-    assert same(out, whole[0])
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for flags in ("", "--force --loss grpo --lr 1"):  # done already: nothing happens
+        resume(out, *flags.split())
+        assert "all 4 rollouts are done; a larger --rollouts" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
@@ -169,10 +173,30 @@ def test_a_strangers_pickle_is_not_run(whole, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_damaged_log_is_one_sentence(whole, tmp_path):
+@pytest.mark.parametrize("change, said", [
+    (lambda state: state.update(rollout=-5), "it is of rollout -5"),
+    *[(lambda state, name=name: state.pop(name), name)
+      for name in ("rollout", "optimizer", "optimizer_steps", "pending")],
+    (lambda state: state["flags"].clear(), "loss"),
+    (lambda state: state["optimizer"].clear(), "optim state_dict is empty")])
+def test_a_checkpoint_with_other_content_is_one_sentence(whole, tmp_path, change, said):
+    out = without(whole[0], tmp_path / "run", 4)
+    path = out / "checkpoints/rollout_000003/trainer.pt"
+    state = torch.load(path)
+    change(state)
+    torch.save(state, path)
+    with pytest.raises(train.RunFailed, match=f"trainer.pt cannot be read .*{said}.*renamed"):
+        resume(out)
+
+
+@pytest.mark.parametrize("line", [b'{"\xff": 1}\n', b"[" * 100_000 + b"\n"], ids=["bytes", "deep"])
+def test_a_damaged_log_is_one_sentence(whole, tmp_path, line, capsys):
     out = without(whole[0], tmp_path / "run", 3, 4)
     log = (out / "metrics.jsonl").read_bytes()
-    (out / "metrics.jsonl").write_bytes(log.replace(b"{", b'{"\xff": 1}\n{', 1))
+    (out / "metrics.jsonl").write_bytes(log.replace(b"{", line + b"{", 1))
+    with pytest.raises(SystemExit):
+        analyse(["table", str(out)])
+    assert "a file of the run is damaged" in capsys.readouterr().err
     with pytest.raises(train.RunFailed, match="metrics.jsonl is damaged .*--resume continues"):
         resume(out)
     (out / "metrics.jsonl").write_bytes(log)
@@ -233,8 +257,8 @@ def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path,
 
 
 @pytest.mark.parametrize("content", [
-    "", "[]", '{"flags": ', '{"flags": {}}', '{"flags": {"lr": null, "schedule": "cosin"}}',
-    '{"flags": {"group_size": "x"}}', None])
+    "", "[]", "[" * 100_000, '{"flags": {}, "checksums": {}}', '{"flags": ', '{"flags": {}}',
+    '{"flags": {"lr": null, "schedule": "cosin"}}', '{"flags": {"group_size": "x"}}', None])
 def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     (out / "config.json").unlink() if content is None else (out / "config.json").write_text(content)
@@ -251,7 +275,55 @@ def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
     file.write_text("\n".join(rows))
     capsys.readouterr()
     said = refused(capsys, out, "--rollouts", "2")
-    assert "the problems are not those" in said
+    assert "the problems changed: " in said
+
+
+def with_checksums(out, change):
+    config = json.loads((out / "config.json").read_text())
+    change(config["checksums"])
+    (out / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda sums: sums["row fade"].update({"losses.weigh_failures": 1}),
+     "the row fade changed in losses.weigh_failures: "),
+    (lambda sums: sums["verifier countdown"].pop("rewards.arithmetic"),
+     "the verifier countdown changed in rewards.arithmetic: "),
+    (lambda sums: sums.update({"weights of --model": 1}), "the weights of --model changed: "),
+], ids=["row", "verifier", "weights"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_code_is_named_and_needs_force(whole, tmp_path, change, said, finished, capsys):
+    out = without(whole[0], tmp_path / "run", *[4] * (not finished))
+    with_checksums(out, change)
+    assert said in refused(capsys, out) and records(out) == records(whole[0])
+    resume(out, "--force")
+    told = capsys.readouterr().out
+    assert f"resuming, but {said[:-2]}" in told and ("rollouts are done" in told) == finished
+    assert same(out, whole[0])
+
+
+@pytest.mark.parametrize("name", [".metrics.jsonl", "samples.jsonl", "checkpoints/unfinished",
+                                  "rollouts", "checkpoints/rollout_000003/trainer.pt"])
+def test_nothing_is_written_through_a_link_in_the_folder(whole, tmp_path, name, capsys):
+    out, victim = without(whole[0], tmp_path / "run", 4), tmp_path / "victim"
+    victim.write_text("mine")
+    link = out / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    assert f"{link} is a symbolic link" in refused(capsys, out)
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(["--out", str(out), "--limit", "1", "--sampler", "transformers"])
+    assert stop.value.code == 2 and f"{link} is a symbolic link" in capsys.readouterr().err
+    assert victim.read_text() == "mine" and records(out)
+    files.write(out / link.name.removeprefix("."), "new")  # not even without that check
+    assert victim.read_text() == "mine"
+
+
+def test_the_folder_itself_may_be_reached_through_a_link(whole, tmp_path):
+    out = without(whole[0], tmp_path / "run", 4)
+    (tmp_path / "link").symlink_to(out)
+    resume(tmp_path / "link")
+    assert same(out, whole[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -335,16 +407,6 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
         train.main(["--model", base, *SMALL, "--out", str(folder / "run")])
     assert stop.value.code == 2
     assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_best_checkpoint_stays(base, tmp_path, monkeypatch):
-    scores = iter([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(train, "summarise", lambda *_: {"mean@2": next(scores), "reward": 0.0})
-    train.main(["--model", base, *SMALL, "--eval_every", "1", "--keep", "1", "--out",
-                str(tmp_path / "run")])
-    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {
-        "rollout_000002", "rollout_000004"}
-    resume(tmp_path / "run")
 
 
 def test_lora_resumes(base, tmp_path, graded):

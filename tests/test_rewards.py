@@ -109,11 +109,17 @@ def test_which_golds_can_be_graded(kind, gold, good):
         rewards.VERIFIERS["gold_table"]("", [float("nan")])
 
 
-@pytest.mark.parametrize("completion, program", [  # of three fences the last two count
+@pytest.mark.parametrize("completion, program", [
     ("```python\nx = 1\n```", "x = 1\n"), ("a\n```\nx\ny\n```\nb", "x\ny\n"),
-    ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "no\n"),
+    ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "x\n"),
     ("  ```python\n  x\n  ```\n", "  x\n"), ("```\nx", None), ("x", None),
-    ("", None), ("``````", None),
+    ("", None), ("``````", None), ("```x```\ny\n```z```", None), ("So: ```py\nx\n```", "x\n"),
+    ("````py\nx\n````", "x\n"), ("```py\nx\n```py\ny\n```", "y\n"), ("```{.py}\nx\n```", "x\n"),
+    *((f"```{mark}\nx\n```\nIt prints\n```{other}\n6\n```", "x\n") for mark, other in (
+        ("python", ""), ("Python3 solve.py", "text"), ("", "cpp"), ("py", "bash"))),
+    ("```cpp\nx\n```\n```sh\ny\n```", "y\n"), ("```\nx\n```\n```\ny\n```", "y\n"),
+    ("<think>\n```\nx\n```\n</think>\n```\ny\n```", "y\n"), ("<think>\n```\nx\n```", None),
+    ("```\nx\n```\n</think>\nnone", None), ("```\nx\n```\n</think>\n```\ny", None),
 ])
 @pytest.mark.parametrize("names", [{}, dict(fn_name="f")])
 def test_the_program_of_a_completion(completion, program, names, monkeypatch):
@@ -125,6 +131,16 @@ def test_the_program_of_a_completion(completion, program, names, monkeypatch):
     with pytest.raises(UnparsedGold if program else Unparsed):
         REWARDS["code"].__wrapped__(completion, problem)
     assert REWARDS["code"](completion, problem) == 0
+
+
+@pytest.mark.parametrize("completion", [
+    "```py\nRIGHT\n```\n```py\nprint(f(3))\n```", "```\nRIGHT\n```\n```\n6\n```",
+    "```py\ndef f(a): 0\n```\n```py\nRIGHT\n```\n```py\ndef f2(a): f\n```",
+    "```\nRIGHT\n```\n```py\nf(3)\n```", "```py\nRIGHT\n```\n```ruby\ndef f a\nend\n```"])
+def test_the_program_is_the_last_that_defines_the_function(completion):
+    right = "def f(a): 1"
+    blocks = sandbox.BLOCK.findall(completion.replace("RIGHT", right))
+    assert sandbox.final_program(blocks, "f") == right + "\n"
 
 
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
@@ -144,6 +160,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
     assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
+                                       "rewards: code, 1 of 5 completions: timeout after 600 s\n"
                                        "rewards: gold_code, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
     assert (module, workers) == ("rewards", 3)
@@ -182,6 +199,14 @@ def test_a_verifier_below_the_table_needs_no_more_than_its_line():
     exec(source.replace(end, "\nREWARDS['mine'] = lambda text, answer: 0.5" + end), scope)
     assert scope["VERIFIERS"]["mine"]("", 3) == 0.5  # and any gold answer is taken
     assert scope["VERIFIERS"]["gold_mine"]("", 3) is True
+
+
+def test_an_exception_in_a_package_is_placed_where_it_was_called():
+    def broken(completion, answer):
+        return json.loads(completion)
+    reward, fault = worker.graded(dict(broken=broken), "broken", "no JSON", None)
+    line = broken.__code__.co_firstlineno + 1
+    assert reward == 0 and fault.endswith(f"({broken.__code__.co_filename}, line {line})")
 
 
 def test_grade_keeps_the_order_and_counts():
@@ -227,7 +252,7 @@ def verifiers(monkeypatch, tmp_path, request):
 
 
 @pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
-def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd):
+def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     problem = dict(reward="bad", answer=None)
     texts = ["good", "wrong"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
@@ -239,7 +264,10 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd):
     assert time.perf_counter() - began < 60
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
-    assert "MemoryError" in capfd.readouterr().err  # an error is shown, not only counted
+    said = capfd.readouterr().err  # what fails is shown, with its place, not only counted
+    line = BAD.split("\n").index(next(x for x in BAD.split("\n") if "as if" in x)) + 1
+    assert f"error: MemoryError: as if ({tmp_path}/own_rewards.py, line {line})\n" in said
+    assert "rewards: bad, 2 of 400 completions: timeout after 3 s\n" in said
 
 
 def test_an_unknown_verifier_is_an_error_that_is_shown(capfd):
@@ -286,38 +314,33 @@ def test_a_file_is_graded(tmp_path):
     rows = [dict(completion="\\boxed{5}", answer="5", reward="math", score=1.0),
             dict(completion="\\boxed{6}", answer="5", reward="math"),
             dict(completion="no box", answer="5", reward="math"),
+            dict(answer=float("nan"), reward="math"), dict(answer=RIGHT, reward="countdown"),
             dict(completion=answer("2+3*4"), answer=RIGHT, reward="countdown")]
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def graded(*files):
-        return subprocess.run([sys.executable, "rewards.py", *map(str, files)], cwd=ROOT,
+    def graded(rows, *files):
+        path.write_text("".join(
+            (row if isinstance(row, str) else json.dumps(dict(row, prompt="?"))) + "\n"
+            for row in rows))
+        return subprocess.run([sys.executable, "-m", "data", *map(str, files)], cwd=ROOT,
             capture_output=True, text=True)
-    said = graded(path).stdout.splitlines()
-    assert said == ["right: 2", "wrong: 1", "unparsed_answer: 1"]
-    rows = [dict(answer=gold, reward=name) for name, gold in (
-        ("math", "5"), ("math", float("nan")), ("countdown", RIGHT), ("table", [float("nan")]))]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = graded(path).stdout.splitlines()
-    assert [line.split(":")[0] for line in said[:2]] == ["line 2", "line 4"]
-    assert sorted(said[2:]) == [
-        "gold answers that can be matched: 2", "gold answers that cannot be matched: 2"]
+    done = graded(rows, path)
+    assert done.stdout.splitlines() == ["problems: 5", "right: 2", "wrong: 1", "unparsed_answer: 1"]
+    assert ", line 4 (id 3) is left out" in done.stderr and done.stderr.count("\n") == 1
     for row, files, message in (
-            (dict(completion="x", answer="5"), (path,), "line 1 of "),
-            (dict(completion="x", answer="5", reward="maths"), (path,), "one of math, "),
-            (dict(completion=5, answer="5", reward="math"), (path,), "is no such row"),
-            ([], (path,), "line 1 of "), ({}, (), "0 arguments are given"),
+            (dict(completion="x", answer="5"), (path,), "line 1 has no field reward"),
+            (dict(completion="x", answer="5", reward="maths"), (path,), "none of math, "),
+            ("[]", (path,), "line 1 is not"),
             ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
-        path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n")
-        done = graded(*files)
+        done = graded([row], *files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif(sandbox.obstacle() is not None, reason=f"{sandbox.obstacle()}")
 @pytest.mark.parametrize("completion, reward", [
     ("so\n```python\nprint(int(input())*2)\n```\nas said", 1),
-    ("```python\nprint(int(input())*2)\n```\nor\n```\nprint(1)\n```", 0), ("```\n```", 0)])
+    ("```python\nprint(int(input())*2)\n```\nor\n```python\nprint(1)\n```", 0), ("```\n```", 0)])
 def test_programs(completion, reward):
     problem = dict(reward="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
         fn_name=None))

@@ -1,11 +1,13 @@
 """graders/sandbox.py: programs that are right, wrong, hang, hog, cheat and attack; comparisons."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -21,8 +23,8 @@ IO = [dict(input="3\n", output="6\n"), dict(input="5\n", output="10\n")]
 FN = [dict(input="3", output="6"), dict(input="5", output="10")]
 TWO = [dict(input="2\n1 2\n", output="3\n")]
 
-# The runner has libc where this process has it, which was forked from it. Its kill becomes: setsid,
-# prctl(PR_SET_PDEATHSIG, 0), errno = ESRCH, return -1; and its _exit waits for ever.
+# The runner has libc where this process has it, which was forked from it. Its kill becomes:
+# setpgid(0, 0), prctl(PR_SET_PDEATHSIG, 0), errno = ESRCH, return -1; and its _exit waits for ever.
 REWRITES_RUNNER = """
 import ctypes
 address = lambda name: ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
@@ -31,12 +33,13 @@ with open("/proc/1/mem", "r+b", 0) as memory:
     memory.seek(address("_exit"))
     memory.write(bytes.fromhex("b8220000000f05ebf7"))
     memory.seek(address("kill"))
-    memory.write(bytes.fromhex("b8700000000f05b89d000000bf0100000031f60f0548b8" + errno +
+    memory.write(bytes.fromhex("31ff31f6b86d0000000f05b89d000000bf0100000031f60f0548b8" + errno +
                                "ffd0c70003000000b8ffffffffc3"))
 print(int(input()) * 2)
 """
-NUMBER = {"x86_64": dict(keyctl=250, add_key=248, clone=56)}.get(
-    os.uname().machine, dict(keyctl=219, add_key=217, clone=220))  # of system calls
+NUMBER = {"x86_64": dict(keyctl=250, add_key=248, clone=56, mq_open=240, io_setup=206)}.get(
+    os.uname().machine,  # of system calls
+    dict(keyctl=219, add_key=217, clone=220, mq_open=180, io_setup=0))
 
 
 def S(name, ok, code, tests=IO, fn_name=None):  # standard input and output
@@ -77,6 +80,21 @@ CASES = [
     S("lines", 1, "n=int(input())\na=list(map(int,input().split()))\nprint(sum(a))", TWO),
     S("write a file in /tmp or here", 1, "open('x.txt','w').write('6')\nprint(int(input())*2)"),
     S("big integers", 1, "x=3**20000\ns=str(x)\nprint(int(input())*2)"),
+    *([S("deep recursion in C", 1,  # Later versions limit it themselves.
+         "import sys\nsys.setrecursionlimit(10**6)\n@functools.cache\n"
+         "def f(n): return n and 1 + f(n - 1)\nprint(f(50000) - 50000 + 2 * int(input()))")]
+      if sys.version_info < (3, 12) else []),
+    S("700 MB", 1, "x = [0] * (90 << 20)\nprint(int(input()) * 2)"),
+    S("no arguments, descriptors in /dev", 1, "import os, sys\nassert sys.argv == ['solution.py']\n"
+      "assert {'0', '1', '2'} < {*os.listdir('/dev/fd')}\nprint('x', file=open('/dev/stderr', 'w'))"
+      "\nprint(int(open('/dev/stdin').read()) * 2, file=open('/dev/stdout', 'w'))"),
+    S("multiprocessing and asyncio", 1, "import asyncio, multiprocessing\n"
+      "with multiprocessing.Pool(2) as pool: one, = pool.map(abs, [-1])\n"
+      "asyncio.run(asyncio.sleep(0))\nprint(int(input())*2*one)"),
+    F("numpy's numbers", 1, "import numpy as np\n"
+      "def f(x): return [np.int64(x), np.arange(2), np.bool_(x), np.float32(0.5)]",
+      [dict(input="3", output="[3, [0, 1], true, 0.5]")]),
+    F("another class Solution", 1, "class Solution: 'f'\ndef f(x): return 2*x"),
     F("solution class", 1, "class Solution:\n    def f(self,x): return x*2"),
     F("module function", 1, "def f(x):\n    return 2*x"),
     F("keeps state", 1, "class Solution:\n    def __init__(self): self.n=0\n    def f(self,x):\n"
@@ -104,6 +122,11 @@ CASES = [
     S("not UTF-8", 0, "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"),
     S("sNaN", 0, "print('sNaN')"), S("huge exponent", 0, "print('1e999999999')"),
     F("no such function", 0, "def g(x): return x*2"),
+    *(F(f"{got} for {wanted}", ok, f"def f(x): return {got}", [dict(input="1", output=wanted)])
+      for got, wanted, ok in (
+          ("True", "1", 0), ("1", "true", 0), ("-0.0", "false", 0), ("[[True]]", "[[1]]", 0),
+          ("{'a': 1}", '{"a": true}', 0), ("[True, 2.0]", "[true, 2]", 1), ("{0: None}",
+          '{"0": null}', 1), ("-0.0", "0", 1), ("[1]", "1", 0), ("[1]", "[1, 2]", 0))),
     F("raises", 0, "def f(x): raise SystemExit(0)"), F("sys.exit(0)", 0, "import sys\nsys.exit(0)"),
     F("os._exit(0)", 0, "import os\ndef f(x): os._exit(0)"),
     F("nan", 0, "def f(x): return float('nan')"), F("not JSON", 0, "def f(x): return {1,2}"),
@@ -124,13 +147,15 @@ CASES = [
     S("output hog", 0, "while True: print('x'*10000)"),
     F("result hog", 0, "def f(x): return 'x'*10**8"),
     S("disk hog", 0, "f=open('x','wb')\nwhile True: f.write(b'x'*10**6)"),
+    S("5,000 files", 0, "for i in range(5000): open(str(i), 'w').close()\n"
+      "print(int(input())*2)"),
     S("many files", 0, "i=0\nwhile True:\n    open(str(i),'w'); i+=1"),
     S("fork bomb", 0, "import os,time\nfor _ in range(12):\n    try: os.fork()\n"
       "    except OSError: pass\ntime.sleep(30)"),
     S("thread bomb", 0, "import threading,time\n"
       "while True: threading.Thread(target=time.sleep,args=(30,)).start()"),
     S("daemon and no answer", 0,
-      "import os,time\nif os.fork()==0:\n    os.setsid()\n    if os.fork()==0:\n"
+      "import os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n    if os.fork()==0:\n"
       "        time.sleep(60)\n    os._exit(0)\nprint('x')"),
     # attacks
     S("kill the parent", 0, "import os,signal\nos.kill(os.getppid(),9)\nos.kill(1,9)\n"
@@ -173,7 +198,7 @@ CASES = [
     S("a secret file", 0, "print(6 if open('SECRET').read() else 1)"),
     S("writes outside", 0, "open('OUTSIDE','w').write('x')\nprint('x')"),
     S("leaves the sandbox's process tree as far as it goes", 1,
-      "import ctypes,os,time\nif os.fork()==0:\n    os.setsid()\n"
+      "import ctypes,os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n"
       "    ctypes.CDLL(None).prctl(1,0,0,0,0)\n    if os.fork()==0:\n        time.sleep(60)\n"
       "    os._exit(0)\nprint(int(input())*2)"),
     *([S("rewrites the runner, so that it stays", 0, REWRITES_RUNNER, IO[:1])]
@@ -190,7 +215,14 @@ CASES = [
         ("a process in a user namespace, clone3",
          "syscall(435,(ctypes.c_uint64*8)(0x10000000,0,0,0,17,0,0,0),64)"),
         ("a mount", "mount(b'none',b'/tmp',b'tmpfs',0,None)"),
-        ("shared memory", "shmget(0,1<<20,0o1600)"))),
+        ("shared memory", "shmget(0,1<<20,0o1600)"), ("a System V queue", "msgget(0,0o1600)"),
+        ("a System V semaphore", "semget(0,1,0o1600)"),
+        ("a POSIX queue", "syscall(NUMBER['mq_open'],b'x',0o102,0o600,0)"),
+        ("asynchronous input", "syscall(NUMBER['io_setup'],1,ctypes.byref(ctypes.c_long()))"),
+        ("an internet socket", "socket(2,1,0)"), ("a netlink socket", "socket(16,3,0)"))),
+    S("the first to be killed where memory is short", 1,
+      "path = '/proc/self/oom_score_adj'\nassert open(path).read() == '1000\\n'\n"
+      "try: open(path, 'w').write('0')\nexcept OSError: print(int(input())*2)"),
     S("threads and processes", 1, "import subprocess,sys,threading\n"
       "t=threading.Thread(target=print,args=(int(input())*2,))\nt.start();t.join()\n"
       "subprocess.run([sys.executable,'-c','pass'],check=True)"),
@@ -227,7 +259,8 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         code = code if "NANORLVR" in code else code.replace("SECRET", str(secret))
         began = time.monotonic()
         timeout = 10 if passes else 1.5  # seconds; a busy machine is slow, and some hang
-        assert run_tests(code, tests, fn_name, timeout=timeout, memory_mb=256) is passes
+        memory_mb = sandbox.MEMORY_MB if passes else 256
+        assert run_tests(code, tests, fn_name, timeout, memory_mb) is passes
         assert time.monotonic() - began < 60
     assert {p.name for p in tmp_path.iterdir()} == {"secret"}
     if os.getuid() == 0:  # programs run as a user that has no other processes
@@ -238,7 +271,8 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
                     reason="looks for the processes of root's programs, writes x86-64's code")
 def test_a_runner_that_is_taken_over_is_killed_all_the_same(monkeypatch):
     monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace(
-        'libc("prctl", DUMPABLE, 0', 'libc("prctl", DUMPABLE, 1'))
+        'libc("prctl", DUMPABLE, 0', 'libc("prctl", DUMPABLE, 1').replace(
+        "NOEXEC | READ_ONLY, None", "NOEXEC, None"))  # /proc
     assert run_tests(REWRITES_RUNNER, IO[:1])  # It wrote to the runner, which has ended nothing.
     assert nothing_is_left()
 
@@ -261,12 +295,14 @@ def test_an_environment_behind_links(tmp_path):
     assert done.stdout == "True None\n", done.stderr
 
 
-def test_nothing_is_run_without_the_file_system(monkeypatch):
+def test_nothing_is_run_without_the_file_system(monkeypatch, capsys):
     monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     with pytest.raises(PermissionError, match="mount.*No such file or directory"):
         run_tests("print(6)", IO[:1])
-    assert sandbox.isolation() == "isolation: none, rlimits alone"
+    monkeypatch.setenv("NANORLVR_ALLOW_UNSAFE_CODE", "1")  # which prepare sets
+    sandbox.prepare([dict(reward="code")], True)
+    assert capsys.readouterr().out == "isolation: none, rlimits alone\n"
 
 
 def test_a_fork_bomb_costs_no_other_program_its_reward():
@@ -284,17 +320,69 @@ def test_a_fork_bomb_costs_no_other_program_its_reward():
     assert got == [[0, *[1] * 15]]
 
 
+def test_a_program_beside_three_that_take_all_cores():
+    """Their processes would each be a session, and each session has an equal share of the CPU."""
+    bomb = ("import os\nfor _ in range(60):\n    try: os.fork() or os.setsid()\n"
+            "    except OSError: pass\nwhile True: pass")
+    right = ("import time\ntime.sleep(0.5)\nend = time.process_time() + 0.3\n"
+             "while time.process_time() < end: pass\nprint(6)")
+    script = ("import sys; from graders.sandbox import run_tests; "
+              "print(run_tests(sys.argv[1], [dict(input='', output='6')], timeout=3))")
+    graders = [subprocess.Popen([sys.executable, "-c", script, code], cwd=ROOT, text=True,
+                                stdout=subprocess.PIPE) for code in (bomb, bomb, bomb, right)]
+    assert [grader.communicate()[0] for grader in graders] == [*["False\n"] * 3, "True\n"]
+
+
+def test_the_time_of_a_session_is_that_of_all_its_processes():
+    """One has been waited for, one is alive."""
+    code = ("import os, time\nfor ends in True, False:\n    if os.fork() == 0:\n"
+            "        while time.process_time() < 0.3: pass\n        ends or print(flush=True)\n"
+            "        ends or time.sleep(9)\n        os._exit(0)\n    ends and os.wait()\nos.wait()")
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True,
+                          stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        used = sandbox.used_by(process.pid)
+        os.killpg(process.pid, 9)
+    assert 0.58 <= used < 2
+
+
+@pytest.mark.parametrize("used, seconds", [
+    (lambda now: 0.5, 14), (lambda now: 0.02 * now, 121), (lambda now: 2 * now, 5)])
+def test_a_program_that_waits_for_a_core_has_more_time_than_one_that_sleeps(used, seconds,
+                                                                            monkeypatch):
+    lines = mock.Mock(**{"read.side_effect": TimeoutError})  # each a second later
+    clock = mock.Mock(monotonic=lambda: lines.read.call_count)
+    monkeypatch.setattr(sandbox, "time", clock)
+    monkeypatch.setattr(sandbox, "used_by", lambda session: used(clock.monotonic()))
+    with pytest.raises(TimeoutError):
+        sandbox.next_result(lines, 1, 6, 100)
+    assert clock.monotonic() == seconds
+
+
+def test_a_result_is_parsed_where_it_may_be_right(monkeypatch):
+    """Nested lists take 25 times their text in memory."""
+    parsed = []
+    monkeypatch.setattr(sandbox.json, "loads", lambda text, loads=json.loads, **hooks: (
+        parsed.append(len(text)), loads(text, **hooks))[1])
+    forged = ("import os\ndef f(x): return 2*x\nfor fd in range(3, 9):\n"
+              "    try: os.write(fd, b'6\\n10\\n[0, [' + b'[],' * 10**5 + b'[]]]\\n')\n"
+              "    except OSError: pass")
+    for code in "def f(x): return [[]] * 10**5", "def f(x): return 'x' * 10**5", forged:
+        assert not run_tests(code, FN, "f") and parsed and max(parsed) < 2000
+    long = [dict(input="3", output=json.dumps(["x"] * 10**5)), FN[1]]
+    assert run_tests("def f(x): return ['x'] * 10**5 if x == 3 else 10.0", long, "f")
+
+
 def test_in_a_user_namespace_as_well(monkeypatch):
     """What a user who is not root gets, where the kernel gives it."""
     monkeypatch.setattr(sandbox, "program_uid", lambda: None)
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     if sandbox.obstacle():
         pytest.skip("this kernel has no user namespaces for this user")
-    assert sandbox.isolation() == (
-        f"isolation: pid net mount, uid {os.getuid()}, seccomp, rlimits")
     assert run_tests("print(int(input())*2)", IO) and run_tests("def f(x): return x*2", FN,
         "f") and not run_tests("print(7)", IO)
-    for wrong in "open('/usr/x', 'w')", "open('/x', 'w')", "os.rmdir('/old')", "os.rmdir('/tmp')":
+    for wrong in ("open('/usr/x', 'w')", "open('/x', 'w')", "os.rmdir('/old')", "os.rmdir('/tmp')",
+                  "open('/proc/self/oom_score_adj', 'w').write('0')"):
         assert not run_tests(f"import os\n{wrong}\nprint(int(input())*2)", IO[:1])
     assert not run_tests("import os\nprint(6 if os.path.exists('/etc/passwd') else 'none')", IO[:1])
 
@@ -360,7 +448,7 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
 
 
 @pytest.mark.parametrize("system, tool, why", [
-    ("Darwin", "/bin/x", "takes Linux, and this is macOS"),
+    ("Darwin", "/bin/x", "takes Linux, and this is Darwin"),
     ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"),
     ("Linux", None, "util-linux"),
     ("Linux", "/bin/x", "the kernel does not let this user: the sandbox did not start"),

@@ -12,12 +12,11 @@ import zlib
 import pytest
 
 import data
-from conftest import ROOT
+from conftest import BENCHMARKS, ROOT, needs_benchmarks
 from data import sources
 from data.sets import SETS
 from rewards import REWARDS
 
-SHARED = ROOT.parent / "shared" / "benchmarks"
 TESTS = [dict(input="1\n", output="2\n", testtype="stdin")]
 LCB = dict(question_title="t", question_content="Double it.", question_id="q1",
            contest_date="2024-08-21T00:00:00", starter_code="",
@@ -67,6 +66,26 @@ def test_a_row_of_each_set(name, tmp_path):
     assert problem["answer"] == answer and isinstance(problem["id"], str)
     assert problem["reward"] == SETS[name].reward and problem["reward"] in REWARDS
     assert any(text in problem["prompt"] for text in ("2+2?", "Double it.", "how many?"))
+
+
+LIST = "class Solution:\n    def f(self, a: int) -> List[int]:\n"
+
+
+@pytest.mark.parametrize("outputs, starter, values", [
+    ([1, 2], "", [1, 2]), ([[1], [2]], "def f(a):\n\t", [1, 2]), ([[], []], "", [[], []]),
+    ([[[1, 2]], [[]]], None, [[1, 2], []]), ([[1, 2], [1, 3, 4]], "", [[1, 2], [1, 3, 4]]),
+    ([[], [1]], LIST, [[], [1]]), ([[1], [2]], LIST, [[1], [2]]), ([[[1]], [[]]], LIST, [[1], []]),
+    ([[1], [2]], LIST.replace("List[int]", "int"), [1, 2]), ([["a"]], "def f(a) -> str:", ["a"]),
+    ([[[1, 2]]], LIST.replace("int]", "List[int]]"), [[[1, 2]]]), ([[[[1]]]], LIST, None),
+    ([[1], 2], "", [[1], 2]), ([[7], [2]], "", None)])
+def test_what_a_function_of_taco_returns(outputs, starter, values, tmp_path, capsys):
+    cases = json.dumps(dict(inputs=[[1], [2]][:len(outputs)], outputs=outputs, fn_name="f"))
+    row = dict(question="f(1) is [7]", starter_code=starter, input_output=cases)
+    write(tmp_path, "code_contests", row, CONTEST)
+    *problems, _ = data.load("code_contests", "test", tmp_path)
+    got = [[json.loads(t["output"]) for t in p["answer"]["tests"]] for p in problems]
+    assert got == ([] if values is None else [values])
+    assert ("line 1 (id 0) is left out" in capsys.readouterr().err) == (values is None)
 
 
 def test_tables_are_written_out_with_merged_cells(tmp_path):
@@ -214,6 +233,15 @@ def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
     assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
 
 
+def test_a_reward_that_the_workers_do_not_know_has_its_place_named(tmp_path, monkeypatch):
+    """Where it is entered at the end of rewards.py, below VERIFIERS."""
+    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(dict(prompt="?", answer=1, reward="mine")))
+    with pytest.raises(data.DataError, match=r"'mine'\] = ... belongs directly below the line"):
+        data.load(str(path), "train")
+
+
 def test_what_is_not_there(tmp_path):
     write(tmp_path, "gsm8k").unlink()
     (tmp_path / "gsm8k.jsonl").mkdir()
@@ -249,6 +277,16 @@ def test_templates(tokenizer, monkeypatch):
     system, user = (message["content"] for message in puzzle["messages"])
     assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[system]{system}[user]{user}:"
     assert "<answer>" in user and user in puzzle["prompt"]
+    # a template that refuses the role, or leaves it out: its text begins the user's turn
+    for says in ("{{ raise_exception('no system') }}", ""):
+        monkeypatch.setattr(tokenizer, "chat_template", chat.replace(
+            "%}[", "%}{% if m.role == 'system' %}" + says + "{% else %}[").replace(
+            "{% endfor", "{% endif %}{% endfor"))
+        boxed = tokenizer.decode(data.encode(tokenizer, problem))
+        assert boxed == "[user]Please reason step by step, and put your final answer within " \
+            "\\boxed{}.\n\n2+2?:"
+        assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[user]{system}\n\n{user}:"
+        assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
 
 
 def test_overlap(tmp_path):
@@ -263,10 +301,11 @@ def test_overlap(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the benchmarks' rows are not in the project")
+@pytest.mark.benchmarks
+@needs_benchmarks
 @pytest.mark.parametrize("name, rows", dict(
     aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674,
     hitab=300, livecodebench=60, orz=400, code_contests=80).items())
 def test_real_rows(name, rows):
     """All of them load, and all golds grade themselves right but olympiad 2349 ($221,$8$)."""
-    assert len(data.load(name, "test", SHARED)) == rows
+    assert len(data.load(name, "test", BENCHMARKS)) == rows

@@ -2,16 +2,19 @@
 errors of evaluations, a rollout that teaches nothing."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 import data
+import eval as evaluation
 import train
 from data.recipe import settings_of
 from experiment import log
 from experiment.failures import RunFailed
 from experiment.flags import Parser
+from experiment.model import read_tokenizer
 from losses import METHODS
 from test_train import run
 
@@ -64,8 +67,6 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
     ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)")])
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from types import SimpleNamespace
-
     from experiment.run import banner
 
     (tmp_path / "config.json").write_text("{}")
@@ -124,24 +125,11 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
 
 
-def test_the_best_checkpoint_stays_when_evaluations_stop_and_goes_when_they_are_others(
-        base, tmp_path):
-    """Its score is one of other problems then."""
-    out = ["--out", str(tmp_path / "run"), "--resume"]
-    run(base, tmp_path / "run", "--save_every", "1", "--keep", "1", "--eval_every", "1")
-    state = torch.load(newest(tmp_path / "run"))
-    best = state["best"]
-    train.main([*out, "--rollouts", "3", "--eval_every", "0"])
-    assert torch.load(newest(tmp_path / "run"))["best"] == best
-    assert (tmp_path / "run" / "checkpoints" / f"rollout_{best['rollout']:06d}").exists()
+def test_sums_of_held_out_problems_stay_when_evaluations_stop(base, tmp_path):
+    run(base, tmp_path / "run")
+    train.main(["--out", str(tmp_path / "run"), "--resume", "--rollouts", "3", "--eval_every", "0"])
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["checksums"]["held-out problems"]  # should evaluations go on
-    train.main([*out, "--rollouts", "4", "--eval_every", "4", "--eval_problems", "3"])
-    assert torch.load(newest(tmp_path / "run"))["best"]["rollout"] == 4
-
-
-def newest(out):
-    return sorted((out / "checkpoints").glob("rollout_*"))[-1] / "trainer.pt"
 
 
 def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsys):
@@ -164,6 +152,39 @@ def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsy
 ], ids=["model", "group_size", "switch"])
 def test_odd_values_are_a_sentence(flags, named, capsys):
     assert named in refused(capsys, *flags)
+
+
+def test_another_methods_flag_has_no_suggestion(capsys):
+    said = refused(capsys, "--alpha_max", "2")
+    assert "--alpha_max is a flag of fade; grpo has" in said and "did you mean" not in said
+
+
+def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb.py").write_text("def login():\n    raise ValueError('No API key')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "--wandb: No API key; WANDB_MODE=offline" in refused(
+        capsys, "--wandb", "mine", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.delitem(sys.modules, "wandb")
+
+
+@pytest.mark.parametrize("main, flag", [(train.main, "--data"), (evaluation.main, "--benchmarks")])
+def test_data_that_is_nested_too_deep_is_one_sentence(main, flag, tmp_path, capsys):
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"prompt": ' + "[" * 100_000 + "\n")
+    with pytest.raises(SystemExit) as stop:
+        main([flag, str(path), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "deep.jsonl, line 1 is not a JSON object" in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
+    """Of Gemma transformers makes a tokenizer that knows no word."""
+    from transformers import Gemma2Config
+    Gemma2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer: no tokenizer.json is in the folder"):
+        read_tokenizer(str(tmp_path), [dict(prompt="x", id="0")], None)
 
 
 # ---------------------------------------------------------------------------- noise, dead runs
@@ -243,11 +264,59 @@ def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
     assert "--eval_data" in said
 
 
-def test_a_verifier_that_always_fails_ends_the_run(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "grade", graded_alike(0.0, "error: always"))
+@pytest.mark.parametrize("fault", ["error: always", "timeout"])
+def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "grade", graded_alike(0.0, fault))
     with pytest.raises(RunFailed, match="every call of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
+
+
+def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, capsys):
+    """Of those to learn from and of those held out, each under its own flag."""
+    rows, files = [json.loads(line) for line in open(own_file(tmp_path, "4"))], []
+    for long in (1, 2, 4):
+        rows[:long] = [dict(row, prompt="1,2,1=4:" * 3) for row in rows[:long]]
+        files.append(tmp_path / f"{long}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, two, all_long = map(str, files)
+    run(base, tmp_path / "run", "--data", one, "--eval_data", two, "--rollouts", "1")
+    said = capsys.readouterr().out
+    for name, count in ((f"--data {one}", 1), (f"--eval_data {two}", 2)):
+        assert f"{name}: left out {count} of 4 problems, their prompts are longer" in said
+    assert "has 3 problems, fewer than --problems_per_rollout 4: each rollout has some" in said
+    with pytest.raises(SystemExit):
+        run(base, tmp_path / "refused", "--eval_data", all_long)
+    assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in capsys.readouterr().err
+
+
+def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_path, capsys):
+    import shutil
+
+    from experiment.model import read_tokenizer
+    problem = dict(prompt="1?", answer="1", reward="math", id="0")
+    read_tokenizer(base, [problem], "chat")
+    assert "WARNING  --template chat: --model" in capsys.readouterr().out
+    folder = shutil.copytree(base, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[-1].content }}{% if think is defined %}{{ think }}{% endif %}"
+        "{% if add_generation_prompt %}:{% endif %}")
+    for text, end in ((None, ":"), ('{"think": "hm"}', "hm:"), ("{}", ":")):
+        tokenizer, *_ = read_tokenizer(str(folder), [problem], "chat", text)
+        assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "1?" + end
+    assert not capsys.readouterr().out
+    for name in ("thinking", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"has no variable {name} to be set"):
+            read_tokenizer(str(folder), [problem], None, json.dumps({name: 1}))
+    for flags in (["[]"], ["{"], ['{"a": 1}', "--template", "orz"]):
+        said = refused(capsys, "--template_kwargs", *flags)
+        assert "--template_kwargs is a JSON object, such as " in said and f"not {flags[0]} " in said
+    run(str(folder), tmp_path / "run", "--template_kwargs", '{"think": "hm"}', "--template", "chat",
+        "--rollouts", "1", "--eval_every", "0")
+    sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].endswith(":hm:")
+    args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
+    assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
 
 
 def test_held_out_problems_are_as_many_as_there_are(tmp_path):

@@ -49,7 +49,6 @@ def made_up(folder, score, **flags):
     (folder / "config.json").write_text(json.dumps(dict(flags=flags)))
     record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
     (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    (folder / "curves.png").touch()
 
 
 def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypatch):
@@ -60,7 +59,15 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
         best = max(scores, key=scores.get)
         for seed, score in enumerate(FRESH[method], 1):
             made_up(sweep.command(args, method, best, seed)[1], score, loss=method, seed=seed)
+    ran, refused = [], set()
+
+    def trains(argv, **options):  # it finds these runs finished
+        ran.append(argv)
+        code = 2 * (argv[argv.index("--lr") + 1] in refused and "--force" not in argv)
+        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: the row grpo changed\n")
+    monkeypatch.setattr(subprocess, "run", trains)
     sweep.main([*FLAGS, str(tmp_path)])
+    assert len(ran) == 12 and all("--resume" in argv for argv in ran)
     said = capsys.readouterr().out
     assert "grpo: 4e-5 is at the end of the --rates" in said and "fade: 2e-5" not in said
     # differences 0.3, 0.1, 0.2: standard error 0.1 / sqrt(3), Student's 4.303 of them
@@ -68,17 +75,12 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 16 rollouts" in said
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
-    (sweep.command(args, "grpo", "1e-5", 0)[1] / "curves.png").unlink()
-    ran = []
-
-    def fails(argv, **options):
-        ran.append(argv[argv.index("--lr") + 1])
-        return SimpleNamespace(returncode=1, stderr="x\ntrain.py: the disk is full\n")
-    monkeypatch.setattr(subprocess, "run", fails)
+    refused.add("1e-5")
     with pytest.raises(SystemExit, match="runs have failed; the same command"):
         sweep.main([*FLAGS, str(tmp_path)])
-    assert ran == ["1e-5"]  # the others are there
-    assert "grpo, lr 1e-5, seed 0: train.py: the disk is full" in capsys.readouterr().out
+    assert "grpo, lr 1e-5, seed 0: train.py: the row grpo changed" in capsys.readouterr().out
+    sweep.main([*FLAGS, str(tmp_path), "--force"])
+    assert "difference +0.200" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -6,6 +6,7 @@ pip install playwright; then apt-get install chromium, or python -m playwright i
 
 import base64
 import functools
+import hashlib
 import json
 import math
 import re
@@ -23,7 +24,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import train
 from analysis import tokens
 from analysis.__main__ import main
-from analysis.anatomy import signed_gradient
 from analysis.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
@@ -31,6 +31,7 @@ from engine.sampler import Completion
 from experiment.checkpoint import save_rollout
 from experiment.flags import flags_of
 from losses import measure
+from study.quantities import signed_gradient
 from test_analysis import refused
 
 HOSTILE = "<script>window.hacked=1</script>"
@@ -64,7 +65,8 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
         batch.mask &= (batch.completion_len < max_tokens)[:, None]
     state = dict(entropy=batch.entropy[batch.mask].mean().item())
     folder.mkdir(exist_ok=True)
-    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards), state=state,
+    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards),
+                 shaped_rewards=torch.tensor(rewards), state=state,
                  flags=flags_of(args), hp=method.flags)
     return folder / "rollouts" / "rollout_000001.pt"
 
@@ -112,12 +114,9 @@ def header(text):
     return json.loads(found)
 
 
-def codes(text, name, states, n):
-    """The arrays [states, n] of a piece, by another way than the page's."""
-    data = np.frombuffer(raw(text, name), np.uint8).reshape(-1, 2, states, n).astype(np.int64)
-    folded = data[:, 0] + 256 * data[:, 1]
-    change = np.where(folded % 2, -(folded + 1) // 2, folded // 2)
-    return change.cumsum(1) % 65536
+def unpacked(text, name):
+    """{name: array} of a piece's numbers: [n], or of a walk [states, n]."""
+    return {key: np.array(x).T for key, x in json.loads(raw(text, name)).items()}
 
 
 @functools.cache
@@ -134,10 +133,6 @@ def expected(rollout, name):
     return kept, states
 
 
-def signed(code):
-    return tokens.signed_value(code.astype(np.uint16).astype(np.int16))
-
-
 def shown_of(kept, problem):
     """[N, T]: the tokens of a problem's completions."""
     lengths = kept.batch.completion_len * (torch.arange(8) // 4 == problem)
@@ -147,27 +142,13 @@ def shown_of(kept, problem):
 # ---------------------------------------------------------------------------- the payload
 
 @pytest.mark.quick
-def test_codes_keep_what_they_promise():
-    x = torch.tensor([0.0, -1e-4, -0.5, -12.3, -31.9, -100.0])
-    back = -tokens.code(x, -tokens.LOGPROB) / tokens.LOGPROB
-    assert np.abs(back - x.numpy())[:-1].max() <= 0.5 / tokens.LOGPROB + 1e-6
-    assert back[-1] == -65535 / tokens.LOGPROB
-    x = torch.tensor([0.0, 1e-12, -3e-7, 0.1, -2.5, 40.0], dtype=torch.float64)
-    back = tokens.signed_value(tokens.signed_code(x))
-    assert back[0] == 0 and back[1] == pytest.approx(tokens.SMALLEST)
-    assert back[2:] == pytest.approx(x[2:].numpy(), rel=0.0051)
-    x = torch.tensor([-1e-7, 0.0, 3.21, 11.9])  # an entropy of 0 can be rounded below
-    assert np.abs(tokens.code(x, 1024) / 1024 - x.numpy()).max() < 0.5001 / 1024
-    assert [tokens.round_up(x) for x in (0, 0.3, 0.02, 7, 1.0)] == [1, 0.5, 0.02, 10, 1]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("low, high", [(0, 65536), (-32767, 32768), (0, 3)])
-def test_packed_arrays_come_back(low, high):
-    arrays = np.random.default_rng(0).integers(low, high, (3, 5, 9))
-    packed = tokens.pack(dict(enumerate(arrays)), slice(2, 9))
-    text = f'<script type="text/plain" id="x">{packed}</script>'
-    assert (codes(text, "x", 5, 7) == arrays[:, :, 2:] % 65536).all()
+def test_numbers_are_rounded_as_the_page_says():
+    x = np.array([0.0, 1e-12, -3e-7, 0.12345, -2.5, -100.04], dtype=np.float64)
+    found = tokens.rounded(dict(logprob=x, gradient=np.stack([x, -x], 1)), slice(1, 6))
+    assert found["logprob"] == pytest.approx(x[1:].tolist(), rel=0.501e-4, abs=0)
+    gradient = np.array(found["gradient"])
+    assert gradient.shape == (5, 2) and gradient == pytest.approx(
+        np.stack([x[1:], -x[1:]], 1), rel=0.501e-4, abs=0)
 
 
 @pytest.mark.quick
@@ -182,18 +163,19 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     for problem in range(2):
         here = shown_of(kept, problem)
         n = int(here.sum())
-        logprob, entropy, gradient, status = codes(text, f"walk-{problem}-{number}", 5, n)
-        (old,), (gap,) = codes(text, f"reference-{problem}", 1, n)
+        walk = unpacked(text, f"walk-{problem}-{number}")
+        reference = json.loads(raw(text, f"problem-{problem}"))
+        old, gap = np.array(reference["old"]), np.array(reference["gap"])
+        assert {x.shape for x in walk.values()} == {(5, n)} and old.shape == gap.shape == (n,)
+        status = walk["status"]
         is_masked = ~kept.batch.mask[here].numpy()
         for k, state in enumerate(states):
-            said = np.exp((old - logprob[k]) / tokens.LOGPROB)
-            assert said == pytest.approx(state.ratio[here].numpy(), rel=6e-4)
-            assert -logprob[k] / tokens.LOGPROB == pytest.approx(
-                state.logprobs[here].numpy(), abs=0.51 / tokens.LOGPROB)
-            assert entropy[k] / tokens.ENTROPY == pytest.approx(
-                state.entropy[here].numpy(), abs=0.51 / tokens.ENTROPY)
+            said = np.exp(walk["logprob"][k] - old)
+            assert said == pytest.approx(state.ratio[here].numpy(), rel=1.1e-4)
+            assert walk["logprob"][k] == pytest.approx(state.logprobs[here].numpy(), abs=0.51e-4)
+            assert walk["entropy"][k] == pytest.approx(state.entropy[here].numpy(), abs=0.51e-3)
             exact = state.gradient[here].numpy()
-            assert signed(gradient[k]) == pytest.approx(exact, rel=0.006, abs=2e-8)
+            assert walk["gradient"][k] == pytest.approx(exact, rel=0.006, abs=2e-8)
             assert ((status[k] == tokens.OUT) == is_masked).all()
             weightless = (exact == 0) & ~is_masked
             assert (np.isin(status[k], (tokens.UP, tokens.DOWN)) == weightless).all()
@@ -202,9 +184,9 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
             assert not positive[status[k] == tokens.DOWN].any()
             seen |= set(status[k].tolist())
         old_logprobs = kept.batch.old_logprobs[here].numpy()
-        assert -old / tokens.LOGPROB == pytest.approx(old_logprobs, abs=3e-4)
+        assert old == pytest.approx(old_logprobs, abs=0.51e-4)
         exact = old_logprobs - kept.batch.sampler_logprobs[here].numpy()
-        assert signed(gap) == pytest.approx(exact, rel=0.006, abs=2e-8)
+        assert gap == pytest.approx(exact, rel=0.006, abs=2e-8)
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
     for line, state in zip(method["summary"], states, strict=True):
         assert line == {key: pytest.approx(state.measured[key].item(), abs=1e-5) for key in line}
@@ -216,8 +198,9 @@ def test_select_and_advantage_0_have_a_status(model, tmp_path):
                         rewards=[[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
     text, kept = page_of(path, "--steps", "2", "--lr", "1e-5"), open_rollout(path)
     for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
-        n = int(shown_of(kept, problem).sum())
-        assert set(codes(text, f"walk-{problem}-0", 3, n)[3][0].tolist()) == kinds
+        status = unpacked(text, f"walk-{problem}-0")["status"]
+        assert status.shape == (3, int(shown_of(kept, problem).sum()))
+        assert set(status[0].tolist()) == kinds
 
 
 def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
@@ -229,10 +212,10 @@ def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
     shown = shown_of(open_rollout(path), 0)
     dropped = (torch.arange(shown.shape[1]) % 2 == 0).expand(shown.shape)[shown]
     for method, kinds in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
-        part = codes(text, f"walk-0-{method}", 3, int(shown.sum()))
-        assert (part[3][0][dropped] == kinds).all()
-        assert (part[3][0][~dropped] == tokens.PASSES).all()
-        assert (part[2][0][dropped] == 0).all() == (method == 0)
+        walk = unpacked(text, f"walk-0-{method}")
+        assert (walk["status"][0][dropped] == kinds).all()
+        assert (walk["status"][0][~dropped] == tokens.PASSES).all()
+        assert (walk["gradient"][0][dropped] == 0).all() == (method == 0)
 
 
 def test_fewer_problems_and_a_method_of_two_passes(rollout):
@@ -271,10 +254,11 @@ def test_what_a_completion_is(rollout, page):
 def test_a_late_right_completion_is_right(model, tmp_path):
     """--overlong_penalty takes from the reward of the right ones, too."""
     kept = open_rollout(kept_rollout(tmp_path / "a", model, "--overlong_penalty 20"))
-    kept.rewards[0, :2] = torch.tensor([1 - (int(kept.batch.completion_len[0]) - 28) / 20, -1.0])
-    assert tokens.is_right(kept).tolist()[0] == [True, False, False, True]
+    kept.shaped_rewards[0, :2] = torch.tensor([0.25, -1.0])
     kept.rewards[0, 3] = 2.0  # a reward of 1 is right, and nothing else
-    assert tokens.is_right(kept).tolist()[0] == [True, False, False, False]
+    found = tokens.completions_of(kept, [0])[:4]
+    assert [c["right"] for c in found] == [True, False, False, False]
+    assert [c["reward"] for c in found[:2]] == [0.25, -1.0]
 
 
 # ---------------------------------------------------------------------------- texts
@@ -283,13 +267,13 @@ def test_a_late_right_completion_is_right(model, tmp_path):
 def test_texts_of_tokens_are_the_text(page, model):
     tokenizer = AutoTokenizer.from_pretrained(model)
     for problem, group in enumerate(COMPLETIONS):
-        text = json.loads(raw(page.read_text(), f"text-{problem}"))
+        text = json.loads(raw(page.read_text(), f"problem-{problem}"))
         assert text["prompt"] == PROMPTS[problem]
         for pieces, ids, whole in zip(text["texts"], text["ids"], group, strict=True):
             assert "".join(pieces).removesuffix("<eos>") == whole[:48]
             assert len(pieces) == len(ids) and tokenizer.decode(ids) == "".join(pieces)
     # é is two tokens, the first without a text of its own
-    accented = json.loads(raw(page.read_text(), "text-1"))["texts"][0]
+    accented = json.loads(raw(page.read_text(), "problem-1"))["texts"][0]
     assert accented[:6] == ["c", "a", "f", "", "é", " "]
 
 
@@ -330,8 +314,11 @@ def test_no_text_is_markup(page):
     assert '"\\u003c/script>\\u003cscript>\\u2028&"' in filled
     assert header(filled) == dict(name="</script><script>\u2028&")
     policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert not any(word in policy for word in ("unsafe", "http", "connect"))
+    own = [re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S) for tag in ("script", "style")]
+    script, style = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+                     for part, in own)
+    assert policy == (f"default-src 'none'; script-src 'sha256-{script}'; style-src "
+                      f"'sha256-{style}'; base-uri 'none'; form-action 'none'")
     assert not re.search(r"(src|href)=", template)
 
 
@@ -349,7 +336,7 @@ def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
     said = refused(capsys, "tokens", rollout, "--model", bare)
-    assert f"the tokenizer of {bare}" in said and "--model" in said
+    assert f"--model {bare} has no tokenizer" in said
 
 
 def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
@@ -357,7 +344,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     batch["mask"][:] = False
     rewards[0, 0] = 0.5
     none = changed(rollout, tmp_path / "none.pt", batch=batch)
-    half = changed(rollout, tmp_path / "half.pt", rewards=rewards)
+    half = changed(rollout, tmp_path / "half.pt", shaped_rewards=rewards)
     for args, words in (
             ([rollout, "--steps", "3"], "the steps of grpo cannot be taken: its 8 completions"),
             ([rollout, "--lr", "1e8"], "the steps of grpo cannot be taken: they lead to weights "
@@ -551,6 +538,28 @@ def test_the_panel_has_the_numbers(visit, rollout, page, way):
     # it follows the slider
     at_step(tab, 0)
     assert float(panel(tab)["ratio"]) == 1
+
+
+def test_the_panel_is_closed_and_begins_anew_with_another_problem(visit, page):
+    tab, token = visit(page), TOKEN.format(1, 5)
+    tab.set_viewport_size(dict(width=360, height=844))
+    hint = tab.locator("#numbers").inner_text()
+    for close in (tab.locator("#close").click, lambda: tab.keyboard.press("Escape")):
+        for place in range(1, 33):
+            tab.evaluate("span => choose(document.querySelector(span))", TOKEN.format(1, place))
+            lines = tab.evaluate("""[...document.querySelectorAll("#panel dd")].map(dd => {
+                const text = document.createRange();
+                text.selectNodeContents(dd);
+                return text.getClientRects().length; })""")
+            assert set(lines) == {1}  # no number is broken
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        close()
+        assert not tab.locator("#panel").is_visible()
+    tab.locator(token).click()
+    assert panel(tab)["place"].startswith("5 of")
+    tab.locator("#after").click()
+    until_begins(tab, "prompt", "second")
+    assert panel(tab) == {} and tab.locator("#numbers").inner_text() == hint
 
 
 def test_keys(visit, page):

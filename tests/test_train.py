@@ -20,6 +20,7 @@ from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
+from experiment.flags import flags_of
 from losses import METHODS, Method, asym, centred, token_mean
 
 SMALL = (
@@ -54,7 +55,8 @@ def run(model, out, *flags):
         ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
         ("--objective nope", "nope"),
         ("--aggregate zscore", "zscore"),
-        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7", "16 sequences"),
+        ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 7",
+         "16 sequences do not divide into --steps_per_rollout 7"),
         ("--problems_per_rollout 4 --group_size 4 --steps_per_rollout 8 --shuffle groups",
          "4 problems, a group each, do not divide into --steps_per_rollout 8"),
         ("--shuffle problems", "--shuffle"),
@@ -94,6 +96,7 @@ def run(model, out, *flags):
         ("--data nope", "nope"),
         ("--data_dir {root}", "countdown is generated"),
         ("--out {root}/tests/run", "already"),
+        ("--out {root}/tests/run/metrics.jsonl", "tests/run/metrics.jsonl is no folder"),
         ("--entropy_coef nan", "--entropy_coef"),
         ("--eps_low -5", "--eps_low"),
         ("--eps_low nan", "--eps_low"),
@@ -106,6 +109,7 @@ def run(model, out, *flags):
         ("--seed 99999999999999999999999", "--seed"),
         ("--sampler_temperature 0", "--sampler_temperature"),
         ("--gpu_memory_utilization 1.5", "--gpu_memory_utilization"),
+        ("--sampler transformers --gpu_memory_utilization 0.5", "for --sampler vllm on a GPU"),
         ("--max_refills 9", "--max_refills is for --drop_uniform_groups, which"),
         ("--model=", "--model is empty"),
         ("--out=", "--out is empty"),
@@ -237,9 +241,11 @@ def test_help_lists_the_flags_of_the_method_chosen(capsys):
 @pytest.mark.quick
 def test_flags_reach_the_method():
     _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
-    assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=None)
+    assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=3.0)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
     assert train.parse_args(["--loss", "dapo"])[1].flags["eps_high"] == 0.28
+    args, method = train.parse_args(["--loss", "acpo", "--dual_clip", "0"])
+    assert method.flags["dual_clip"] == flags_of(args)["dual_clip"] == 0
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
@@ -357,6 +363,18 @@ def learns_without_an_advantage(tokens):
     return -tokens.advantages * tokens.ratio + (tokens.logprobs - tokens.sampler_logprobs) ** 2
 
 
+def ascends(tokens):
+    return tokens.advantages * tokens.ratio
+
+
+def makes_failures_likely(tokens):
+    return -tokens.advantages.abs() * tokens.ratio
+
+
+def prefers_failures(rewards, state):
+    return -centred(rewards, state)
+
+
 def writes(tokens):
     return -tokens.advantages.clamp_(-9, 9) * tokens.ratio
 
@@ -391,6 +409,9 @@ def writes(tokens):
         (Method(divides_by_the_spread, PLAIN, token_mean),
          "divides_by_the_spread of losses.py returns nan"),
         (Method(centred, learns_without_an_advantage, token_mean), "is in BY_ADVANTAGE and has"),
+        (Method(centred, ascends, token_mean), "mine: at ratio 1 its gradient has the other sign"),
+        (Method(centred, makes_failures_likely, token_mean), "its gradient has the other sign"),
+        (Method(prefers_failures, PLAIN, token_mean), "of losses.py gives successes less than"),
     ],
     ids=lambda x: x.split(" of losses.py")[0] if isinstance(x, str) else "row",
 )
@@ -413,7 +434,8 @@ def drawn(tokens):
     Method(centred, own_objective(docstring=None), token_mean),
     Method(centred, losses.whole_step(lambda tokens: of_other_completions(tokens)), token_mean),
     Method(centred, PLAIN, token_mean, drawn),
-], ids=["no docstring", "whole step", "random"])
+    Method(prefers_failures, ascends, token_mean, like_reinforce=False),
+], ids=["no docstring", "whole step", "random", "another sign"])
 def test_sketches_that_are_not_refused(row, monkeypatch):
     """They leave the generator of random numbers as it was."""
     monkeypatch.setitem(METHODS, "mine", row)
@@ -463,17 +485,14 @@ def test_the_run_folder(base, tmp_path, graded):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "run"
-    records = run(base, out, *"--loss grpo --save_every 1 --keep 1 --rank_every 1 --rollouts 3"
-                  .split())
-    assert 0 < records[-1]["optim/head_rank1_share"] <= 1
+    run(base, out, *"--loss grpo --save_every 1 --keep 1 --rollouts 3".split())
     assert {p.name for p in out.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
     assert (out / "curves.png").stat().st_size > 10_000
     last = out / "checkpoints" / "rollout_000003"
     state = torch.load(last / "trainer.pt")
     assert state["rollout"] == 3 and state["totals"]["step"] == 6 and state["optimizer"]["state"]
-    assert {p.name for p in (out / "checkpoints").iterdir()} == {
-        last.name, f"rollout_{state['best']['rollout']:06d}"}  # the best too, nothing unfinished
+    assert [p.name for p in (out / "checkpoints").iterdir()] == [last.name]  # nothing unfinished
     config = json.loads((out / "config.json").read_text())
     assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore")
     assert config["versions"]["torch"]
@@ -524,6 +543,11 @@ def test_every_option_together(base, tmp_path, graded):
     assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-4
 
 
+# float32's unit. For x of 0 but for the rounding of log probabilities (to 30 units in SMALL), the
+# mean of e^-x - 1 + x is below one unit, and that of e^x within 100 of 1
+EPS = torch.finfo(torch.float32).eps
+
+
 def test_rollout_lag_trains_on_old_samples(base, tmp_path, graded):
     flags = ("--loss grpo --aggregate token_mean --advantage raw --entropy_coef 1.0 --rollouts 4 "
              "--lr 1e-3").split()
@@ -531,8 +555,8 @@ def test_rollout_lag_trains_on_old_samples(base, tmp_path, graded):
         records = run(base, tmp_path / f"lag{lag}", *flags, "--rollout_lag", str(lag))[1:]
         first_steps = [r["steps"][0]["policy/kl_old"] for r in records]
         assert len(records) == 4  # as many updates as without
-        assert first_steps[0] < 1e-9
-        assert max(first_steps) < 1e-9 if lag == 0 else min(first_steps[2:]) > 1e-6
+        assert first_steps[0] < EPS
+        assert max(first_steps) < EPS if lag == 0 else min(first_steps[2:]) > 100 * EPS
 
 
 def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path, graded):
@@ -545,8 +569,8 @@ def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path, 
         records = run(base, tmp_path / reference, "--old_logprobs", reference, *flags)[2:]
         kept[reference] = ([r["steps"][0]["policy/kl_old"] for r in records],
                            [abs(r["sampler/correction_mean"] - 1) for r in records])
-    assert max(kept["proximal"][0]) < 1e-9 and min(kept["proximal"][1]) > 1e-4
-    assert min(kept["trainer"][0]) > 1e-6 and max(kept["trainer"][1]) < 1e-4
+    assert max(kept["proximal"][0]) < EPS and min(kept["proximal"][1]) > 100 * EPS
+    assert min(kept["trainer"][0]) > 100 * EPS > max(kept["trainer"][1])
 
 
 def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
@@ -593,7 +617,8 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
     kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt")
             for n in (0, 2)]
-    assert torch.equal(kept[0]["rewards"] - 1, kept[1]["rewards"])
+    assert torch.equal(kept[0]["rewards"] - 1, kept[1]["shaped_rewards"])
+    assert torch.equal(kept[0]["rewards"], kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
     assert masked["len/truncated_frac"] == 1 and not masked["steps"]
 

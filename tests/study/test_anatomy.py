@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -68,8 +69,14 @@ def test_the_command_writes_its_table_and_figure(kept_run, tmp_path, capsys):
     assert subsets["full"]["norm_selected"] == pytest.approx(1)
 
 
+def test_the_rank_of_a_change(kept_run, capsys):
+    command.main(["rank", str(kept_run)])
+    (rollout, share), = re.findall(r"^rollout (\d+): ([\d.]+)$", capsys.readouterr().out, re.M)
+    assert rollout == "1" and 0 < float(share) < 1
+
+
 @pytest.mark.parametrize("args, says", [
-    (["subsets"], "takes one rollout"), (["measure", "x.pt"], "takes one rollout"),
+    (["subsets"], "takes one path"), (["measure", "x.pt"], "takes no path"),
     (["nope"], "invalid choice"), (["subsets", "x.pt"], "x.pt: it is no rollout")])
 def test_a_mistake_ends_with_a_sentence(args, says, capsys):
     with pytest.raises(SystemExit) as e:

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from analysis.anatomy import signed_gradient
 from analysis.rollout import Kept
 from losses import METHODS, Tokens
 from study import anatomy, quantities, theory
@@ -28,7 +27,7 @@ def some_tokens(pi, ratio, advantage, entropy=None):
 def test_g_has_a_sign_and_is_0_where_it_is_clipped():
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
-    g = signed_gradient(tokens, GRPO)[0].tolist()
+    g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
 
 
@@ -46,13 +45,14 @@ def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
 
 
 def test_the_sides_of_remark_1():
-    """Low: one sub-bin has 0.9 * 1 and 0.9 * -1 of two tokens, the other 0.8 * 3 clipped and
-    0.8 * 1. High: one token, 0.1 * -2."""
-    tokens = some_tokens([[0.1, 0.1, 0.2], [0.2, 0.9, None]], [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
+    """Low: one sub-bin has 0.89 * 1 and 0.89 * -1 of two tokens, the other 0.81 * 3 clipped and
+    0.81 * 1. High: one token, 0.1 * -2."""
+    tokens = some_tokens([[0.11, 0.11, 0.19], [0.19, 0.9, None]],
+                         [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
                          [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
-    assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.4) / 2, -0.2])
-    alone = some_tokens([[0.1]], [[1.0]], [[1.0]])
-    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.9), None]
+    assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
+    alone = some_tokens([[0.11]], [[1.0]], [[1.0]])
+    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.89), None]
 
 
 def integral(kappa, band, low, high, eq, n=20_000):
@@ -214,7 +214,8 @@ def unlikely(kept):
     ("grpo", lambda kept: kept.batch.mask, [111 / 9, 22 / 6, -4 / 3], [111 / 9, 22 / 6, -4 / 3])])
 def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
     policy, batch = three_completions()
-    kept = Opened(batch, torch.zeros(1, 3), {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
+    rewards = torch.zeros(1, 3)
+    kept = Opened(batch, rewards, rewards, {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
     chosen, matrices = choose(kept) & kept.batch.mask, {"weight": kept.policy.weight}
     found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
              anatomy.gradient_of_selected(kept, matrices, None, chosen))

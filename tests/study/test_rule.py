@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import statistics
+import sys
 import tomllib
 from functools import partial
 
@@ -185,6 +186,16 @@ def test_a_part_is_trained_and_continues(tmp_path, monkeypatch, capsys):
     runs.main()
     assert "0 runs are missing" in capsys.readouterr().out
     assert (tmp_path / "part.jsonl").stat().st_mtime_ns == before
+    run["code"]["losses.acpo"] += 1  # as of another formula
+    (tmp_path / "part.jsonl").write_text(json.dumps(run) + "\n")
+    with pytest.raises(SystemExit, match="1 finished runs.*losses.acpo changed since. --force"):
+        runs.main()
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--force"])
+    runs.main()
+    del run["code"]  # as of the published lines
+    (tmp_path / "part.jsonl").write_text(json.dumps(run) + "\n")
+    monkeypatch.setattr("sys.argv", sys.argv[:-1])
+    runs.main()
 
 
 def test_the_puzzles_of_score_and_validation_are_not_trained_on():

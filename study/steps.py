@@ -1,28 +1,13 @@
-"""The anatomy of an update: ratios, clipping and gradients along the optimizer steps on a kept
-rollout."""
+"""Ratios, clipping and gradients of a kept rollout after each optimizer step, by the token's
+probability."""
 
-from dataclasses import replace
+from math import nan
 
-import torch
-
-from analysis.rollout import walk
+from analysis.figures import draw
+from analysis.rollout import logged, walk
 from experiment.tables import markdown_table
-from losses import measure, objective_of
-
-
-def weight_on_logprob(tokens, method):
-    """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
-    not (ACPO, eq. 2)."""
-    leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
-    return -gradient * tokens.mask
-
-
-def signed_gradient(tokens, method):
-    """G = (1 - pi) rho A 1[not clipped] of each token (ACPO, eq. 3 and 39), times the weight of the
-    method's select, [B, T]; pi is the current policy's."""
-    weight = weight_on_logprob(tokens, method)
-    return (1 - tokens.probs) * weight * method.call(method.select, tokens)
+from losses import weight_on_logprob
+from study.quantities import signed_gradient
 
 
 def token_statistics(tokens, method, bins=5):
@@ -31,7 +16,7 @@ def token_statistics(tokens, method, bins=5):
     of their ratios, the mean of |G| and their share of its sum. Tokens without an advantage are in
     no bin; without a token a number is nan."""
     mask, lines = tokens.mask, []
-    weight = weight_on_logprob(tokens, method).abs()[mask]
+    weight = weight_on_logprob(method, tokens).abs()[mask]
     size = signed_gradient(tokens, method).abs()[mask]
     advantage, ratio = tokens.advantages[mask], tokens.ratio[mask]
     bin_of = (tokens.probs[mask] * bins).long().clamp(max=bins - 1)
@@ -46,12 +31,6 @@ def token_statistics(tokens, method, bins=5):
                 size=size[here].mean())
             lines.append(dict(sign=sign, bin=i, **{key: x.item() for key, x in numbers.items()}))
     return lines
-
-
-def logged(tokens, method, *names):
-    """{name: number} of the tokens as of one optimizer step, as train.py logs it."""
-    measured = measure(method, tokens.without_junk())
-    return {name: measured[name].item() for name in names}
 
 
 def steps(kept, steps=None, lr=None):
@@ -77,3 +56,15 @@ def steps_table(result):
         "a token's gradient, G = (1 - pi) rho A, 0 where it is clipped, of the tokens of\nlow "
         "(pi < 0.2) and high (pi > 0.8) probability.\nLook at which tokens have the larger "
         "gradient, and in the figure whose ratios spread and which are clipped.\n")
+
+
+def draw_steps(result, out):
+    """Ratios, clipping and gradients of `steps` by sign of A, a line for each bin of pi."""
+    names = dict(ratio_std="std of the ratio", clipped="share clipped", gradient="share of |G|")
+    panels = {f"{text}, A {'<>'[sign > 0]} 0": {
+        f"pi from {i / 5:g} to {(i + 1) / 5:g}": [
+            (taken, line["bins"][i + 5 * (sign > 0)][key], nan, nan)
+            for taken, line in enumerate(result["steps"])] for i in range(5)}
+        for sign in (-1, 1) for key, text in names.items()}
+    draw(panels, out, f"rollout {result['rollout']}, {result['method']}, learning rate "
+                      f"{result['lr']:g}", "optimizer steps taken")

@@ -1,0 +1,21 @@
+"""Files of your own: can their problems be used? Of rows with a completion, how many are right?
+
+    python -m data FILE.jsonl ...
+"""
+
+import sys
+from collections import Counter
+
+import data
+from rewards import grade
+
+for path in sys.argv[1:]:
+    try:
+        problems = data.load(path, "train")
+    except data.DataError as e:
+        sys.exit(str(e))
+    rows, details = [problem for problem in problems if "completion" in problem], []
+    grade(rows, [[str(row["completion"])] for row in rows], details=details)
+    counts = Counter(fault or ("right" if reward == 1 else "wrong") for reward, fault, _ in details)
+    print(f"problems: {len(problems)}", *(f"{kind}: {n}" for kind, n in counts.most_common()),
+          sep="\n")
