@@ -205,7 +205,7 @@ SETS = {
     "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, splits=ONLY_TRAIN),
     "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths,
                       splits=ONLY_TRAIN),
-    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math", "math_train"), maths, splits=BOTH),
+    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math",), maths, splits=BOTH),
     "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, splits=BOTH, config="main"),
     "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, "table", splits=BOTH),
     "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, "code",

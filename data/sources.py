@@ -24,7 +24,7 @@ def load_set(name, split, data_dir, left_out, options):
     if not data_dir and split not in spec.splits:
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
-    rows = local_rows(spec, data_dir) if data_dir else hub_rows(spec, split, options)
+    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split, options)
     problems, places, ids = [], [], set()
     for number, (place, row) in enumerate(rows):
         try:
@@ -53,17 +53,22 @@ def contest_days(options):
         raise DataError(f"--lcb_from and --lcb_to are days such as 2024-08-01: {e}") from None
 
 
-def local_rows(spec, folder):
-    """The rows of the first of a set's local file names that exists, each with its place."""
-    for stem in spec.local:
-        paths = sorted(Path(folder).glob(stem + ".jsonl"))
-        if len(paths) > 1:
-            raise DataError(f"--data_dir {folder} has {' and '.join(p.name for p in paths)}: a set "
-                            "is one file there")
-        if paths:
-            return json_lines(paths[0])
-    names = " or ".join(stem + ".jsonl" for stem in spec.local)
-    raise DataError(f"--data_dir {folder} has no {names}")
+def local_rows(name, split, folder):
+    """The rows of a set's file in a folder, each with its place: of the file of a split, else of
+    the first of its names, whose one file is both splits."""
+    of_split = Path(folder, f"{name}_{split}.jsonl"), Path(folder, name, f"{split}.jsonl")
+    one_file = [f"{stem}.jsonl" for stem in SETS[name].local]
+    found = [[path for path in of_split if path.exists()],
+             *([path for path in sorted(Path(folder).glob(pattern))
+                if not path.stem.endswith(("_train", "_test"))] for pattern in one_file)]
+    paths = next(filter(None, found), [])
+    if len(paths) > 1:
+        raise DataError(f"--data_dir {folder} has {' and '.join(p.name for p in paths)}: one file "
+                        "there is a set's split, or all of it")
+    if not paths:
+        names = [*(str(path.relative_to(folder)) for path in of_split), *one_file]
+        raise DataError(f"--data_dir {folder} has no {' or '.join(names)}")
+    return json_lines(paths[0])
 
 
 def json_lines(path):

@@ -63,7 +63,8 @@ def is_plain(model):
 
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
-    as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that lacks weights or is not is_plain."""
+    as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that
+    lacks weights or is not is_plain."""
 
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None, **_):
         loaded, self.device = pretrained(model, dtype), parallel.device()

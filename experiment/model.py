@@ -23,7 +23,7 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
     the most tokens of a sequence, and the tokens of each problem's prompt. Raises ValueError, a
     sentence, for a model that cannot make prompts of the problems."""
-    from transformers import AutoTokenizer  # takes seconds: not before flags are refused
+    from transformers import AutoConfig, AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, positions_of
     folder = Path(model)
@@ -32,6 +32,7 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model).get_text_config()
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if folder.exists()
@@ -50,17 +51,38 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
             "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
-    lengths = []
+    prompts = []
     for problem in problems:
         try:
-            lengths.append(len(data.encode(tokenizer, problem, template)))
+            prompts.append(data.encode(tokenizer, problem, template))
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
-    if not min(lengths, default=1):  # transformers makes an empty tokenizer of a folder without one
-        raise ValueError(f"--model {model}: its tokenizer makes nothing of a prompt; are its files "
+    check_prompts(f"--model {model}: ", tokenizer, config, eos, prompts)
+    return tokenizer, eos, positions, list(map(len, prompts))
+
+
+def check_prompts(subject, tokenizer, config, eos, prompts):
+    """Warns of prompts (lists of ids) that a model will hardly understand. Raises ValueError for
+    those that it cannot take. config: of its text model."""
+    if not all(prompts):  # transformers makes an empty tokenizer of a folder without one
+        raise ValueError(f"{subject}its tokenizer makes nothing of a prompt; are its files "
                          "complete?")
-    return tokenizer, eos, positions, lengths
+    if (largest := max(map(max, prompts), default=0)) >= config.vocab_size:
+        raise ValueError(f"{subject}its tokenizer has a token {largest}, and its embedding "
+                         f"{config.vocab_size}: they are of different models")
+    bos = tokenizer.bos_token_id
+    for wrong, sentence in (
+            # GPT-2's is its end-of-sequence token, which it does not put in front
+            (bos not in (None, *eos) and bos == getattr(config, "bos_token_id", None)
+             and any(prompt[0] != bos for prompt in prompts),
+             f"do not begin with {tokenizer.bos_token}, as texts of the model do"),
+            (any(prompt[-1] in eos for prompt in prompts),
+             "end with an end-of-sequence token, after which the model begins another text"),
+            (len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts),
+             "are all the same: does the chat template leave the question out?")):
+        if wrong:
+            say(f"WARNING  {subject}prompts {sentence}")
 
 
 def check_positions(args, positions):
