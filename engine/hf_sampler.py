@@ -17,12 +17,19 @@ from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
 
-def inverse_cdf(probabilities, uniform):
-    """probabilities [N, V] of any sum, uniform [N, 1] in [0, 1) -> the token of each row at which
-    the cumulative sum in float64 passes the uniform share of the sum, [N, 1]. Of blocks of 128
-    tokens the sums come first, and of one block its tokens."""
-    blocks = F.pad(probabilities, (0, -probabilities.shape[1] % 128)).unflatten(1, (-1, 128))
-    upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+def in_blocks(weights):
+    """[N, V] -> [N, V / 128, 128], with zeros at the end. float32 sums a block to 1e-7."""
+    if rest := -weights.shape[1] % 128:
+        weights = F.pad(weights, (0, rest))
+    return weights.unflatten(1, (-1, 128))
+
+
+def inverse_cdf(weights, uniform):
+    """weights [N, V] of any sum, uniform [N, 1] in [0, 1) -> the token of each row at which the
+    cumulative sum passes the uniform share of all, [N, 1]: first the block, then the token in
+    it."""
+    blocks = in_blocks(weights)
+    upto = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     point = upto[:, -1:] * uniform
     block = torch.searchsorted(upto, point, right=True)
     inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
@@ -34,22 +41,27 @@ def draw(logits, temperature, top_p, generator=None):
     """logits [N, V] -> the next token of each row and its logprob after temperature, [N, 1] each.
     Temperature 0 takes the most probable token. generator: torch's, or None.
 
-    On a CPU a few rows at a time: their numbers stay in the cache from one pass to the next."""
+    On a CPU a few rows at once: their numbers stay in the cache from one pass to the next. Sums of
+    blocks are in float64: log_softmax is off by 1e-5 for 262,144 tokens."""
     if not logits.is_cuda and len(logits) > (few := max(1, 2**19 // logits.shape[1])):
         drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
         return tuple(map(torch.cat, zip(*drawn)))
-    logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
-    if logprobs[:, 0].isnan().any():  # one NaN makes its whole row NaN
+    scaled = logits.float() / temperature if temperature else logits.float()
+    most = scaled.amax(-1, keepdim=True)
+    if most.isnan().any():
         raise FloatingPointError(RUINED)
-    kept = logprobs if top_p == 1 else transformers.TopPLogitsWarper(top_p)(None, logprobs)
+    weights = (scaled - most).exp_()
+    log_total = in_blocks(weights).sum(-1).sum(-1, keepdim=True, dtype=torch.float64).log()
+    if top_p < 1:
+        weights = transformers.TopPLogitsWarper(top_p)(None, scaled).sub_(most).exp_()
     if temperature == 0:
-        tokens = kept.argmax(-1, keepdim=True)
-    elif kept.is_cuda:  # --deterministic refuses cumsum on a GPU
-        tokens = torch.multinomial(kept.exp(), 1, generator=generator)
+        tokens = scaled.argmax(-1, keepdim=True)
+    elif weights.is_cuda:  # --deterministic refuses cumsum on a GPU
+        tokens = torch.multinomial(weights, 1, generator=generator)
     else:  # one random number per row; multinomial draws V of them, in fifteen times the time
-        tokens = inverse_cdf(kept.exp(), torch.rand(len(kept), 1, dtype=torch.float64,
-                                                    generator=generator))
-    return tokens, logprobs.gather(1, tokens)
+        tokens = inverse_cdf(weights, torch.rand(len(weights), 1, dtype=torch.float64,
+                                                 generator=generator))
+    return tokens, (scaled.gather(1, tokens).double() - most - log_total).float()
 
 
 def is_plain(model):
