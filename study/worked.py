@@ -154,7 +154,7 @@ def demonstration(recipe, index):
     steps = f" no {target} = ".join(steps_of(nums, *a).removeprefix(f"{target} = ")
                                     for a in attempts)
     return (prompt_of(nums, target), f"{target} = {steps} <answer> "
-                                     f"{expression(attempts[-1][0])} </answer> <eos>")
+                                     f"{expression(attempts[-1][0])} </answer>")
 
 
 def tokenizer():
@@ -186,53 +186,32 @@ def empty_model(recipe):
     return model
 
 
-def tensors(recipe, tok):
-    """The demonstrations: ids [N, T], where they are a completion's [N, T], their lengths [N]."""
-    import torch
-    texts = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    prompts, completions = (tok(list(column))["input_ids"] for column in zip(*texts, strict=True))
-    length = torch.tensor([len(p) + len(c) for p, c in zip(prompts, completions, strict=True)])
-    ids = torch.zeros(len(texts), int(length.max()), dtype=torch.long)
-    learnt = torch.zeros_like(ids, dtype=torch.bool)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        ids[row, :length[row]] = torch.tensor(prompt + completion)
-        learnt[row, len(prompt):length[row]] = True
-    return ids, learnt, length
-
-
 def train(recipe):
     """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
     tokens, with AdamW, warm-up and linear decay."""
     import torch
-    from tqdm import tqdm
+
+    from engine.policy import Policy
+    from examples.sft import demonstrations, fit
+    from study.tiny import factor
     tok, model, steps = tokenizer(), empty_model(recipe), recipe["steps"]
-    ids, learnt, length = tensors(recipe, tok)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"], betas=(0.9, 0.95),
-                                  weight_decay=recipe["weight_decay"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min((s + 1) / 30, (steps - s) / (0.7 * steps), 1))
-    generator, half = torch.Generator().manual_seed(recipe["seed"]), len(ids) // 2
-    bar = tqdm(range(steps), desc="training the base of worked", unit="step")
-    for step in bar:
-        if step % 8 == 0:  # rows of eight batches at a time, of which like lengths go together
+    rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
+    pairs, half = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok,
+                                 tok.eos_token_id), len(rows) // 2
+    length = torch.tensor([len(prompt) + len(c.tokens) for prompt, c in pairs])
+    generator = torch.Generator().manual_seed(recipe["seed"])
+
+    def batches():
+        for step in range(0, steps, 8):  # rows of eight batches, of which like lengths go together
             # the first half of the steps sees right demonstrations alone, the second mixed ones
-            rows = torch.randint(half, (8 * recipe["batch"],), generator=generator)
-            rows += half if step >= steps // 2 else 0
-            batches = rows[length[rows].argsort(stable=True)].view(8, -1)
-            batches = batches[torch.randperm(8, generator=generator)]
-        rows = batches[step % 8]
-        longest = length[rows].max()
-        hidden = model.model(input_ids=ids[rows, :longest], use_cache=False).last_hidden_state
-        after = learnt[rows, 1:longest]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][after]),
-                                                 ids[rows, 1:longest][after])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval(), tok, loss.item()
+            chosen = torch.randint(half, (8 * recipe["batch"],), generator=generator)
+            chosen += half if step >= steps // 2 else 0
+            eight = chosen[length[chosen].argsort(stable=True)].view(8, -1)
+            for i in torch.randperm(8, generator=generator)[:steps - step]:
+                yield [pairs[row] for row in eight[i]]
+    loss = fit(Policy(model), batches(), steps, factor(steps), "training the base of worked",
+               lr=recipe["lr"], weight_decay=recipe["weight_decay"])
+    return model.eval(), tok, loss
 
 
 if __name__ == "__main__":

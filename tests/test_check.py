@@ -33,6 +33,20 @@ def test_all_is_right_with_the_embedded_base(base, capsys):
     assert failing(capsys) == []
 
 
+def test_rounding_in_16_bits_is_no_fault_of_the_method(base, capsys, monkeypatch):
+    """The split is computed in float32, frozen layers beside adapters, too."""
+    seen, own = [], check.gradient
+
+    def gradient(s, *given):
+        seen.append({p.dtype for p in s.policy.parameters()} | {s.policy.dtype})
+        return own(s, *given)
+    monkeypatch.setattr(check, "gradient", gradient)
+    few = ("--dtype", "bfloat16", "--tokens_per_micro_batch", "1024")
+    for flags in ([], ["--lora_rank", "2"]):
+        assert failing(capsys, *few, *flags) == []
+    assert seen == [{torch.float32, "float32"}] * 4
+
+
 def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for loss in ("p3o", "ar_lopti", "passk"):

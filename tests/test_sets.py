@@ -68,6 +68,29 @@ def test_a_row_of_each_set(name, tmp_path):
     assert any(text in problem["prompt"] for text in ("2+2?", "Double it.", "how many?"))
 
 
+def test_the_files_of_a_set_in_a_folder(tmp_path):
+    """NAME.jsonl is both splits; NAME_SPLIT.jsonl and NAME/SPLIT.jsonl are one."""
+    row, _ = ROWS["gsm8k"]
+
+    def questions(split):
+        return [p["prompt"] for p in data.load("gsm8k", split, tmp_path)]
+    def write(folder, name, row):
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    write(tmp_path, "gsm8k", dict(row, question="both"))
+    assert questions("train") == questions("test") == ["both"]
+    write(tmp_path, "gsm8k_train", dict(row, question="learnt"))
+    assert (questions("train"), questions("test")) == (["learnt"], ["both"])
+    (tmp_path / "gsm8k.jsonl").unlink()
+    with pytest.raises(data.DataError, match="has no gsm8k_test.jsonl or gsm8k/test.jsonl or "):
+        questions("test")
+    (tmp_path / "gsm8k").mkdir()
+    write(tmp_path / "gsm8k", "test", dict(row, question="held out"))
+    assert (questions("train"), questions("test")) == (["learnt"], ["held out"])
+    write(tmp_path / "gsm8k", "train", dict(row, question="twice"))
+    with pytest.raises(data.DataError, match="has gsm8k_train.jsonl and train.jsonl"):
+        questions("train")
+
+
 LIST = "class Solution:\n    def f(self, a: int) -> List[int]:\n"
 
 

