@@ -9,16 +9,17 @@
 #                        those of study/runs.py: grid map --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
+# ./run_all.sh gemma     a real model on a CPU, Gemma 3 270M, in 25 minutes (docs/real_model.md)
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
 # The same command again continues an interrupted run, and skips finished ones; one of another
 # losses.py, verifier or problems is refused, unless EXTRA has --force, too.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
-# PYTHON=python3; bench/full.sh has those of full
+# PYTHON=python3; bench/full.sh has those of full, examples/gemma.sh those of gemma
 set -euo pipefail
 cd "$(dirname "$0")"
 
 case "${1:-}" in
-  "" | setup | test | sweep | grid | full | results) ;;
+  "" | setup | test | sweep | grid | full | gemma | results) ;;
   -h | --help)
     sed -n '/^# /p;/^set /q' "$0"
     exit
@@ -178,4 +179,5 @@ case "${1:-}" in
     .venv/bin/python -m study results
     ;;
   full) . bench/full.sh ;;
+  gemma) . examples/gemma.sh ;;
 esac

