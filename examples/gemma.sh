@@ -13,9 +13,9 @@ $python examples/comparisons.py 256 --held_out >"$RUNS/held_out.jsonl"
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
 
 common="--template none --stop </answer> --max_tokens 12 --max_prompt_tokens 128 --dtype float32"
-EXTRA="--model $MODEL --data $RUNS/learnt.jsonl --eval_data $RUNS/held_out.jsonl $common
+TRAIN="$TRAIN --model $MODEL --data $RUNS/learnt.jsonl --eval_data $RUNS/held_out.jsonl $common
  --rollouts ${ROLLOUTS:-20} --problems_per_rollout 8 --group_size 16 --shuffle groups
- --lr ${LR:-2e-6} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1 $EXTRA"
+ --lr ${LR:-2e-6} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1"
 train_all
 
 evaluate() { # a model and its folder: all held-out problems, and the difference to the base
