@@ -77,8 +77,7 @@ def main():
     if (args.out / "config.json").exists():
         sys.exit(f"from_gguf.py: {args.out} has a model already; another --out makes a new one")
     if not installed("gguf", "accelerate"):
-        sys.exit("from_gguf.py: transformers reads GGUF files with the packages gguf and "
-                 "accelerate (pip install gguf accelerate)")
+        sys.exit("from_gguf.py: GGUF files need two packages: pip install gguf accelerate")
     convert(args.file or gemma_file(), args.out)
     loss = sentence_loss(args.out)
     print(f"{args.out}: {loss:.2f} nats per token of {SENTENCE!r}")
