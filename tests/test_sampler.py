@@ -138,7 +138,7 @@ REFUSED = [("Phi3", dict(pad_token_id=0)),  # prepares its inputs itself
 def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
     """A sampler of a random model with opinions; several ids end a completion, so that many do."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **(more or {}))
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **(more or {})})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -258,8 +258,8 @@ def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
 
 
 def test_sequences_at_once_are_fewer_where_the_vocabulary_is_large(tmp_path):
-    sampler = random_sampler(tmp_path)
-    assert sampler.chunk == 512
+    for vocabulary, chunk in ((97, 512), (V, 256)):
+        assert random_sampler(tmp_path, more=dict(vocab_size=vocabulary)).chunk == chunk
 
 
 def test_sequences_come_as_often_as_they_are_probable(tmp_path):
