@@ -5,8 +5,8 @@ interrupted?
     python bench/kill.py --ranks 2 --loss grpo   under torchrun; all its processes are killed
     python bench/kill.py --disks 64k 11m 35m     full disks in place of the kills, as root
 
-Compared are the final weights, bit for bit, metrics.jsonl but for what a clock measured, and
-samples.jsonl.
+Other flags are train.py's. Compared are the final weights, bit for bit, metrics.jsonl but for what
+a clock measured, and samples.jsonl.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def start(args, out):
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.ranks}"]
     flags = [f"--loss={args.loss}", f"--rollouts={args.rollouts}", f"--sampler={args.sampler}",
              "--problems_per_rollout=16", "--save_every=1", "--eval_every=10", "--eval_problems=32",
-             f"--out={out}", "--resume"]
+             *args.given, f"--out={out}", "--resume"]
     threads = max(1, (os.cpu_count() or 1) // args.ranks)
     return subprocess.Popen(
         [sys.executable, *launcher * (args.ranks > 1), str(ROOT / "train.py"), *flags],
@@ -94,7 +94,7 @@ def kill(args, out, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rollouts", type=int, default=30)
@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--sampler", default="vllm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--disks", nargs="+", metavar="SIZE")
-    args = parser.parse_args()
+    args, args.given = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         whole, out = Path(folder, "whole"), Path(folder, "killed")
         finish(start(args, whole))

@@ -1,16 +1,18 @@
-"""Seconds per rollout by phase, and two ratios from one run on one machine, with nothing else
-running.
+"""Seconds per rollout by phase, and ratios from one run on one machine, with nothing else running.
 
     python bench/step.py                            (a) our rollout over its parts done bare
     python bench/step.py --shuffle groups           the same with prompts shared in the update, too
     python bench/step.py --trl OTHER/bin/python     and (b) TRL's GRPOTrainer over ours; that
                                                     interpreter has bench/requirements-trl.txt
+    python bench/step.py --model FOLDER --data FILE ...     of another model and other problems
 
-The parts done bare: the engine's generate for the same prompts, one forward without gradient over
-the same tokens, in the run's layout, and forward, backward and AdamW on as many of them a step, but
-for completions without an advantage, in the simplest loop.
-Ours and the others take turns; medians over rollouts, the first two of each turn left out, and the
-median of the turns' ratios.
+All flags but four are train.py's. The parts done bare: the engine's generate for the same prompts,
+one forward without gradient over the same tokens, in the run's layout, and forward, backward and
+AdamW on as many of them a step, but for completions without an advantage, in the simplest loop.
+"forward" is generate without the drawing of tokens (--sampler transformers).
+Ours and the others take turns; medians over rollouts, the first --skip of each turn left out, and
+the median of the turns' ratios. TRL ends completions at end-of-sequence tokens alone: compare
+without --stop.
 """
 
 import argparse
@@ -21,88 +23,117 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import data
 import train
-from data.recipe import BASE
-from engine import policy
+from engine import hf_sampler, policy
 from engine.layout import lay, micro_batches
-from engine.sampler import default_kind, make_sampler
+from engine.loading import eos_ids
+from engine.sampler import make_sampler
 
-SKIP = 2
 
-
-def ours(folder, args):
-    """-> records of metrics.jsonl; and of each rollout the prompts and the Batch."""
+def ours(flags):
+    """-> records of metrics.jsonl; and of each rollout the prompts and the Batch; and the
+    micro-batches' tokens."""
     kept, make_batch = [], train.make_batch
 
     def keep(prompts, *rest):
         kept.append((prompts, make_batch(prompts, *rest)))
         return kept[-1][1]
-    with mock.patch.object(train, "make_batch", keep):
-        train.main([
-            "--loss=grpo", "--eval_every=0", "--save_every=0", f"--rollouts={args.rollouts}",
-            f"--steps_per_rollout={args.steps}", f"--shuffle={args.shuffle}",
-            f"--sampler={args.sampler}", f"--out={folder}"])
-    lines = Path(folder, "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], kept
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.object(train, "make_batch", keep):
+            train.main([*flags, f"--out={folder}/run"])
+        lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
+        budget = json.loads(Path(folder, "run/config.json").read_text())["flags"][
+            "tokens_per_micro_batch"]
+    return [json.loads(line) for line in lines], kept, budget
 
 
-def bare(kept, kind, steps, shuffle):
-    """-> (generate, score, update) seconds of each rollout, for the prompts and tokens kept."""
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    sampler = make_sampler(kind, BASE, dtype="float32", max_length=48, eos=[1])
+def bare(kept, budget, args):
+    """-> seconds of each rollout, {part: list}, for the prompts and tokens kept."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
+    eos = eos_ids(args.model, AutoTokenizer.from_pretrained(args.model))
+    sampler = make_sampler(args.sampler, args.model, dtype="float32", eos=eos, stop=args.stop,
+                           max_length=args.max_prompt_tokens + args.max_tokens)
     policy.Policy(model, layout="shared")  # gives the model its attention
+    G = args.group_size
 
     def logprobs(batch):
         inputs, predicts, targets = lay(batch, "shared")
         hidden = model.model(**inputs, use_cache=False).last_hidden_state[0, predicts]
         return model.lm_head(hidden).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
-    def generate(prompts):
-        if kind != "vllm":
-            sampler.sample(prompts, 16, seed=0, temperature=1.0, max_tokens=16)
+    def generate(prompts, draw):
+        if args.sampler != "vllm":
+            with mock.patch.object(hf_sampler, "draw", draw):
+                sampler.sample(prompts, G, seed=0, temperature=1.0, max_tokens=args.max_tokens)
             return
-        params = sampler.vllm.SamplingParams(n=16, max_tokens=16, stop_token_ids=[1], logprobs=0,
-                                             detokenize=False)
+        params = sampler.vllm.SamplingParams(
+            n=G, max_tokens=args.max_tokens, stop_token_ids=eos, stop=args.stop, logprobs=0,
+            detokenize=bool(args.stop))
         sampler.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
 
-    seconds = []
-    for prompts, batch in kept:
-        marks = [time.perf_counter()]
-        generate(prompts[::16])
-        marks.append(time.perf_counter())
+    def score(batch):
         with torch.no_grad():
-            for part in micro_batches(batch, 4096, "shared"):
+            for part in micro_batches(batch, budget, "shared"):
                 logprobs(batch.rows(part))
-        marks.append(time.perf_counter())
-        together = 16 if shuffle == "groups" else 1
-        for share in policy.shuffled_shares(len(prompts), steps, 0, 0, together):
+
+    def update(batch):
+        together = G if args.shuffle == "groups" else 1
+        for share in policy.shuffled_shares(len(batch.ids), args.steps_per_rollout, 0, 0, together):
             share = share[batch.advantages[share].any(1)]  # the others have no gradient
             optimizer.zero_grad()
-            for part in micro_batches(batch.rows(share), 4096, "shared"):
+            for part in micro_batches(batch.rows(share), budget, "shared"):
                 logprobs(batch.rows(share[part])).mean().backward()
             optimizer.step()
-        marks.append(time.perf_counter())
-        seconds.append([b - a for a, b in zip(marks, marks[1:])])
+
+    seconds, drawn, draw = defaultdict(list), [], hf_sampler.draw
+
+    def draw_and_keep(*given):
+        with mock.patch.object(hf_sampler, "draw", draw):  # it calls itself
+            drawn.append(draw(*given))
+        return drawn[-1]
+    for prompts, batch in kept:
+        for part, action in (("sample", lambda: generate(prompts[::G], draw_and_keep)),
+                             ("forward", lambda: generate(prompts[::G], lambda *_: drawn.pop(0))),
+                             ("logp", lambda: score(batch)), ("update", lambda: update(batch))):
+            start = time.perf_counter()
+            if part != "forward" or args.sampler != "vllm":
+                action()
+                seconds[part].append(time.perf_counter() - start)
     sampler.close()
     return seconds
 
 
-def theirs(args):
-    """-> the seconds of a rollout of TRL's."""
-    done = subprocess.run(
-        [args.trl, Path(__file__).with_name("trl_step.py"), BASE, str(args.rollouts),
-         str(args.steps)], capture_output=True, text=True)
+def theirs(python, args, micro_batch):
+    """-> the seconds of each rollout of TRL's, its rewards, and its peak of memory in GB."""
+    train_set = data.load(args.data, "train", args.data_dir)
+    problems = [dict(prompt=p["prompt"], answer=p["answer"], verifier=p["reward"])
+                for rollout in range(args.rollouts)
+                for p in data.batch(train_set, args.problems_per_rollout, args.seed, rollout)]
+    settings = dict(problems=problems, micro_batch=micro_batch, **{name: getattr(args, name) for
+                    name in ("model", "rollouts", "problems_per_rollout", "group_size",
+                             "steps_per_rollout", "max_tokens", "lr")})
+    done = subprocess.run([python, Path(__file__).with_name("trl_step.py")],
+                          input=json.dumps(settings), capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
-    return statistics.median(json.loads(done.stdout.splitlines()[-1])[SKIP:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def apart(function, *given):
+    """function(*given) in a new process, which frees its memory."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *given).result()
 
 
 def over_turns(ratios):
@@ -110,32 +141,43 @@ def over_turns(ratios):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=16, help="optimizer steps per rollout")
-    parser.add_argument("--shuffle", default="completions", choices=("completions", "groups"))
-    parser.add_argument("--sampler", default=default_kind(), choices=("vllm", "transformers"))
+    parser.add_argument("--skip", type=int, default=2, help="rollouts left out, of each turn")
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
-    args = parser.parse_args()
+    parser.add_argument("--trl_micro_batch", type=int, help="its completions at once; default all")
+    own, given = parser.parse_known_args()
+    flags = ["--loss=grpo", "--rollouts=10", "--eval_every=0", "--save_every=0", *given]
+    args, _ = train.parse_args(flags)
     phases, ratios, of_trl = defaultdict(list), [], []
-    for _ in range(args.turns):
-        with tempfile.TemporaryDirectory() as folder:
-            records, kept = ours(folder + "/run", args)
-        mine = statistics.median(record["time/rollout"] for record in records[SKIP:])
-        parts = bare(kept, args.sampler, args.steps, args.shuffle)[SKIP:]
-        for record, seconds in zip(records[SKIP:], parts, strict=True):
+    for _ in range(own.turns):
+        records, kept, budget = apart(ours, flags)
+        mine = statistics.median(record["time/rollout"] for record in records[own.skip:])
+        for record in records[own.skip:]:
             for name in record:
                 if name.startswith("time/"):
                     phases[f"ours  {name[5:]}"].append(record[name])
-            for name, x in zip(("sample", "logp", "update"), seconds, strict=True):
-                phases[f"bare  {name}"].append(x)
-        ratios.append(mine / statistics.median(map(sum, parts)))
-        if args.trl:
-            of_trl.append(theirs(args) / mine)
-    print(f"\n{args.sampler}, {args.steps} steps per rollout of shuffled {args.shuffle}, 1024 "
-          "completions; median seconds per rollout")
+        if own.trl:
+            trl = theirs(own.trl, args, own.trl_micro_batch)
+            phases["TRL   rollout"] += trl["seconds"][own.skip:]
+            of_trl.append(statistics.median(trl["seconds"][own.skip:]) / mine)
+            for name, seconds, rewards, peak in (
+                    ("ours", [r["time/rollout"] for r in records],
+                     [r["reward/mean"] for r in records], records[-1]["perf/mem_peak_gb"]),
+                    ("TRL", trl["seconds"], trl["rewards"], trl["peak_gb"])):
+                print(f"{name}: seconds {', '.join(f'{x:.3g}' for x in seconds)}; rewards "
+                      f"{', '.join(f'{x:.2f}' for x in rewards)}; at most {peak:.1f} GB",
+                      flush=True)
+        parts = {part: seconds[own.skip:]
+                 for part, seconds in apart(bare, kept, budget, args).items()}
+        for part, seconds in parts.items():
+            phases[f"bare  {part}"] += seconds
+        ratios.append(mine / statistics.median(map(sum, zip(
+            *(parts[part] for part in ("sample", "logp", "update"))))))
+    print(f"\n{args.sampler}, {args.steps_per_rollout} steps per rollout of shuffled "
+          f"{args.shuffle}, {args.problems_per_rollout * args.group_size} completions; median "
+          "seconds per rollout")
     for name, seconds in sorted(phases.items()):
         print(f"{name:16}{statistics.median(seconds):.3f}")
     print(f"(a) ours / its parts done bare: {over_turns(ratios)}")

