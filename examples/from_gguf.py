@@ -33,8 +33,7 @@ def gemma_file():
 
 
 def with_bos(tokenizer, path):
-    """Has the tokenizer begin each text with its bos token, if the file asks for it: transformers
-    leaves that out, and without it Gemma repeats itself."""
+    """Has the tokenizer begin texts with bos where the file asks for it: transformers does not."""
     from gguf import GGUFReader
     from tokenizers.processors import TemplateProcessing
     field = GGUFReader(path).get_field("tokenizer.ggml.add_bos_token")
@@ -54,8 +53,10 @@ def convert(path, out):
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).bfloat16()
     del model.config.quantization_config  # of the file: these weights have none
     model.hf_quantizer = None
-    for part in (tokenizer, model):
-        part.save_pretrained(out)
+    part = out.with_name(out.name + ".part")  # a folder of the name is whole
+    tokenizer.save_pretrained(part)
+    model.save_pretrained(part)
+    part.rename(out)
 
 
 @torch.no_grad()
@@ -82,8 +83,7 @@ def main():
     loss = sentence_loss(args.out)
     print(f"{args.out}: {loss:.2f} nats per token of {SENTENCE!r}")
     if not loss < 6:
-        sys.exit(f"from_gguf.py: {args.out} does not know English, or its tokenizer is not the "
-                 "model's")
+        sys.exit(f"from_gguf.py: {args.out} knows no English; is the tokenizer the model's?")
 
 
 if __name__ == "__main__":

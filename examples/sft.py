@@ -107,8 +107,10 @@ def main(argv=None):
     orders = (rng.sample(pairs, len(pairs)) for _ in range(args.epochs))
     fit(policy, (order[i::each][:args.batch] for order in orders for i in range(each)), steps,
         lambda i: min((i + 1) / (0.1 * steps + 1), (steps - i) / steps), lr=args.lr, weight_decay=0)
-    policy.model.save_pretrained(args.out, state_dict=dict(parallel.weights(policy)))
-    tokenizer.save_pretrained(args.out)
+    part = args.out.with_name(args.out.name + ".part")  # a folder of the name is whole
+    policy.model.save_pretrained(part, state_dict=dict(parallel.weights(policy)))
+    tokenizer.save_pretrained(part)
+    part.rename(args.out)
 
 
 if __name__ == "__main__":
