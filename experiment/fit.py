@@ -1,19 +1,21 @@
 """train.py --fit: does a run fit? Rehearsed without weights, on a CPU, before a GPU is rented.
 
     python train.py --fit 8x80 --model Qwen/Qwen2.5-7B --max_tokens 3072       8 GPUs of 80 GB
+    python train.py --fit cpu24 --model models/gemma                           a CPU with 24 GB
 
 The run's own code loads, scores, updates and syncs, as rank 0 of a process group that sends
 nothing. Weights are fake tensors (torch's FakeTensorMode), shapes without numbers; ids, lengths and
 masks are real, because sizes depend on them. A Ledger adds up the bytes of the tensors alive.
 Not counted: workspaces of kernels, CUDA's context, NCCL's buffers, fragmentation, and the layer
-that FSDP gathers ahead; USABLE leaves room for them.
+that FSDP gathers ahead; USABLE leaves room for them. A CPU's memory holds the program, too.
 """
 
 import gc
 import os
 import re
+import resource
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from unittest import mock
 from weakref import WeakValueDictionary
@@ -26,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
 from data.recipe import BASE
@@ -130,9 +132,12 @@ def rank_0(gpus, offload):
 @contextmanager
 def stage(ledger, memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
-    by_kernel: attention is flash, for 16 bits; else keys and values are repeated."""
+    by_kernel: attention is flash, for 16 bits; else keys and values are repeated; None: a CPU."""
+    gpu = by_kernel is not None
+
     def token_budget(policy, probe, longest, *settings, find=loading.token_budget):
-        with mock.patch.object(parallel, "device", lambda: torch.device("cuda")):  # its limit
+        device = torch.device("cuda" if gpu else "cpu")
+        with mock.patch.object(parallel, "device", lambda: device):  # its limit
             try:
                 return find(policy, probe, longest, *settings)
             except ValueError as e:  # the rehearsal goes on, with one row at once
@@ -149,13 +154,16 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        replace(parallel, memory=lambda: memory, gather=lambda value: [value] * parallel.world())
+        usable = memory if gpu else memory / 2  # as parallel.memory has it
+        replace(parallel, memory=lambda: usable, gather=lambda value: [value] * parallel.world())
         replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
-        replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
-                must_repeat=lambda _: not by_kernel)
+        if gpu:
+            replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
+                    must_repeat=lambda _: not by_kernel,
+                    on_gpu=lambda x: type(x) is not torch.Tensor)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see `largest`
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
@@ -173,9 +181,10 @@ def largest(batch, policy):
     return batch.rows(max(parts, key=tokens)), len(parts) // parallel.world()
 
 
-def rehearse(args, method, memory, load_trainer, update):
+def rehearse(args, method, memory, load_trainer, update, cpu=False):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
-    prompts and completions are as long as they may be. load_trainer, update: train.py's."""
+    prompts and completions are as long as they may be. load_trainer, update: train.py's. cpu: in a
+    CPU's memory."""
     P, G, T = args.problems_per_rollout, args.group_size, args.max_tokens
     rollout = policies.make_batch(  # a prompt for each problem
         [[3 + i // G] * args.max_prompt_tokens for i in range(P * G)],
@@ -184,7 +193,7 @@ def rehearse(args, method, memory, load_trainer, update):
                                     G if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     leave_out = ledger.leave_out if args.offload else list
-    with stage(ledger, memory, args.dtype != "float32"), ledger:
+    with stage(ledger, memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None, None)
         policy, reference, optimizer, *_ = trainer
         models = [policy, reference] if reference else [policy]
@@ -222,20 +231,30 @@ def rehearse(args, method, memory, load_trainer, update):
 
 # ---------------------------------------------------------------------------- the verdict
 
-def verdict(args, f, memory, gpus):
-    """-> the table of a rehearsal f, and why the run does not fit, or None."""
+def program_bytes(model):
+    """-> the most memory that this process had, with the model's tokenizer: the tensors of a
+    rehearsal take none. A folder may have a configuration alone."""
+    with suppress(OSError, ValueError):
+        AutoTokenizer.from_pretrained(model)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def verdict(args, f, memory, gpus, program=0):
+    """-> the table of a rehearsal f, and why the run does not fit, or None. program: bytes of
+    Python and its libraries, which a CPU's memory holds beside the sampler."""
     weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
-    awake = asleep = weights
+    awake = asleep = waking = weights + program
     if args.sampler == "vllm":
-        awake, asleep = args.gpu_memory_utilization * memory, 0
+        awake, asleep, waking = args.gpu_memory_utilization * memory, 0, weights
     phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
-                  update=(f.update, asleep), sync=(f.sync, weights), checkpoint=(f.sync, awake))
+                  update=(f.update, asleep), sync=(f.sync, waking), checkpoint=(f.sync, awake))
     table = f"""\
-{args.model}: {f.base:,} parameters, {f.trained:,} trained, on {gpus} x {memory / GB:g} GB
+{args.model}: {f.base:,} parameters, {f.trained:,} trained, on \
+{"a CPU with" if program else f"{gpus} x"} {memory / GB:g} GB
 --tokens_per_micro_batch {f.budget:,}, layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
-GB of each GPU   trainer   sampler  together
+GB{"" if program else " of each GPU":13}  trainer   sampler  together
 """
     fault = f.no_room
     for name, (trainer, sampler) in phases.items():
@@ -253,17 +272,22 @@ GB of each GPU   trainer   sampler  together
 
 def main(argv, parse_args, load_trainer, update):
     """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x)?([1-9]\d{0,4}(?:\.\d+)?)( |$)", " ".join(argv))
+    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)( |$)",
+                     " ".join(argv))
     if not size:
-        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU")
-    gpus, memory = int(size[1] or 1), float(size[2]) * GB
+        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 "
+               "for a CPU with 24")
+    gpus, cpu, memory = int(size[1] or 1), bool(size[2]), float(size[3]) * GB
+    # the defaults of a CPU, or of a GPU with bfloat16 and vLLM
+    defaults = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
     with rank_0(gpus, "--offload" in argv):
-        # the defaults of a GPU with bfloat16 and vLLM
-        args, method = parse_args(["--dtype", "bfloat16", "--sampler", "vllm", *argv])
+        args, method = parse_args([f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        found = rehearse(args, method, memory, load_trainer, update)
-        table, fault = verdict(args, found, memory, gpus)
+        if cpu and args.sampler == "vllm":
+            refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone")
+        found = rehearse(args, method, memory, load_trainer, update, cpu)
+        table, fault = verdict(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
     print(table)
     if fault:
         print(f"It does not fit: {fault}")

@@ -198,7 +198,7 @@ def add_flags(flag, section):
     flag("wandb", None, "Weights & Biases project to log to, too")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
-    flag("fit", None, "GPUs x GB, as 8x80: does the run fit? Rehearsed on a CPU, without weights")
+    flag("fit", None, "GPUs x GB, as 8x80, or cpu24: does the run fit? Rehearsed without weights")
 
 
 # ---------------------------------------------------------------------------- the command line
