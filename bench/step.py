@@ -6,7 +6,7 @@
                                                     interpreter has bench/requirements-trl.txt
     python bench/step.py --model FOLDER --data FILE ...     of another model and other problems
 
-All flags but four are train.py's. The parts done bare: the engine's generate for the same prompts,
+Other flags are train.py's. The parts done bare: the engine's generate for the same prompts,
 one forward without gradient over the same tokens, in the run's layout, and forward, backward and
 AdamW on as many of them a step, but for completions without an advantage, in the simplest loop.
 "forward" is generate without the drawing of tokens (--sampler transformers).
@@ -150,6 +150,16 @@ def main():
     own, given = parser.parse_known_args()
     flags = ["--loss=grpo", "--rollouts=10", "--eval_every=0", "--save_every=0", *given]
     args, _ = train.parse_args(flags)
+    if args.rollouts <= own.skip:
+        parser.error(f"--rollouts {args.rollouts} leaves none after --skip {own.skip}")
+    if (args.dtype, args.temperature, args.lora_rank, args.kl_coef, args.share_prompts) != (
+            "float32", 1, 0, 0, True):
+        parser.error("the bare parts know float32, shared prompts, temperature 1, all weights, no "
+                     "KL")
+    completions = args.problems_per_rollout * args.group_size // args.steps_per_rollout
+    if own.trl and (args.stop or args.template not in (None, "none")
+                    or completions % (own.trl_micro_batch or 1)):
+        parser.error("TRL gets bare prompts and no --stop, and its micro-batches divide a step")
     phases, ratios, of_trl = defaultdict(list), [], []
     for _ in range(own.turns):
         records, kept, budget = apart(ours, flags)

@@ -1,6 +1,7 @@
 """Countdown in words. A base model of 270M parameters solves none, so that RL needs a cold start:
 demonstrations that show an answer's form, and a solution that a random expression gave.
 
+    mkdir -p runs
     python examples/countdown_in_words.py 2000 --solved > runs/demonstrations.jsonl
     python examples/sft.py --model models/gemma --data runs/demonstrations.jsonl --out models/start
     python examples/countdown_in_words.py 4000 > runs/learnt.jsonl
@@ -31,9 +32,9 @@ def problem(index, seed, split):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, help="puzzles, all different if they are held out")
+    parser.add_argument("count", type=int, help="puzzles; held-out prompts are all different")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--solved", action="store_true", help="other puzzles, with solutions")
+    which.add_argument("--solved", action="store_true", help="another draw, with solutions")
     which.add_argument("--held_out", action="store_true", help="puzzles nobody learns from")
     args = parser.parse_args()
     split = "test" if args.held_out else "train"

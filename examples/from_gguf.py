@@ -45,18 +45,16 @@ def with_bos(tokenizer, path):
     return tokenizer
 
 
-def convert(path, out):
-    """Writes the folder `out` of the model in the GGUF file `path`."""
+def convert(path, part):
+    """Writes the folder `part` of the model in the GGUF file `path`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     source = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
     tokenizer = with_bos(AutoTokenizer.from_pretrained(**source), path)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).bfloat16()
     del model.config.quantization_config  # of the file: these weights have none
     model.hf_quantizer = None
-    part = out.with_name(out.name + ".part")  # a folder of the name is whole
     tokenizer.save_pretrained(part)
     model.save_pretrained(part)
-    part.rename(out)
 
 
 @torch.no_grad()
@@ -75,15 +73,17 @@ def main():
     parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; default Gemma 3 270M")
     parser.add_argument("--out", required=True, type=Path, help="the new folder")
     args = parser.parse_args()
-    if (args.out / "config.json").exists():
-        sys.exit(f"from_gguf.py: {args.out} has a model already; another --out makes a new one")
+    if args.out.exists():
+        sys.exit(f"from_gguf.py: {args.out} is there already; another --out makes a new folder")
     if not installed("gguf", "accelerate"):
         sys.exit("from_gguf.py: GGUF files need two packages: pip install gguf accelerate")
-    convert(args.file or gemma_file(), args.out)
-    loss = sentence_loss(args.out)
+    part = args.out.with_name(args.out.name + ".part")  # a folder of the name is whole
+    convert(args.file or gemma_file(), part)
+    loss = sentence_loss(part)
     print(f"{args.out}: {loss:.2f} nats per token of {SENTENCE!r}")
     if not loss < 6:
-        sys.exit(f"from_gguf.py: {args.out} knows no English; is the tokenizer the model's?")
+        sys.exit(f"from_gguf.py: {part} knows no English; is the tokenizer the model's?")
+    part.rename(args.out)
 
 
 if __name__ == "__main__":

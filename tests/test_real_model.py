@@ -129,7 +129,7 @@ def test_adapters_and_16_bits_learn(gemma, data_file, tmp_path, flags, most):
 def test_what_is_wrong_is_one_sentence(gemma, tmp_path, lines, says, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(lines))
-    for out, words in ((tmp_path / "out", says), (Path(gemma), "has a model already")):
+    for out, words in ((tmp_path / "out", says), (Path(gemma), "is there already")):
         with pytest.raises(SystemExit) as stop:
             sft.main(["--model", gemma, "--data", str(path), "--out", str(out)])
         said = capsys.readouterr().err
