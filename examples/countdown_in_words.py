@@ -1,5 +1,5 @@
-"""Countdown in words. A base model of 270M parameters solves none, so that RL needs a cold start:
-demonstrations that show an answer's form, and a solution that a random expression gave.
+"""Countdown in words, for a model with a cold start: demonstrations show an answer's form, and as
+a solution the random expression that made the puzzle.
 
     mkdir -p runs
     python examples/countdown_in_words.py 2000 --solved > runs/demonstrations.jsonl
