@@ -57,60 +57,74 @@ def ours(flags):
     return [json.loads(line) for line in lines], kept, budget
 
 
-def bare(kept, budget, args):
-    """-> seconds of each rollout, {part: list}, for the prompts and tokens kept."""
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
+def bare_sampler(args):
+    """-> generate(prompts, draw), in place of hf_sampler.draw, and its end."""
     eos = eos_ids(args.model, AutoTokenizer.from_pretrained(args.model))
     sampler = make_sampler(args.sampler, args.model, dtype="float32", eos=eos, stop=args.stop,
                            max_length=args.max_prompt_tokens + args.max_tokens)
+
+    def generate(prompts, draw):
+        if args.sampler != "vllm":
+            with mock.patch.object(hf_sampler, "draw", draw):
+                sampler.sample(prompts, args.group_size, seed=0, temperature=1.0,
+                               max_tokens=args.max_tokens)
+            return
+        params = sampler.vllm.SamplingParams(
+            n=args.group_size, max_tokens=args.max_tokens, stop_token_ids=eos, stop=args.stop,
+            logprobs=0, detokenize=bool(args.stop))
+        sampler.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return generate, sampler.close
+
+
+def bare_trainer(args, budget):
+    """-> score(batch), update(batch)"""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
     policy.Policy(model, layout="shared")  # gives the model its attention
-    G = args.group_size
 
     def logprobs(batch):
         inputs, predicts, targets = lay(batch, "shared")
         hidden = model.model(**inputs, use_cache=False).last_hidden_state[0, predicts]
         return model.lm_head(hidden).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
-    def generate(prompts, draw):
-        if args.sampler != "vllm":
-            with mock.patch.object(hf_sampler, "draw", draw):
-                sampler.sample(prompts, G, seed=0, temperature=1.0, max_tokens=args.max_tokens)
-            return
-        params = sampler.vllm.SamplingParams(
-            n=G, max_tokens=args.max_tokens, stop_token_ids=eos, stop=args.stop, logprobs=0,
-            detokenize=bool(args.stop))
-        sampler.engine.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-
+    @torch.no_grad()
     def score(batch):
-        with torch.no_grad():
-            for part in micro_batches(batch, budget, "shared"):
-                logprobs(batch.rows(part))
+        for part in micro_batches(batch, budget, "shared"):
+            logprobs(batch.rows(part))
 
     def update(batch):
-        together = G if args.shuffle == "groups" else 1
+        together = args.group_size if args.shuffle == "groups" else 1
         for share in policy.shuffled_shares(len(batch.ids), args.steps_per_rollout, 0, 0, together):
             share = share[batch.advantages[share].any(1)]  # the others have no gradient
             optimizer.zero_grad()
             for part in micro_batches(batch.rows(share), budget, "shared"):
                 logprobs(batch.rows(share[part])).mean().backward()
             optimizer.step()
+    return score, update
 
+
+def bare(kept, budget, args):
+    """-> seconds of each rollout, {part: list}, for the prompts and tokens kept."""
+    (generate, close), (score, update) = bare_sampler(args), bare_trainer(args, budget)
     seconds, drawn, draw = defaultdict(list), [], hf_sampler.draw
 
     def draw_and_keep(*given):
         with mock.patch.object(hf_sampler, "draw", draw):  # it calls itself
             drawn.append(draw(*given))
         return drawn[-1]
+
+    def timed(part, action, *given):
+        start = time.perf_counter()
+        action(*given)
+        seconds[part].append(time.perf_counter() - start)
     for prompts, batch in kept:
-        for part, action in (("sample", lambda: generate(prompts[::G], draw_and_keep)),
-                             ("forward", lambda: generate(prompts[::G], lambda *_: drawn.pop(0))),
-                             ("logp", lambda: score(batch)), ("update", lambda: update(batch))):
-            start = time.perf_counter()
-            if part != "forward" or args.sampler != "vllm":
-                action()
-                seconds[part].append(time.perf_counter() - start)
-    sampler.close()
+        one_each = prompts[::args.group_size]
+        timed("sample", generate, one_each, draw_and_keep)
+        if args.sampler != "vllm":
+            timed("forward", generate, one_each, lambda *_: drawn.pop(0))
+        timed("logp", score, batch)
+        timed("update", update, batch)
+    close()
     return seconds
 
 

@@ -15,7 +15,7 @@ import gc
 import os
 import re
 from collections import deque
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest import mock
 from weakref import WeakValueDictionary
@@ -235,9 +235,11 @@ def rehearse(args, method, memory, load_trainer, update, cpu=False):
 
 def program_bytes(model):
     """-> the most memory that this process had, with the model's tokenizer: the tensors of a
-    rehearsal take none. A folder may have a configuration alone."""
-    with suppress(Exception):  # a folder's files may raise anything
+    rehearsal take none. Says where a folder has no tokenizer to be counted."""
+    try:
         AutoTokenizer.from_pretrained(model)
+    except Exception as e:  # a folder's files, and the Hub, may raise anything
+        parallel.say(f"the tokenizer's memory is not counted: {data.hub.reason(e)}")
     return parallel.peak_memory()
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import data
 import train
+from data.recipe import BASE
 from experiment import fit
 from experiment.model import load_trainer
 
@@ -159,6 +160,13 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, mon
     ended, told = fitted(flags, capsys)
     assert ended == 2 and not told.out
     assert sentence in told.err and told.err.count("\n") == 1
+
+
+def test_a_program_is_counted_and_a_tokenizer_that_is_missing_is_named(tmp_path, capsys):
+    assert 1e8 < fit.program_bytes(str(tmp_path)) < 1e11  # torch alone takes more than that
+    assert "the tokenizer's memory is not counted: " in capsys.readouterr().out
+    fit.program_bytes(str(BASE))
+    assert not capsys.readouterr().out
 
 
 def test_a_silent_hub_is_one_sentence_at_once(monkeypatch):
