@@ -9,12 +9,12 @@ same problems, and loads no model if evals/qwen is complete. A command that was 
 when it is started again.
 """
 
+import argparse
 import json
-import os
 import sys
 from collections import defaultdict
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,29 +24,29 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import make_sampler
-from experiment import checksums, failures
-from experiment.files import folder_fault, lock, write
-from experiment.flags import Parser, add_common_flags
-from experiment.log import versions
-from experiment.model import check_positions, read_tokenizer
-from experiment.stats import benchmark_results, by_problem, paired
-from experiment.tables import differences_table, results_table
 from graders import sandbox
+from harness import checksums, failures
+from harness.files import append, folder_fault, lock, write
+from harness.flags import Parser, add_common_flags
+from harness.log import versions
+from harness.model import check_positions, read_tokenizer
+from harness.stats import benchmark_results, by_problem, paired
+from harness.tables import differences_table, results_table
 from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
-CHUNK = 16384 if torch.cuda.is_available() else 1024
+AT_ONCE = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
             "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
 # flags that leave completions as they are
-FREE = {"out", "against", "allow_unsafe_code"}
+NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
 def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
-         "{prompt, answer, reward} rows, with commas between")
+         "{prompt, answer, verifier} rows, with commas between")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
     flag("samples", 16, "completions of each problem, n", least=1)
@@ -67,13 +67,15 @@ def add_flags(flag):
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
+    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
+                        help="show this page, with --model's defaults")
+    given = vars(parser.parse_args(argv))
     with failures.refusing("eval.py"):
-        recipe = settings_of(parser.parse_known_args(argv)[0].model)
-    parser.take({name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")},
-                "the model's recipe.json")
-    parser.add_argument("-h", "--help", action="help", help="this page, with --model's defaults")
-    args = parser.parse_args(argv)
-    parser.check_ranges(args)
+        recipe = settings_of(given.get("model"))
+    args = parser.merge(given, ("the model's recipe.json", {
+        name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")}))
+    if "help" in given:
+        parser.show_help(args)
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     for name, value in vars(args).items():
@@ -86,7 +88,7 @@ def parse_args(argv=None):
     if args.lcb_release and args.data_dir:
         refuse("--lcb_release is for the Hub: --data_dir has one file")
     if args.completions:
-        if unused := set(SAMPLING) & {t[2:].split("=")[0] for t in argv or sys.argv[1:]}:
+        if unused := given.keys() & set(SAMPLING):
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
         vars(args).update(dict.fromkeys(SAMPLING))
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
@@ -103,7 +105,7 @@ def load_benchmarks(args):
                              lcb_from=args.lcb_from, lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
-        sandbox.prepare(problems, args.allow_unsafe_code)
+        sandbox.announce(problems, args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
     return problems
@@ -131,8 +133,8 @@ def load_model(args, problems):
 
 
 def read_groups(path, problems):
-    """-> for each problem its rows in a file of completions, without their scores, and the names of
-    the file's benchmarks."""
+    """-> for each problem its rows in a file of completions, without rewards, and the names of the
+    file's benchmarks."""
     found = defaultdict(list)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -140,7 +142,7 @@ def read_groups(path, problems):
                 row = json.loads(line)
                 name, id = row["benchmark"], str(row["id"])
                 found[name, id] += [dict(
-                    benchmark=name, id=id, completion=str(row["completion"]), score=None,
+                    benchmark=name, id=id, completion=str(row["completion"]), reward=None,
                     tokens=int(float(row.get("tokens") or 0)),
                     truncated=bool(row.get("truncated")))]
             except Exception as e:  # a line that no run wrote may raise anything
@@ -151,12 +153,12 @@ def read_groups(path, problems):
 
 
 def graded(problems, groups):
-    """The groups' rows with the scores and the faults of today's verifiers."""
+    """The groups' rows with the rewards and the faults of today's verifiers."""
     details = []
     grade(problems, [[row["completion"] for row in rows] for rows in groups], details=details)
     found = iter(details)
-    return [[dict(row, score=score, fault=fault) for row, (score, fault, _) in zip(rows, found)]
-            for rows in groups]
+    return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
+             for row, result in zip(rows, found)] for rows in groups]
 
 
 def read_whole(path, problems, flag, n=None):
@@ -176,37 +178,33 @@ def read_whole(path, problems, flag, n=None):
     return graded(problems, groups)
 
 
-def append(path, groups):
-    with open(path, "a") as file:
-        file.writelines(json.dumps(row) + "\n" for rows in groups for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def begin(args, problems, out, size):
-    """Makes and locks the folder. -> the rows, graded again, that it or --completions has of the
-    first problems. size: problems of a chunk. A partial chunk is sampled anew: it has one seed."""
-    settings = {name: value for name, value in vars(args).items() if name not in FREE}
-    path = out / "completions.jsonl"
-    weights = args.model and checksums.of_weights(args.model)
+def claim(args, out):
+    """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
+    settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
+    settings["weights"] = args.model and checksums.of_weights(args.model)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock(out)
+        path = out / "completions.jsonl"
         if path.exists() and path.stat().st_size:
             before = json.loads((out / "settings.json").read_text())
             for name, value in settings.items():
-                if value != before.get(name):
+                if name != "weights" and value != before.get(name):
                     refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
-            now, weights = weights, before.get("weights")  # None: of an older version
-            if None not in (now, weights) and now != weights:
+            if settings["weights"] != before.get("weights"):
                 refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
                        "--out evaluates these")
-        settings["weights"] = weights
         write(out / "settings.json", json.dumps(settings, indent=1))
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
     except (OSError, ValueError, AttributeError, RecursionError) as e:
         refuse(f"--out {out} cannot be used: {e}")
+
+
+def previous_rows(args, problems, out, size):
+    """-> the rows, graded again, that the folder or --completions has of the first problems. size:
+    problems of a chunk. A partial chunk is sampled anew: it has one seed."""
+    path = out / "completions.jsonl"
     if args.completions:
         groups = read_whole(Path(args.completions), problems, "--completions")
     else:
@@ -217,6 +215,11 @@ def begin(args, problems, out, size):
         groups = graded(problems[:whole], groups[:whole])
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
+
+
+def begin(args, problems, out, size):
+    claim(args, out)
+    return previous_rows(args, problems, out, size)
 
 
 def sample_rest(args, problems, groups, path, size):
@@ -233,22 +236,24 @@ def sample_rest(args, problems, groups, path, size):
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
                    for group in parallel.map_over_engines(sample, chunk, seed)]
-        parallel.on_rank0(partial(append, path, sampled))
+        parallel.on_rank0(partial(append, path, [row for rows in sampled for row in rows]))
         groups += sampled
     sampler.close()
 
 
 def report(args, problems, groups, others, out):
-    """Prints the tables and writes eval.json and eval.md. others: the rows of --against."""
-    results, differences = {}, {}
-    for name, rows in groupby(zip(problems, groups, others or groups, strict=True),
-                              lambda row: row[0]["place"][0]):
-        of_benchmark, ours, other = zip(*rows, strict=True)
+    """Prints the tables and writes eval.json and eval.md. others: rows of --against, or None."""
+    places, results, differences = defaultdict(list), {}, {}
+    for i, problem in enumerate(problems):
+        places[problem["place"][0]].append(i)
+    for name, chosen in places.items():
+        of_benchmark, ours = [problems[i] for i in chosen], [groups[i] for i in chosen]
         results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(by_problem(ours), by_problem(other),
+            differences[name] = paired(by_problem(ours), by_problem([others[i] for i in chosen]),
                                        list(map(data.cluster, of_benchmark)))
-    content = dict(settings=vars(args), versions=versions(), results=results)
+    settings = {name: value for name, value in vars(args).items() if name != "origin"}
+    content = dict(settings=settings, versions=versions(), results=results)
     table = results_table(results)
     if others:
         content["against"] = differences
@@ -263,7 +268,7 @@ def main(argv=None):
     try:
         problems, out = load_benchmarks(args), Path(args.out)
         parallel.start()
-        size = max(1, CHUNK * parallel.world() // (args.samples or 1))
+        size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))
         groups = parallel.on_rank0(partial(begin, args, problems, out, size))
         others = args.against and parallel.on_rank0(partial(
             read_whole, Path(args.against, "completions.jsonl"), problems, "--against",

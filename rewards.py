@@ -5,32 +5,19 @@ directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem 
 A completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
 """
 
-import functools
-import inspect
 import json
 import operator
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
 from graders import Hedge, Unparsed, UnparsedGold, answers, sandbox, worker
 from graders.sandbox import run_tests
 
-MODULE = "rewards"  # The worker processes import this module and run its VERIFIERS.
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-
-
-def verifier(f):
-    """f, but 0 for a hedge, and for an answer or a gold answer that cannot be read. VERIFIERS has f
-    itself, so that `grade` counts these."""
-    @functools.wraps(f)
-    def graded(completion, answer):
-        try:
-            return f(completion, answer)
-        except (Hedge, Unparsed, UnparsedGold):
-            return 0.0
-    return graded
 
 
 # ------------------------------------------------------------------ Countdown
@@ -86,12 +73,16 @@ def arithmetic(text, longest=200):
     return value, numbers
 
 
-@verifier
 def countdown(completion, answer):
     """1 if the only <answer> is an expression of the exact value answer["target"], over exactly the
     numbers answer["nums"], each as often as it is given; else 0."""
     value, numbers = arithmetic(the_answer(completion))
     return float(value == answer["target"] and sorted(numbers) == sorted(answer["nums"]))
+
+
+def countdown_gold(gold):
+    numbers = [gold["target"], *gold["nums"]]
+    return {*map(type, numbers)} == {int} and min(gold["nums"], default=-1) >= 0
 
 
 # ------------------------------------------------------------------ mathematics
@@ -123,7 +114,6 @@ def equal(pred, gold):
     return math_equal.equal(pred, gold)
 
 
-@verifier
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
     from graders import math_equal
@@ -134,7 +124,7 @@ def math(completion, gold):
     return 0.0
 
 
-def gold_math(_, gold):
+def math_gold(gold):
     from graders.math_equal import readable
     return type(gold) in (str, int, float) and readable(gold)
 
@@ -170,7 +160,6 @@ def entries(text, count):
     return value if isinstance(value, list) else [value]
 
 
-@verifier
 def table(completion, answer):
     """1 for a final answer with the entries of the list `answer` in the same order: numbers to 1e-5
     of their size, texts up to case (HiTab's lists, arXiv 2108.06712); else 0."""
@@ -178,9 +167,13 @@ def table(completion, answer):
     return float(len(preds) == len(answer) and all(map(same_cell, preds, answer)))
 
 
+def table_gold(gold):
+    return bool(isinstance(gold, list) and gold and table(
+        f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold))
+
+
 # ------------------------------------------------------------------ programs
 
-@verifier
 def code(completion, answer):
     """1 for a program, a fenced block after </think>, that passes all of answer["tests"], else 0.
     They call the function answer["fn_name"]; without it they use stdin and stdout."""
@@ -193,7 +186,7 @@ def code(completion, answer):
     return float(run_tests(sandbox.final_program(blocks, fn_name), answer["tests"], fn_name))
 
 
-def gold_code(_, gold):
+def code_gold(gold):
     """Tests are texts; those of a function are JSON: a line for each argument, and the result."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
@@ -207,48 +200,77 @@ def gold_code(_, gold):
     return True
 
 
-TIMEOUT = 4.0  # seconds for one completion
-SECONDS = {"code": 600.0}  # instead of TIMEOUT; each run of a program has a limit, too
-REWARDS = {"math": math, "countdown": countdown, "table": table, "code": code}
+# ------------------------------------------------------------------ the table
 
-GOLDS = {  # (_, gold) -> can its verifier grade this gold answer?
-    "math": gold_math,
-    "countdown": lambda _, gold: {
-        type(number) for number in [gold["target"], *gold["nums"]]} == {int} and min(
-            gold["nums"], default=-1) >= 0,
-    "table": lambda _, gold: bool(isinstance(gold, list) and gold and table(
-        f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold)),
-    "code": gold_code}
-VERIFIERS = {  # for the workers; without an entry in GOLDS any gold answer is taken
-    **{"gold_" + name: GOLDS.get(name, lambda _, gold: True) for name in REWARDS},
-    **{name: inspect.unwrap(f) for name, f in REWARDS.items()}}
+class Verifier(NamedTuple):
+    """A row of REWARDS; a function alone is a row with these defaults."""
+
+    grade: Callable                        # (completion, answer) -> reward
+    gold_ok: Callable = lambda gold: True  # can it grade this gold answer?
+    seconds: float = 4.0                   # its limit for one completion
+
+    def __call__(self, completion, answer):
+        """The reward, 0 for a hedge, or an answer or a gold answer that cannot be read. `grade`
+        counts these."""
+        try:
+            return self.grade(completion, answer)
+        except (Hedge, Unparsed, UnparsedGold):
+            return 0.0
+
+
+REWARDS = {
+    "math": Verifier(math, math_gold),
+    "countdown": Verifier(countdown, countdown_gold),
+    "table": Verifier(table, table_gold),
+    "code": Verifier(code, code_gold, seconds=600.0)}  # each run of a program has a limit, too
+
+
+def verifier(name):
+    row = REWARDS[name]
+    return row if isinstance(row, Verifier) else Verifier(row)
+
+
+def call(name, *arguments):
+    """What a worker process runs: the verifier of this name, or for "gold NAME" its gold_ok."""
+    of_gold = name.startswith("gold ")
+    row = verifier(name.removeprefix("gold "))
+    return row.gold_ok(*arguments) if of_gold else row.grade(*arguments)
 
 
 def prepare(names):
-    """Imports what these verifiers need, before the clock of a completion runs."""
-    if {"math", "gold_math"} & set(names):
+    """Imports what these need in a worker, before the clock of a completion runs."""
+    if {"math", "gold math"} & set(names):
         import graders.math_equal  # noqa: F401  (sympy takes a second)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
     """The rewards of a rollout.
 
-    problems: P dicts with "reward" (a name in VERIFIERS) and "answer". completions: for each, a
-    list of texts. timeout: seconds for one completion, instead of TIMEOUT and SECONDS. details: a
-    list to which [reward, fault or None, seconds] of each completion are added.
+    problems: P dicts with "verifier" (a name in REWARDS) and "answer". completions: for each, a
+    list of texts. timeout: seconds for one completion, instead of its verifier's. details: a list
+    to which the worker.Result of each completion is added.
     Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, hedge, timeout, error.
     A verifier's exceptions are counted and not raised."""
-    jobs = [worker.Job(p["reward"], text, p["answer"], timeout or SECONDS.get(p["reward"], TIMEOUT))
-            for p, texts in zip(problems, completions, strict=True) for text in texts]
-    results = worker.run_jobs(MODULE, jobs, workers)
+    jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
+            for p, texts in zip(problems, completions, strict=True)
+            for name in [p.get("verifier") or p["reward"]] for text in texts]
+    results = worker.run_jobs("rewards", jobs, workers)
     if details is not None:
         details.extend(results)
-    faults = [fault for _, fault, _ in results if fault]
-    failures = Counter((job.name, fault + f" after {job.seconds:g} s" * (fault == "timeout"))
+    failures = Counter((job.name, job.seconds, fault)
                        for job, (_, fault, _) in zip(jobs, results, strict=True)
-                       if fault and fault.startswith(("error", "timeout")))
-    for (name, failure), times in failures.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {failure}", file=sys.stderr)
-    counters = {kind: sum(f.startswith(kind) for f in faults) for kind in worker.FAULTS}
-    rewards = iter(reward for reward, _, _ in results)
-    return [[next(rewards) for _ in texts] for texts in completions], counters
+                       if fault and fault.kind in ("error", "timeout"))
+    for (name, seconds, fault), times in failures.items():
+        print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
+              + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
+    found = Counter(result.fault.kind for result in results if result.fault)
+    rewards = iter(result.reward for result in results)
+    return ([[next(rewards) for _ in texts] for texts in completions],
+            {kind: found[kind] for kind in worker.FAULTS})
+
+
+def gradable(problems):
+    """-> the worker.Result of each problem's gold answer: its reward is True where the verifier can
+    grade it. A minute each."""
+    jobs = [worker.Job(f"gold {p['verifier']}", [p["answer"]], 60.0) for p in problems]
+    return worker.run_jobs("rewards", jobs, worker.WORKERS)

@@ -4,17 +4,17 @@
 # ./run_all.sh test      sets up, then runs every test; more arguments are pytest's: test -k resume
 # ./run_all.sh test quick the quick tests, a list in tests/conftest.py: about two minutes
 # ./run_all.sh sweep METHOD  a learning rate for METHOD and for grpo alike, then their difference
-#                        over fresh seeds (bench/sweep.py; sweep --help)
+#                        over fresh seeds (study/sweep.py; sweep --help)
 # ./run_all.sh grid      the runs behind RESULTS.md, then RESULTS.md: hours; more arguments are
 #                        those of study/runs.py: grid map --jobs 8
-# ./run_all.sh full      the papers' settings on a real model (bench/full.sh):
+# ./run_all.sh full      the papers' settings on a real model (study/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
 # ./run_all.sh gemma     a real model on a CPU, Gemma 3 270M, in 25 minutes (docs/real_model.md)
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
 # The same command again continues an interrupted run, and skips finished ones; one of another
 # losses.py, verifier or problems is refused, unless EXTRA has --force, too.
 # Environment: METHODS="fade grpo" STEPS=16 SEEDS=0 RUNS=runs EXTRA="more flags of train.py"
-# PYTHON=python3; bench/full.sh has those of full, examples/gemma.sh those of gemma
+# PYTHON=python3; study/full.sh has those of full, examples/gemma.sh those of gemma
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -169,7 +169,7 @@ case "${1:-}" in
   sweep)
     shift
     # shellcheck disable=SC2086
-    exec .venv/bin/python bench/sweep.py --out "${RUNS:-runs}/sweep" "$@" $EXTRA
+    exec .venv/bin/python -m study.sweep --out "${RUNS:-runs}/sweep" "$@" $EXTRA
     ;;
   results) exec .venv/bin/python -m study results ;;
   grid)
@@ -178,6 +178,6 @@ case "${1:-}" in
     .venv/bin/python -m study measure
     .venv/bin/python -m study results
     ;;
-  full) . bench/full.sh ;;
+  full) . study/full.sh ;;
   gemma) . examples/gemma.sh ;;
 esac

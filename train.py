@@ -5,7 +5,8 @@
     torchrun --nproc_per_node 8 train.py --model Qwen/Qwen2.5-7B --data orz --eval_data math500
 
 The method is a row of losses.METHODS; its functions' keyword-only arguments are flags here, and
-`--loss NAME --help` lists them. The loop is `main`, at the end; one optimizer step is `update`.
+`--loss NAME --help` lists them. The loop is `main`, at the end; one optimizer step is
+`Trainer.step` in engine/trainer.py.
 """
 
 import sys
@@ -18,11 +19,11 @@ import torch
 import data
 from engine import parallel
 from engine.completion import seed_of
-from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
-from experiment import flags, log
-from experiment.failures import NotFinite, RunFailed
-from experiment.model import load_data, load_sampler, load_tokenizer, load_trainer
-from experiment.stats import summarise
+from engine.policy import Batch, compute_logprobs, make_batch, minibatches
+from harness import flags, log
+from harness.failures import RunFailed
+from harness.model import load_data, load_sampler, load_tokenizer, load_trainer
+from harness.stats import summarise
 from losses import group_advantages
 
 
@@ -42,13 +43,12 @@ class Rollout(NamedTuple):
     examples: list           # for samples.jsonl
 
 
-def sample_on_engines(sampler, tokenizer, problems, samples, args, seed, temperature,
+def sample_on_engines(sampler, tokenizer, problems, samples, args, seed_of_engine, temperature,
                       timed=nullcontext):
-    """-> a data.Group of each problem, on every rank: each engine samples and grades its share.
-    seed: number of the engine -> seed"""
+    """-> a data.Group of each problem, on every rank: each engine samples and grades its share."""
     sample = partial(data.sample_groups, sampler, tokenizer, samples=samples, timed=timed,
                      temperature=temperature, max_tokens=args.max_tokens, template=args.template)
-    return parallel.map_over_engines(sample, problems, seed, args.tp)
+    return parallel.map_over_engines(sample, problems, seed_of_engine, args.tp)
 
 
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
@@ -73,18 +73,16 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
 def score(trainer, groups, args):
     """-> the Batch of the groups' completions with the entropies of the present weights and the
     ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler."""
-    completions = [c for group in groups for c in group.completions]
-    prompts = [group.prompt for group in groups for _ in group.completions]
-    batch = make_batch(prompts, completions, parallel.device())
+    batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
-    metrics = log.agreement(logprobs, batch)
+    metrics = log.sampler_gap(logprobs, batch)
     metrics["policy/entropy"] = batch.entropy[batch.mask].mean().item()
     if args.mask_truncated:
-        truncated = torch.tensor([c.truncated for c in completions], device=parallel.device())
-        batch.mask &= ~truncated[:, None]
+        truncated = [c.truncated for group in groups for c in group.completions]
+        batch.mask &= ~torch.tensor(truncated, device=parallel.device())[:, None]
     return batch, metrics
 
 
@@ -128,35 +126,6 @@ def evaluate(sampler, tokenizer, test_set, args):
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 
 
-# ---------------------------------------------------------------------------- one optimizer step
-
-def update(trainer, minibatch, method, args):
-    """One optimizer step. Returns its metrics.
-
-    In float16 the gradient is scaled, and scaled back before it is used. Where it overflows, the
-    step is not taken, and the next has a smaller scale. Raises NotFinite, with no weight
-    changed, for a loss that is not finite, or a gradient that is not even at a scale of 1."""
-    policy, _, optimizer, schedule, scaler = trainer
-    metrics = backward(policy, minibatch, method, args.max_tokens, args.entropy_coef, scaler.scale,
-                       correction=args.correction, correction_low=args.correction_low,
-                       correction_high=args.correction_high, kl_coef=args.kl_coef)
-    scaler.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    metrics["grad_norm"] = parallel.full(norm)
-    overflow = not metrics["grad_norm"].isfinite()  # without a scaler get_scale() is 1
-    if not metrics["loss"].isfinite() or (overflow and scaler.get_scale() <= 1):
-        raise NotFinite(f"optimizer step {schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
-                        f"gradient norm {metrics['grad_norm'].item()}", minibatch)
-    scaler.step(optimizer)  # not where a gradient overflowed
-    scaler.update()
-    metrics["lr"] = torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
-    metrics["overflow"] = torch.tensor(float(overflow))
-    if not overflow:
-        schedule.step()
-    optimizer.zero_grad(set_to_none=True)  # now: the sampler needs the memory
-    return metrics
-
-
 # ---------------------------------------------------------------------------- the run
 
 def draw_curves(out):
@@ -167,29 +136,29 @@ def draw_curves(out):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if any(text.startswith("--fit") for text in argv):  # it parses the flags itself
-        from experiment import fit
-        sys.exit(fit.main(argv, parse_args, load_trainer, update))
+        from harness import fit
+        sys.exit(fit.main(argv))
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
     if flags.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
-    from experiment import check, checkpoint
-    from experiment.run import Run, banner
+    from harness import check, checkpoint
+    from harness.run import Run, banner
     tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
 
     if args.check:
-        parallel.say(banner(args, method, trainer.policy, None, 0))
-        sys.exit(check.run(args, method, trainer.policy, load_sampler(args, eos), tokenizer, eos,
-                           train_set, test_set, left_out))
+        parallel.say(banner(args, trainer, None, 0))
+        sys.exit(check.run(args, trainer, load_sampler(args, eos), tokenizer, eos, train_set,
+                           test_set, left_out))
 
-    with Run(args, method, trainer, tokenizer, resumed) as run:
+    with Run(args, trainer, tokenizer, resumed) as run:
         sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
         if resumed:
-            sampler.load_weights(parallel.weights(trainer.policy))
+            sampler.load_weights(trainer.weights())
         elif args.eval_every:
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))
@@ -207,19 +176,20 @@ def main(argv=None):
             # ---- S optimizer steps, each on its own share of the completions
             together = args.group_size if args.shuffle == "groups" else 1
             with run.timed("update"):
-                steps = [update(trainer, minibatch, method, args) for _, minibatch in minibatches(
+                steps = [trainer.step(minibatch) for _, minibatch in minibatches(
                     batch, method, args.steps_per_rollout, args.seed, run.rollout, together)]
 
             # ---- weights to the sampler, asleep since it sampled
             with run.timed("sync"):
                 sampler.wake()
-                sampler.load_weights(parallel.weights(trainer.policy))
+                sampler.load_weights(trainer.weights())
 
             # ---- evaluate, log, save
             if run.due(args.eval_every):
                 with run.timed("eval"):
                     metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, examples)
+            run.check_graders(metrics)
             run.save()
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)

@@ -22,8 +22,8 @@ seed are one line.
 from functools import partial
 from pathlib import Path
 
-from experiment import failures
-from experiment.flags import Parser, did_you_mean
+from harness import failures
+from harness.flags import Parser, did_you_mean
 
 refuse = partial(failures.refuse, "analysis")
 # command: the file that it writes without --out, and its flags; --model is of one rollout's
@@ -100,8 +100,7 @@ def of_runs(command, paths, out, metric=None):
 
 def main(argv=None):
     parser = make_parser()
-    args = parser.parse_args(argv)
-    parser.check_ranges(args)
+    args = parser.merge(vars(parser.parse_args(argv)))
     if args.command not in COMMANDS:
         refuse(f"{args.command} is none of {', '.join(COMMANDS)}")
     own = COMMANDS[args.command][1:]

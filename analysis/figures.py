@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be 
 from matplotlib.scale import LogScale  # noqa: E402
 
 from analysis.runs import one_seed  # noqa: E402
-from experiment.files import write  # noqa: E402
+from harness.files import write  # noqa: E402
 
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
                      "savefig.dpi": 150, "figure.constrained_layout.use": True})

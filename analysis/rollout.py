@@ -7,11 +7,10 @@ import torch
 from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
-from experiment.checkpoint import read_pickle
-from experiment.flags import Parser, did_you_mean
+from engine.trainer import COEFFICIENTS, Trainer
+from harness.checkpoint import read_pickle
+from harness.flags import Parser, did_you_mean
 from losses import AXES, METHODS, Method, group_advantages, measure, row
-
-COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
 
 
 def bound(method, text):
@@ -23,12 +22,12 @@ def bound(method, text):
     method, parser = method or METHODS[name], Parser("analysis")
     for flag, value in method.flags.items():
         parser.flag(flag, value, "", type=float if value is None else None)
-    values, unknown = parser.parse_known_args(flags)
+    values, unknown = parser.given(flags)
     if unknown:
         own = [f"--{flag}" for flag in method.flags]
         raise ValueError(f"{unknown[0]} is no flag of {name}, which has {', '.join(own) or 'none'}"
                          f"{did_you_mean(unknown[0], own)}")
-    return method.bind(**vars(values))
+    return method.bind(**values)
 
 
 def method_names(text):
@@ -123,28 +122,26 @@ def open_rollout(path, model=None):
 def walk(kept, steps=None, lr=None):
     """Takes the run's optimizer steps on the rollout again, AdamW's moments from 0.
 
-    Yields (steps taken, rows of the next step); the rows are None after the last step.
-    Raises ValueError for a number of steps that does not divide the completions."""
+    Yields (steps taken, rows of the next step); the rows are None after the last step. Raises
+    ValueError for a number of steps that does not divide the completions, or as Trainer.step."""
     flags, passes, lr = kept.flags, kept.method.passes, lr or kept.flags["lr"]
     count = steps or flags["steps_per_rollout"]
     together = flags["group_size"] if flags["shuffle"] == "groups" else 1
     if len(kept.batch.ids) // together % count:
         raise ValueError(f"its {len(kept.batch.ids)} completions, {together} in one piece, do not "
                          f"divide into {count} steps")
-    optimizer = torch.optim.AdamW(kept.policy.parameters(), lr, fused=True,
-                                  weight_decay=flags["weight_decay"])
     # the learning rate goes on from where the run's was when it came to this rollout
     per_rollout = flags["steps_per_rollout"] * len(passes)
     factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)
     before = (kept.rollout - 1) * per_rollout
+    trainer = Trainer(
+        kept.policy, kept.method, lr=lr, factor=lambda taken: factor(before + taken),
+        **{name: flags[name] for name in ("max_tokens", "weight_decay", "max_grad_norm")},
+        **kept.coefficients)
     plan = list(minibatches(kept.batch, kept.method, count, flags["seed"], kept.rollout, together))
     for taken, (rows, minibatch) in enumerate(plan):
         yield taken, rows.to(parallel.device())
-        optimizer.param_groups[0]["lr"] = lr * factor(before + taken)
-        optimizer.zero_grad()
-        kept.backward(minibatch)
-        torch.nn.utils.clip_grad_norm_(kept.policy.parameters(), flags["max_grad_norm"])
-        optimizer.step()
+        trainer.step(minibatch)
     yield len(plan), None
 
 

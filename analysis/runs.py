@@ -7,8 +7,8 @@ import sys
 from math import nan
 from pathlib import Path
 
-from experiment.stats import interval
-from experiment.tables import markdown_table
+from harness.stats import interval
+from harness.tables import markdown_table
 
 EVALUATED = re.compile(r"eval/.+/(\w+)@(\d+)")  # eval/<data>/mean@16
 NORMAL = 1.96  # standard errors to either side of a 95% interval

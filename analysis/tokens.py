@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from analysis.rollout import logged, method_names, open_rollout, walk
-from experiment.log import numbers
-from experiment.model import read_tokenizer
+from harness.files import numbers
+from harness.model import read_tokenizer
 from losses import correct, describe, weight_on_logprob
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -143,7 +143,7 @@ def reference_numbers(kept, shown, start):
     before the first step (start, a walk's numbers)."""
     old, sampler = (x[shown].double().cpu().numpy()
                     for x in (kept.batch.old_logprobs, kept.batch.sampler_logprobs))
-    trainer = start["logprob"][:, 0] if np.array_equal(old, sampler) else old
+    trainer = start["logprob"][:, 0] if kept.flags["old_logprobs"] == "sampler" else old
     return dict(old=old, gap=trainer - sampler)
 
 

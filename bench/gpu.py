@@ -45,9 +45,9 @@ from data.recipe import BASE
 from engine import layout, loading, parallel
 from engine.completion import Completion
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
-from experiment import checkpoint
-from experiment.files import write
-from experiment.model import load_sampler, load_trainer
+from harness import checkpoint
+from harness.files import write
+from harness.model import load_sampler, load_trainer
 
 EOS = 1
 GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits
@@ -165,7 +165,7 @@ class Run:
 
     def start_trainer(self, resumed=None):
         self.tokenizer, problem = AutoTokenizer.from_pretrained(BASE), dict(
-            prompt="1 2 3 4" * 9, answer="1", reward="math")
+            prompt="1 2 3 4" * 9, answer="1", verifier="math")
         began = time.perf_counter()
         with mock.patch.object(loading, "build", loading.build if resumed else random_model):
             self.trainer = load_trainer(self.args, self.method, self.tokenizer, [EOS], problem,

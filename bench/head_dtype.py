@@ -25,7 +25,7 @@ from data.recipe import BASE
 from engine import loading, parallel
 from engine.policy import backward, compute_logprobs, make_batch
 from engine.sampler import default_kind, make_sampler
-from experiment import log
+from harness import log
 from losses import METHODS
 from study import tiny
 

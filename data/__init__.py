@@ -1,7 +1,7 @@
-"""Problems for training and evaluation: dicts {prompt, (messages,) answer, reward, id}.
+"""Problems for training and evaluation: dicts {prompt, (messages,) answer, verifier, id}.
 
 prompt is plain text; messages, where a problem has them, are for models with a chat template.
-reward names a verifier in rewards.py, and answer is its gold answer. data/sources.py reads rows;
+verifier is a name in rewards.REWARDS, and answer is its gold answer. data/sources.py reads rows;
 data/sets.py has the table of sets.
 """
 
@@ -27,7 +27,7 @@ def names():
 def load(name, split, data_dir=None, left_out=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
-    name: one of names(), or a file.jsonl with prompt, answer and reward in every row, whose one
+    name: one of names(), or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
     graded. options: lcb_release, lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
@@ -59,7 +59,7 @@ def batch(problems, n, seed, rollout, attempt=0):
 
 def cluster(problem):
     """Problems of one cluster are one draw: a puzzle in any order of its numbers, or a prompt."""
-    if problem["reward"] != "countdown":
+    if problem["verifier"] != "countdown":
         return problem["prompt"]
     return f"{sorted(problem['answer']['nums'])} {problem['answer']['target']}"
 
@@ -72,12 +72,12 @@ class Group(NamedTuple):
     completions: list   # engine.completion.Completion
     texts: list
     rewards: list
-    faults: list        # of each completion: None, or why it could not be graded
+    faults: list        # of each completion, a worker.Fault or None
 
     def rows(self):
         """The completions as rows of eval.py's completions.jsonl."""
-        return [dict(completion=text, score=reward, tokens=len(c.tokens), truncated=c.truncated,
-                     fault=fault)
+        return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
+                     fault=fault and str(fault))
                 for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
                                                   self.faults, strict=True)]
 
@@ -95,7 +95,7 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
                  for prompt, group in zip(prompts, completions, strict=True)]
         details = []
         rewards, _ = grade(problems, texts, details=details)
-    found = [details[i:i + samples] for i in range(0, len(details), samples)]
-    faults = [[fault for _, fault, _ in group] for group in found]
+    faults = [[result.fault for result in details[i:i + samples]]
+              for i in range(0, len(details), samples)]
     return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
                                              faults, strict=True)]

@@ -16,6 +16,7 @@ for path in sys.argv[1:]:
         sys.exit(str(e))
     rows, details = [problem for problem in problems if "completion" in problem], []
     grade(rows, [[str(row["completion"])] for row in rows], details=details)
-    counts = Counter(fault or ("right" if reward == 1 else "wrong") for reward, fault, _ in details)
+    counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
+                     for reward, fault, _ in details)
     print(f"problems: {len(problems)}", *(f"{kind}: {n}" for kind, n in counts.most_common()),
           sep="\n")

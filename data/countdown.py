@@ -70,10 +70,10 @@ def split_of(nums, target):
 
 
 def problem(form, seed, index, split):
-    """A problem of data.load: {prompt, (messages,) answer, reward (its verifier), id}."""
+    """A problem of data.load: {prompt, (messages,) answer, verifier, id}."""
     nums, target, _ = puzzle(form, seed, index, split)
     fields = dict(prompt=short_prompt(nums, target), answer=dict(nums=nums, target=target),
-                  reward="countdown", id=f"{form}/{split}/{seed}/{index}")
+                  verifier="countdown", id=f"{form}/{split}/{seed}/{index}")
     if form == "countdown":
         return fields
     question = QUESTION.format(nums=nums, target=target)

@@ -52,7 +52,7 @@ def encode(tokenizer, problem, template=None):
     template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
     else "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
     if template is None:
-        mathematics = problem["reward"] == "math" and "messages" not in problem
+        mathematics = problem["verifier"] == "math" and "messages" not in problem
         chat = "qwen_boxed" if mathematics else "chat"
         template = chat if tokenizer.chat_template else "none"
     if template == "none":

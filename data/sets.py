@@ -1,7 +1,7 @@
 """The data sets: their ids on the Hub, their local file names, and how a row becomes a problem.
 
 A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
-problem {prompt, answer, (messages)}; data/sources.py adds id and reward and checks the answer.
+problem {prompt, answer, (messages)}; data/sources.py adds id and verifier and checks the answer.
 data/README.md has their known flaws.
 """
 
@@ -33,7 +33,7 @@ class Set:
     hub: str
     local: tuple
     problem: Callable
-    reward: str = "math"
+    verifier: str = "math"
     splits: dict = None
     config: str | None = None
     files: Callable | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data import hub
 from data.sets import IDS, SETS
-from rewards import REWARDS, VERIFIERS, grade
+from rewards import REWARDS, gradable
 
 
 class DataError(ValueError):
@@ -38,7 +38,7 @@ def load_set(name, split, data_dir, left_out, options):
             raise DataError(f"{place} is not a row of {name}: {reason}") from None
         row_id = next((str(row[field]) for field in IDS if row.get(field) is not None), str(number))
         unique_id = f"{row_id}/{number}" if row_id in ids else row_id  # some sets repeat their ids
-        problems.append(dict(problem, reward=spec.reward, id=unique_id))
+        problems.append(dict(problem, verifier=spec.verifier, id=unique_id))
         places.append(place)
         ids.add(row_id)
     return with_right_golds(name, problems, places, left_out)
@@ -99,7 +99,8 @@ def hub_rows(spec, split, options):
 
 
 def load_file(path, left_out=None):
-    """The problems of a file of {prompt or messages, answer, reward, (id)}."""
+    """The problems of a file of {prompt or messages, answer, verifier, (id)}; of rows with `reward`
+    in place of `verifier`, too."""
     rows = list(json_lines(path))
     problems = [problem_of_row(*row, number) for number, row in enumerate(rows)]
     if len({p["id"] for p in problems}) < len(rows):
@@ -109,11 +110,13 @@ def load_file(path, left_out=None):
 
 def problem_of_row(place, row, number):
     """A row of a user's file as a problem; its id is `number` where it has none."""
-    if missing := {"answer", "reward"} - set(row):
+    if "reward" in row:
+        row = {"verifier": row["reward"], **row}
+    if missing := {"answer", "verifier"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
-                        "messages, answer, reward}; --data NAME --data_dir FOLDER reads a set's")
-    if row["reward"] not in list(REWARDS):
-        raise DataError(f"{place}: reward {row['reward']!r} is none of {', '.join(REWARDS)}")
+                        "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")
+    if row["verifier"] not in list(REWARDS):
+        raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}")
     try:
         prompt = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
     except (TypeError, LookupError):
@@ -125,24 +128,18 @@ def problem_of_row(place, row, number):
 
 
 def with_right_golds(name, problems, places, left_out=None):
-    """The problems whose gold answer the verifier grades as right. Of the others, the first five
-    are named, each by its place (FILE, line N), and the rest are counted."""
-    for reward in {problem["reward"] for problem in problems} - set(VERIFIERS):
-        raise DataError(f"reward {reward!r} is not in VERIFIERS, the workers' table in rewards.py: "
-                        f"REWARDS[{reward!r}] = ... belongs directly below the line REWARDS = ..., "
-                        "above VERIFIERS")
-    golds, details = [dict(p, reward="gold_" + p["reward"]) for p in problems], []
-    grade(golds, [[""] for _ in problems], timeout=60.0, details=details)
+    """The problems whose gold answer the verifier can grade. Of the others, the first five are
+    named, each by its place (FILE, line N), and the rest are counted."""
     kept, lines = [], []
-    for problem, place, (right, fault, _) in zip(problems, places, details, strict=True):
-        if right:
+    for problem, place, result in zip(problems, places, gradable(problems), strict=True):
+        if result.reward:
             kept.append(problem)
             continue
         if left_out is not None:
             left_out.append(problem["id"])
-        reward, answer = problem["reward"], str(problem["answer"])[:200]
-        lines.append(f"{place} (id {problem['id']}) is left out: {reward} cannot grade the gold "
-                     f"answer {answer!r} ({fault or 'not right'}); for what it takes see "
+        verifier, answer = problem["verifier"], str(problem["answer"])[:200]
+        lines.append(f"{place} (id {problem['id']}) is left out: {verifier} cannot grade the gold "
+                     f"answer {answer!r} ({result.fault or 'not right'}); for what it takes see "
                      "data/README.md")
     if len(lines) > 5:
         lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers"]

@@ -5,6 +5,7 @@ has ended leaves the batch.
 """
 
 import inspect
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -109,20 +110,20 @@ class TransformersSampler:
         settings = temperature, top_p, torch.Generator(self.device).manual_seed(seed)
         for start in range(0, len(each), self.chunk):  # like lengths go together
             chunk = each[start:start + self.chunk]
-            completions = self.generate([prompts[i] for i in chunk], max_tokens, settings)
+            counts = Counter(chunk)  # in the chunk's order
+            completions = self.generate([prompts[i] for i in counts], [*counts.values()],
+                                        max_tokens, settings)
             for i, completion in zip(chunk, completions, strict=True):
                 groups[i].append(completion)
         return groups
 
-    def generate(self, prompts, max_tokens, settings):
-        """A Completion of each prompt. settings: of `draw`. Equal prompts are computed once."""
+    def generate(self, prompts, counts, max_tokens, settings):
+        """Completions of the prompts, counts of them of each. settings: of `draw`."""
         def pad(lists, padding):
             rows = [torch.tensor(x) for x in lists]
             return pad_sequence(rows, True, padding, padding_side="left").to(self.device)
-        number = {}  # of each distinct prompt
-        rows = torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts],
-                            device=self.device)
-        ids, real = pad(number, self.eos[0]), pad([[1] * len(p) for p in number], 0)
+        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(self.device)
+        ids, real = pad(prompts, self.eos[0]), pad([[1] * len(p) for p in prompts], 0)
         tokens, logprobs, ends = self.decode(ids, real, rows, max_tokens, settings)
         ended = ends.any(1)
         length = (ends.cumsum(1) == 0).sum(1) + ended

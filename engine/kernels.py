@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 # elements of a [tokens, vocabulary] tensor at most: 128 MB in float32, 220 tokens of Qwen's. On a
-# GPU loading.load makes it larger: every chunk rewrites the gradient of all of the head's weights
+# GPU loading.load has more: every chunk rewrites the gradient of all of the head's weights
 CHUNK = 2**25
 
 
@@ -38,19 +38,19 @@ def head_log_pi(hidden, weight, bias, temperature, wide):
 
 
 class HeadLogprobs(torch.autograd.Function):
-    """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature, wide)
+    """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature, wide, chunk)
     -> log pi of the ids and the entropy in nats, [n] each.
 
-    One chunk of [tokens, vocabulary] is in memory at a time, recomputed in the backward pass.
-    wide: of head_logits; the gradient's products have 16-bit factors all the same."""
+    `chunk` elements of [tokens, vocabulary] are in memory at a time, recomputed in the backward
+    pass. wide: of head_logits; the gradient's products have 16-bit factors all the same."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, ids, temperature, wide=False):
+    def forward(ctx, hidden, weight, bias, ids, temperature, wide=False, chunk=CHUNK):
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         ctx.save_for_backward(hidden, weight, bias, ids)
-        ctx.settings, ctx.rows = (temperature, wide), max(1, CHUNK // len(weight))
+        ctx.settings, ctx.rows = (temperature, wide), max(1, chunk // len(weight))
         ctx.set_materialize_grads(False)
         w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
         logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
@@ -93,7 +93,7 @@ class HeadLogprobs(torch.autograd.Function):
             if bias is not None:
                 d_bias += d_logits.sum(0)
         return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                None if bias is None else d_bias.to(bias.dtype), None, None, None)
+                None if bias is None else d_bias.to(bias.dtype), None, None, None, None)
 
 
 class CastOf(torch.autograd.Function):
@@ -109,14 +109,20 @@ class CastOf(torch.autograd.Function):
         return gradient.to(ctx.dtype), None
 
 
+def cached_cast(x):
+    """x in autocast's 16 bits. The copy is an attribute of x, since autocast's own cache holds
+    leaves alone: it lives as long as x, and is one for all layers that read x."""
+    if not hasattr(x, "in_16_bits"):
+        x.in_16_bits = x.detach().to(torch.get_autocast_dtype(x.device.type))
+    return CastOf.apply(x, x.in_16_bits)
+
+
 def cast_once(module, inputs):
     """Forward pre-hook of linear layers: those that read one tensor under autocast (queries, keys,
-    values; gate, up) share one copy in 16 bits, where autocast makes and keeps one for each."""
-    x, device = inputs[0], inputs[0].device.type
-    if torch.is_autocast_enabled(device) and x.dtype == torch.float32:
-        if not hasattr(x, "in_16_bits"):  # it lives as long as x
-            x.in_16_bits = x.detach().to(torch.get_autocast_dtype(device))
-        return CastOf.apply(x, x.in_16_bits)
+    values; gate, up) share one copy, where autocast makes and keeps one for each."""
+    x, = inputs
+    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
+        return cached_cast(x)
 
 
 def take(x, index):
@@ -197,12 +203,12 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
             place = torch.arange(keys.shape[2], device=q.device)
             within = (place - place[context:, None]).abs() < window
             sees = within.tril()[None, None] if sees is None else sees & within
-        # a mask would be kept as floats in each layer; one row of it is no more than causal
-        plain = repeat and not window and sees is not None and len(sees) == 1
+        # a mask would be kept as floats in each layer: one row of it, without a window, is causal
+        causal_only = repeat and not window and sees is not None and len(sees) == 1
         for rows, start, end in block.pieces:
             seen = context + end
             mask = dict(is_causal=True) if sees is None else dict(
-                attn_mask=bias.causal_lower_right(end - start, seen) if plain
+                attn_mask=bias.causal_lower_right(end - start, seen) if causal_only
                 else sees[:rows, :, start:end, :seen])
             out = F.scaled_dot_product_attention(
                 queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],

@@ -90,12 +90,8 @@ def attention_blocks(segments):
     like = {}
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
-        if not length:  # a completion of one token
-            continue
-        short = max(length, context) <= 64  # then no mask of a block is large
-        # contexts alike, and lengths within a factor of two
-        like.setdefault((bool(context) if short else context, max(length, 32).bit_length()),
-                        []).append(i)
+        if length:  # 0 for a completion of one token
+            like.setdefault(shape_class(length, context), []).append(i)
     blocks, places, kept = [], [], []
     for members in like.values():
         members.sort(key=lambda i: -lengths[i])
@@ -106,6 +102,13 @@ def attention_blocks(segments):
         blocks.append(block)
     places, kept = torch.cat(places), torch.cat(kept).nonzero()[:, 0]
     return blocks, kept[places[kept].argsort()]
+
+
+def shape_class(length, context):
+    """Segments of one class are a Block: with one context, or all with a short one or without, and
+    lengths within a factor of two."""
+    short = max(length, context) <= 64  # then no mask of a block is large
+    return bool(context) if short else context, max(length, 32).bit_length()
 
 
 def attention_block(segments):

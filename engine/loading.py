@@ -56,9 +56,9 @@ def lr_factor(warmup, schedule, steps):
 
 def probe_batch(ids, eos):
     """Four rows to try a model on: all, half, a third and one of the ids. Three share a prompt."""
-    lengths = (len(ids), len(ids) // 2, len(ids) // 3, 1)
-    prompts = [[eos] + (ids * 2)[:2]] * 3 + [[eos]]
-    return make_batch(prompts, [Completion(ids[:max(1, n)], [0.0], False) for n in lengths])
+    *three, one = [Completion(ids[:max(1, n)], [0.0], False)
+                   for n in (len(ids), len(ids) // 2, len(ids) // 3, 1)]
+    return make_batch([([eos] + (ids * 2)[:2], three), ([eos], [one])])
 
 
 def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora_rank=0,
@@ -72,20 +72,19 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     the layout "shared" where it agrees with "padded". frozen: nothing is trained. reference:
     counts the memory of a frozen model of the same size. settings: of Policy. Raises ValueError for
     missing weights, a softcap or a scale after the LM head, or no memory for one row."""
-    if parallel.device().type == "cuda":
-        kernels.CHUNK = int(parallel.memory() / 300)  # 2^28 of 80 GB: 1 GB in float32
-    policy = Policy(build(folder, eos), **settings)
-    # unsharded, in float32: 16 bits would hide small errors. Few tokens: a rank may have one core
-    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
-    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
-    check_head(exact, few)
-    shared = share_prompts and layout_agrees(exact, few, "shared")
-    exact.use_layout("padded")
+    policy = Policy(build(folder, eos), chunk=head_chunk(), **settings)
+    shared = verify(policy, probe, share_prompts)
     if lora_rank:
         add_adapters(policy.model, lora_rank, lora_alpha)
     if frozen:
         policy.requires_grad_(False)
-    place(policy, activation_checkpointing, offload)
+    layers = layers_of(policy.model)
+    for layer in layers:  # of the layer alone: its dropout stays off
+        layer.training = activation_checkpointing
+    if parallel.sharded():  # FSDP's layers compute in 16 bits throughout, and have one dtype
+        parallel.shard(policy, layers, offload)
+    else:
+        cast_less(policy)
     probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
         token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
@@ -96,23 +95,31 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     return policy
 
 
-def place(policy, activation_checkpointing, offload):
-    """Shards the layers over the ranks' GPUs. Without ranks, tensors are cast once for all linear
-    layers that read them, and frozen layers to the dtype to which autocast would copy them: the
-    same bits in less memory."""
-    layers = layers_of(policy.model)
-    for layer in layers:
-        layer.training = activation_checkpointing  # of the layer alone: its dropout stays off
-    if parallel.sharded():  # FSDP's layers compute in 16 bits throughout, and have one dtype
-        parallel.shard(policy, layers, offload)
-        return
+def head_chunk():
+    """Elements of a chunk of logits: on a GPU by its memory, 1 GB in float32 of 80 GB."""
+    return int(parallel.memory() / 300) if parallel.device().type == "cuda" else kernels.CHUNK
+
+
+def verify(policy, probe, share_prompts):
+    """-> whether prompts can be shared. Raises ValueError as check_head does. Unsharded and in
+    float32: 16 bits would hide small errors; of few tokens: a rank may have one core."""
+    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
+    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
+    check_head(exact, few)
+    shared = share_prompts and layout_agrees(exact, few, "shared")
+    exact.use_layout("padded")
+    return shared
+
+
+def cast_less(policy):
+    """The same bits in less memory: tensors are cast once for all linear layers that read them, and
+    frozen layers to the dtype to which autocast would copy them."""
     tied = policy.model.get_input_embeddings().weight
     for module in policy.model.modules():
-        if not isinstance(module, torch.nn.Linear):
-            continue
-        module.register_forward_pre_hook(kernels.cast_once)
-        if module.weight is not tied and not module.weight.requires_grad:
-            module.to(getattr(torch, policy.dtype))
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(kernels.cast_once)
+            if module.weight is not tied and not module.weight.requires_grad:
+                module.to(getattr(torch, policy.dtype))
 
 
 class LoRA(torch.nn.Module):
@@ -263,7 +270,7 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload, refe
     if activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
     beside = state_bytes(policy, offload, reference)
-    free = 0.7 * (parallel.usable_memory() - beside) - 20 * kernels.CHUNK
+    free = 0.7 * (parallel.usable_memory() - beside) - 20 * policy.chunk
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
     if budget < longest:
         raise ValueError(

@@ -99,22 +99,22 @@ def usable_memory():
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else memory()
 
 
-BESIDE = 0  # GPU bytes in use that torch does not count; negative: counted, and free
+UNCOUNTED = 0  # GPU bytes in use that torch does not count; negative: counted, and unmapped by vLLM
 
 
 def watch_memory():
     """Restarts peak_memory beside a sleeping vLLM, whose freed memory torch counts on (vLLM issue
     17117)."""
-    global BESIDE
+    global UNCOUNTED
     free, total = torch.cuda.mem_get_info()
     torch.cuda.reset_peak_memory_stats()
-    BESIDE = total - free - torch.cuda.memory_allocated()
+    UNCOUNTED = total - free - torch.cuda.memory_allocated()
 
 
 def peak_memory():
     """Peak bytes: of the GPU since watch_memory, or of this process."""
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() + BESIDE
+        return torch.cuda.max_memory_allocated() + UNCOUNTED
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -149,12 +149,12 @@ def on_rank0(f):
     return value
 
 
-def map_over_engines(f, items, seed, tp=1):
-    """f(items of an engine, seed=seed(its number)) on every engine -> its results for all items,
-    in the items' order. An engine is `tp` ranks, which all go through the same items."""
+def map_over_engines(f, items, seed_of_engine, tp=1):
+    """f(items of an engine, seed=seed_of_engine(its number)) on every engine -> its results for all
+    items, in the items' order. An engine is `tp` ranks, which all go through the same items."""
     engines, engine = world() // tp, rank() // tp
-    results = [None] * len(items)
-    for i, part in enumerate(gather(f(items[engine::engines], seed=seed(engine)))[::tp]):
+    results, seed = [None] * len(items), seed_of_engine(engine)
+    for i, part in enumerate(gather(f(items[engine::engines], seed=seed))[::tp]):
         results[i::engines] = part
     return results
 

@@ -1,5 +1,6 @@
 """The policy: log probabilities, entropies, and the exact gradient of one optimizer step."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -43,18 +44,21 @@ class Batch:
                       None if self.group is None else self.group[:, None].expand_as(self.mask))
 
 
-def make_batch(prompts, completions, device="cpu"):
-    """prompts: N lists of token ids; completions: N Completions (engine/completion.py)."""
-    def pad(rows):
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-    number = {}  # of each distinct prompt
+def make_batch(groups, device="cpu"):
+    """groups: of each prompt its token ids and its Completions -> the Batch of all completions,
+    group by group."""
+    rows = [(number, prompt, c) for number, (prompt, completions) in enumerate(groups)
+            for c in completions]
+
+    def pad(tensors):
+        return torch.nn.utils.rnn.pad_sequence([*tensors], batch_first=True).to(device)
     return Batch(
-        ids=pad([torch.tensor(p + c.tokens) for p, c in zip(prompts, completions, strict=True)]),
-        prompt_len=torch.tensor([len(p) for p in prompts], device=device),
-        completion_len=torch.tensor([len(c.tokens) for c in completions], device=device),
-        mask=pad([torch.ones(len(c.tokens), dtype=torch.bool) for c in completions]),
-        sampler_logprobs=pad([torch.tensor(c.logprobs) for c in completions]),
-        group=torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts]).to(device))
+        ids=pad(torch.tensor(prompt + c.tokens) for _, prompt, c in rows),
+        prompt_len=torch.tensor([len(prompt) for _, prompt, _ in rows], device=device),
+        completion_len=torch.tensor([len(c.tokens) for *_, c in rows], device=device),
+        mask=pad(torch.ones(len(c.tokens), dtype=torch.bool) for *_, c in rows),
+        sampler_logprobs=pad(torch.tensor(c.logprobs) for *_, c in rows),
+        group=torch.tensor([number for number, *_ in rows], device=device))
 
 
 class Policy(torch.nn.Module):
@@ -62,13 +66,13 @@ class Policy(torch.nn.Module):
 
     temperature: divides the logits, as in sampling. dtype: of computation, over float32 weights;
     head_dtype: of the logits ("float32"), or dtype's ("model"). budget: tokens that go through the
-    model at once. layout: one of engine/layout.py."""
+    model at once. layout: one of engine/layout.py. chunk: elements of logits in memory at most."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded",
-                 head_dtype="model"):
+                 head_dtype="model", chunk=kernels.CHUNK):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
-        self.head_dtype = head_dtype
+        self.head_dtype, self.chunk = head_dtype, chunk
         stock = model.config._attn_implementation  # or that of another Policy of the model
         self.stock = "sdpa" if stock == "end_to_end" else stock
         kernels.register_attention()
@@ -79,6 +83,16 @@ class Policy(torch.nn.Module):
         self.layout = layout
         self.model.set_attn_implementation(self.stock if layout == "padded" else "end_to_end")
 
+    @contextmanager
+    def using(self, **settings):
+        """Other values of temperature, dtype or budget, within the block."""
+        own = {name: getattr(self, name) for name in settings}
+        vars(self).update(settings)
+        try:
+            yield
+        finally:
+            vars(self).update(own)
+
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
@@ -87,8 +101,9 @@ class Policy(torch.nn.Module):
         with torch.autocast(device.type, dtype, self.dtype != "float32"):
             hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
             hidden = kernels.take(hidden.flatten(0, 1), predicts)
-            outputs = kernels.HeadLogprobs.apply(hidden, head.weight, head.bias, targets,
-                                                 self.temperature, self.head_dtype == "float32")
+            outputs = kernels.HeadLogprobs.apply(
+                hidden, head.weight, head.bias, targets, self.temperature,
+                self.head_dtype == "float32", self.chunk)
         inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 
@@ -133,12 +148,12 @@ def gather_rows(batch, parts, outputs):
 
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
-    """The rows of a step that can have a gradient: those where A is not 0, if A = 0 means none;
-    else all. If none is left, row 0: its gradient is 0, not None, and AdamW still steps."""
+    """The rows of a step that can have a gradient: all, or where A = 0 means none, those with
+    another A. If none is left, row 0: its gradient is 0, not None, and AdamW still steps."""
+    if entropy_coef or kl_coef or not method.skips_zero_advantage:
+        return [*range(len(batch.ids))]
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
-    learnt |= bool(entropy_coef or kl_coef or not method.skips_zero_advantage)
-    learnt[0] |= ~learnt.any()
-    return learnt.nonzero()[:, 0].tolist()
+    return learnt.nonzero()[:, 0].tolist() or [0]
 
 
 @torch.no_grad()
@@ -162,7 +177,7 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     for any micro-batches and ranks: every denominator is the step's. Where a @whole_step method has
     several micro-batches, a first pass without a graph gives d loss / d (log pi, entropy) of all
     tokens, and a second takes each micro-batch's rows of it to the weights. Rows without a
-    gradient do not go through the model; metrics take their ratio as 1."""
+    gradient do not go through the model."""
     size = step_size(batch.mask, max_tokens, batch.tokens(None, None).group)
 
     def loss_of(part, logprobs, entropy):
@@ -189,12 +204,19 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
     logprobs, entropy = gather_rows(batch, parts, outputs)
+    return measured(batch, learnt, logprobs, entropy, method, max_tokens, entropy_coef, options)
+
+
+def measured(batch, learnt, logprobs, entropy, method, max_tokens, entropy_coef, options):
+    """-> the metrics of a step. logprobs, entropy: [N, T], of the rows `learnt`; those of the
+    others are as scored, their ratio is 1."""
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)
     step = batch.tokens(logprobs, entropy)
     metrics = step_metrics(method, step, max_tokens, **options)
     if entropy_coef:
+        size = step_size(step.mask, max_tokens, step.group)
         metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
         metrics["loss"] += metrics["entropy_loss"]
     lengths = (batch.prompt_len + batch.completion_len)[learnt]

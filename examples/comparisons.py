@@ -34,7 +34,7 @@ def problem(index, held_out):
     else:
         question = f"What is the smallest of {', '.join(map(str, numbers))}?"
         answer = min(numbers)
-    return dict(prompt=SOLVED + question, answer=str(answer), reward="math", id=str(index))
+    return dict(prompt=SOLVED + question, answer=str(answer), verifier="math", id=str(index))
 
 
 if __name__ == "__main__":

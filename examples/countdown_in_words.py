@@ -26,7 +26,7 @@ def problem(index, seed, split):
     return dict(prompt=f"Use the numbers {nums[0]}, {nums[1]} and {nums[2]}, each once, to make "
                        f"{target}.",
                 completion=f" <answer>{solution}</answer>",
-                answer=dict(nums=nums, target=target), reward="countdown", id=str(index))
+                answer=dict(nums=nums, target=target), verifier="countdown", id=str(index))
 
 
 if __name__ == "__main__":

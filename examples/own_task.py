@@ -7,7 +7,7 @@
 train.py needs the verifier, in two lines below REWARDS in rewards.py:
 
     from examples.own_task import palindrome
-    REWARDS["palindrome"] = verifier(palindrome)
+    REWARDS["palindrome"] = palindrome
 """
 
 import argparse
@@ -32,7 +32,7 @@ def problem(index, held_out):
     length = rng.randint(5, 9)
     prompt = (f"Write a palindrome of {length} letters that begins with {start}, within <answer> "
               "</answer> tags.")
-    return dict(prompt=prompt, answer=dict(start=start, length=length), reward="palindrome",
+    return dict(prompt=prompt, answer=dict(start=start, length=length), verifier="palindrome",
                 id=str(index))
 
 

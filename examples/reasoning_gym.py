@@ -7,7 +7,7 @@
 train.py needs the verifier, in two lines below REWARDS in rewards.py:
 
     from examples.reasoning_gym import rg
-    REWARDS["rg"], SECONDS["rg"] = verifier(rg), 20.0
+    REWARDS["rg"] = Verifier(rg, seconds=20.0)
 
 A hash of the question holds one in five out. An answer is {task, index, gold}, of which the
 verifier makes the entry again: some verifiers evaluate its parts, and a file is not trusted.
@@ -94,7 +94,7 @@ def problems(task, held_out):
                     and question not in asked
                     and (gold is None or rg(f"<answer>{gold}</answer>", answer) == 1)):
                 asked.add(question)
-                yield dict(prompt=question.rstrip() + FORMAT, answer=answer, reward="rg",
+                yield dict(prompt=question.rstrip() + FORMAT, answer=answer, verifier="rg",
                            id=f"{task}/{index}")
 
 

@@ -7,11 +7,17 @@ Nothing here imports the rest of the project.
 class Unparsed(ValueError):
     """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
 
+    kind = "unparsed_answer"
+
 
 class Hedge(ValueError):
     """The answer leaves it open, by several candidates, a relation, or an operation that is left to
     do: reward 0, counted."""
 
+    kind = "hedge"
+
 
 class UnparsedGold(ValueError):
     """The gold answer cannot be graded: reward 0, counted."""
+
+    kind = "unparsed_gold"

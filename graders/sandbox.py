@@ -94,11 +94,11 @@ def check_isolation(allow_unsafe):
             "whatever this user may do to files, to processes and over the network")
 
 
-def prepare(problems, allow_unsafe):
+def announce(problems, allow_unsafe):
     """Says how programs are isolated, if the problems have any.
 
     Raises PermissionError where nothing isolates them and allow_unsafe is not given."""
-    if any(p["reward"] == "code" for p in problems):
+    if any(p["verifier"] == "code" for p in problems):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
         check_isolation(allow_unsafe)

@@ -2,10 +2,10 @@
 
     python -m graders.worker rewards LIFE TOKEN      a worker: jobs on stdin, results on stdout
 
-The module that the command line names has the verifiers in its VERIFIERS, and may have a function
-prepare(names), which imports their packages. Jobs are sent as a JSON line of [name, completion,
-answer]s. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward, fault]
-for each. The token tells them from what a verifier writes.
+The module that the command line names has a function call(name, *arguments), which does a job, and
+may have prepare(names), which imports what jobs need. Jobs are sent as a JSON line of [name,
+arguments]s. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward,
+fault] for each. The token tells them from what a verifier writes.
 """
 
 import contextlib
@@ -28,13 +28,22 @@ from traceback import walk_tb
 from graders import Hedge, Unparsed, UnparsedGold
 from graders.sandbox import LineReader
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # how a fault begins
+FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # their kinds
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 # A small machine gets more workers than cores, so that some can hang while others work.
 WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-Job = namedtuple("Job", "name completion answer seconds")  # seconds: the limit of its verifier
+Job = namedtuple("Job", "name arguments seconds")  # seconds: its limit
+Result = namedtuple("Result", "reward fault seconds")  # fault: None where there is none
+
+
+class Fault(namedtuple("Fault", "kind detail")):
+    """Why a job has the reward 0: one of FAULTS, and words on it or ""."""
+
+    def __str__(self):
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
 
 # ------------------------------------------------------------------ the parent's side
 
@@ -67,15 +76,14 @@ class Worker:
                 process.stdin.close()
 
     def receive(self, seconds):
-        """-> [reward, fault] of the worker's next line. Raises what LineReader.read does."""
-        token, *result = json.loads(self.lines.read(seconds))
+        """-> what the worker's next line has behind the token. Raises what LineReader.read does."""
+        token, *content = json.loads(self.lines.read(seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
-        return result
+        return content
 
     def run(self, jobs):
-        """-> [reward, fault or None, seconds] of the first jobs: of all, or up to the one that cost
-        the process its life.
+        """-> the Results of the first jobs: of all, or up to one that cost the process its life.
 
         It raises nothing on a job's account: a job that takes too long is a timeout, and one that
         ends its process is an error."""
@@ -85,10 +93,10 @@ class Worker:
         results, texts, began = [], [], time.monotonic()
         try:
             for job in jobs:
-                texts.append(json.dumps(job[:3]))
+                texts.append(json.dumps(job[:2]))
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
             if not texts:
-                return [[0.0, f"error: {type(e).__name__}: {e}", 0.0]]
+                return [Result(0.0, Fault("error", f"{type(e).__name__}: {e}"), 0.0)]
         try:
             if self.process is None:
                 self.start()
@@ -98,16 +106,17 @@ class Worker:
             self.receive(START_SECONDS)  # The imports are done.
             for job in jobs[:len(texts)]:
                 began = time.monotonic()
-                results.append([*self.receive(job.seconds), time.monotonic() - began])
+                reward, fault = self.receive(job.seconds)
+                results.append(Result(reward, fault and Fault(*fault), time.monotonic() - began))
             return results
         except TimeoutError:
-            fault = "timeout"
+            fault = Fault("timeout", "")
         except (EOFError, BrokenPipeError):
-            fault = "error: the worker process died"
+            fault = Fault("error", "the worker process died")
         except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
-            fault = "error: the verifier wrote to a descriptor that it did not open"
+            fault = Fault("error", "the verifier wrote to a descriptor that it did not open")
         self.stop()
-        return [*results, [0.0, fault, time.monotonic() - began]]
+        return [*results, Result(0.0, fault, time.monotonic() - began)]
 
 
 @functools.cache
@@ -117,8 +126,7 @@ def pool(module, size):
 
 
 def run_jobs(module, jobs, size):
-    """-> [reward, fault or None, seconds that it took] of each Job, in order. They run in `size`
-    workers that have the verifiers of `module`."""
+    """-> the Result of each Job, in order. They run in `size` workers with `module`."""
     results = [None] * len(jobs)
     # Blocks save waiting for each line; short ones, so that a slow job holds up little.
     step = max(1, min(64, -(-len(jobs) // (4 * size))))
@@ -141,24 +149,19 @@ def run_jobs(module, jobs, size):
 
 # ------------------------------------------------------------------ the worker's side
 
-def graded(verifiers, name, completion, answer):
-    """-> [reward, fault or None] of one completion. An exception is a fault and is not raised."""
+def graded(call, name, arguments):
+    """-> [reward, fault as a pair, or None] of a job. An exception is a fault and is not raised."""
     try:
-        reward = float(verifiers[name](completion, answer))
-        if math.isfinite(reward):
-            return [reward, None]
-        return [0.0, f"error: the reward is {reward}"]
-    except Unparsed:
-        return [0.0, "unparsed_answer"]
-    except Hedge:
-        return [0.0, "hedge"]
-    except UnparsedGold:
-        return [0.0, "unparsed_gold"]
+        reward = float(call(name, *arguments))
+        return [reward, None] if math.isfinite(reward) else [
+            0.0, ("error", f"the reward is {reward}")]
+    except (Unparsed, Hedge, UnparsedGold) as e:
+        return [0.0, (e.kind, "")]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)]
         own = [place for place in places if "/lib/python" not in place]  # of no package
-        return [0.0, f"error: {type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})"]
+        return [0.0, ("error", f"{type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})")]
 
 
 def die_with_parent(life):
@@ -189,7 +192,7 @@ def serve(module, token):
         prepare({name for name, *_ in jobs})
         os.write(results, json.dumps([token]).encode() + b"\n")
         for job in jobs:
-            result = json.dumps([token, *graded(module.VERIFIERS, *job)])
+            result = json.dumps([token, *graded(module.call, *job)])
             if os.getpid() != worker:
                 os._exit(0)
             os.write(results, result.encode() + b"\n")

@@ -18,7 +18,7 @@ from pathlib import Path
 def of_rollout(command, rollout, out):
     """Writes the figure, and the numbers into a .json beside it, and prints the table."""
     from analysis.rollout import open_rollout
-    from experiment.log import numbers
+    from harness.files import numbers
     from study import anatomy, mechanism, steps
     measure, table, draw = dict(
         steps=(steps.steps, steps.steps_table, steps.draw_steps),

@@ -12,9 +12,8 @@ import torch
 from analysis.rollout import open_rollout, walk
 from data.recipe import BASE
 from engine.loading import layers_of, pretrained
-from experiment.files import checkpoint_folders
-from experiment.log import numbers
-from experiment.tables import markdown_table
+from harness.files import checkpoint_folders, numbers
+from harness.tables import markdown_table
 from losses import ppo_clip
 from study.quantities import HIGH, LOW, steps
 from study.runs import RESULTS

@@ -6,8 +6,8 @@ import json
 import statistics
 
 from analysis.figures import plt, save
-from experiment.files import write
-from experiment.tables import markdown_table
+from harness.files import write
+from harness.tables import markdown_table
 from study import mechanism, rule
 from study.anatomy import UPDATES
 from study.runs import HERE, RESULTS, read_bases, read_plan

@@ -28,7 +28,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from experiment.files import lock, write
+from harness.files import lock, write
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -214,10 +214,10 @@ def code_of(flags):
     """{definition: checksum} of the code of the row that these flags choose, and of Countdown's
     verifier, which both tasks have."""
     import train
-    from experiment import checksums
-    from rewards import VERIFIERS
+    from harness import checksums
+    from rewards import REWARDS
     args, _ = train.parse_args(shlex.split(flags))
-    return args.checksums[f"row {args.loss}"] | checksums.of_code([VERIFIERS["countdown"]])
+    return args.checksums[f"row {args.loss}"] | checksums.of_code([REWARDS["countdown"].grade])
 
 
 def of_other_code(plan):

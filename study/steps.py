@@ -5,7 +5,7 @@ from math import nan
 
 from analysis.figures import draw
 from analysis.rollout import logged, walk
-from experiment.tables import markdown_table
+from harness.tables import markdown_table
 from losses import weight_on_logprob
 from study.quantities import signed_gradient
 

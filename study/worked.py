@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from data import countdown
-from experiment.files import write
+from harness.files import write
 
 FOLDER = Path(__file__).parent / "worked"
 BASE = str(FOLDER / "base")
@@ -75,10 +75,10 @@ def puzzle(seed, index, split):
 
 
 def problem(seed, index, split):
-    """A problem as data.load returns them: {prompt, answer, reward, id}."""
+    """A problem as data.load returns them: {prompt, answer, verifier, id}."""
     nums, target, *_ = puzzle(seed, index, split)
     return dict(prompt=prompt_of(nums, target), answer=dict(nums=nums, target=target),
-                reward="countdown", id=f"worked/{split}/{seed}/{index}")
+                verifier="countdown", id=f"worked/{split}/{seed}/{index}")
 
 
 def prompt_of(nums, target):

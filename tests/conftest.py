@@ -173,7 +173,7 @@ def graded(monkeypatch):
 def copy(tmp_path):
     """A copy of the project that a test may change."""
     for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
-            "analysis", "data", "docs", "engine", "examples", "experiment", "graders", "study"))]:
+            "analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"))]:
         into = tmp_path / path.name
         (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
     return tmp_path

@@ -27,7 +27,7 @@ import train
 from engine import loading, parallel, policy
 from engine.completion import seed_of
 from engine.sampler import Completion, make_sampler
-from experiment.model import Trainer
+from harness.model import Trainer
 from losses import METHODS, group_advantages
 
 # uniform: of each kind of method, as rows_to_learn and backward tell them apart

@@ -13,7 +13,7 @@ import data
 from data.recipe import BASE, settings_of
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
-from experiment.stats import summarise
+from harness.stats import summarise
 from study import tiny, worked
 from study.tiny import save_base
 

@@ -11,7 +11,7 @@ import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import has_vllm
-from experiment import check, refusals
+from harness import check, refusals
 from test_parallel import torchrun
 
 AFTER_SYNC = "log probabilities of sampler and trainer, after two more weight syncs"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import eval as evaluation
 import rewards
-from experiment import checksums
+from harness import checksums
 from losses import METHODS
 
 

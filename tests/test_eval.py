@@ -19,8 +19,9 @@ import data
 import eval
 from conftest import ROOT
 from engine.completion import Completion, seed_of
-from experiment.log import line
-from experiment.stats import (
+from graders import sandbox, votes, worker
+from harness.log import line
+from harness.stats import (
     benchmark_results,
     interval,
     paired,
@@ -29,8 +30,7 @@ from experiment.stats import (
     standard_error,
     summarise,
 )
-from experiment.tables import results_table
-from graders import sandbox, votes, worker
+from harness.tables import results_table
 
 SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 

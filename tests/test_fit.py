@@ -11,8 +11,8 @@ import torch.distributed as dist
 import data
 import train
 from data.recipe import BASE
-from experiment import fit
-from experiment.model import load_trainer
+from harness import fit
+from harness.model import load_trainer
 
 LAYERS = 2
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "

@@ -9,7 +9,7 @@ import train
 from engine import policy
 from engine.loading import lr_factor
 from engine.sampler import has_vllm
-from experiment.model import Trainer
+from harness.model import Trainer
 from losses import METHODS
 from ranks import load, rollout
 from test_resume import same, without

@@ -15,8 +15,8 @@ import eval as evaluation
 import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
-from experiment import model
-from experiment.failures import RunFailed, room_for
+from harness import model
+from harness.failures import RunFailed, room_for
 from ranks import load, rollout
 from test_parallel import torchrun
 from test_train import run

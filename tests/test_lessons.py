@@ -1,5 +1,5 @@
 """docs/lessons.md, its commands and examples; docs/lessons.ipynb: the same text, and its cells run;
-bench/full.txt."""
+study/full.txt."""
 
 import json
 import os
@@ -17,8 +17,8 @@ import losses
 import rewards
 import train
 from analysis.__main__ import make_parser
-from bench.notebook import cells_of, notebook
 from conftest import ROOT
+from docs.notebook import cells_of, notebook
 from losses import METHODS
 
 NOTEBOOK = ROOT / "docs" / "lessons.ipynb"
@@ -103,7 +103,7 @@ def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
 # ---------------------------------------------------------------------------- the notebook
 
 def test_the_notebook_is_that_of_the_lessons():
-    assert NOTEBOOK.read_text() == notebook(LESSONS), "python bench/notebook.py writes it anew"
+    assert NOTEBOOK.read_text() == notebook(LESSONS), "python docs/notebook.py writes it anew"
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import train
 from engine import loading, parallel
 from engine.hf_sampler import TransformersSampler
-from experiment.failures import RunFailed
+from harness.failures import RunFailed
 from study import tiny
 from test_policy import SIZES, UNEVEN, batch_of
 

@@ -18,7 +18,7 @@ from conftest import ROOT, between
 from engine import policy
 from engine.sampler import Completion, make_sampler
 from examples import one_file
-from experiment.model import Trainer
+from harness.model import Trainer
 from losses import METHODS
 from ranks import EXACT_NORMS
 

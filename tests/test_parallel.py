@@ -17,7 +17,7 @@ import train
 from conftest import ROOT
 from engine import policy
 from engine.sampler import has_vllm
-from experiment import log
+from harness import log
 from losses import METHODS
 
 

@@ -263,7 +263,7 @@ def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
 def test_memory_of_the_log_probabilities_is_a_chunks(monkeypatch):
     """Peak memory beyond the head's gradient, against log_softmax of whole logits, for 1,024 tokens
     in chunks of 220: an eighth of Qwen's vocabulary and of a CPU's chunk."""
-    from experiment.fit import Ledger
+    from harness.fit import Ledger
     monkeypatch.setattr(kernels, "CHUNK", kernels.CHUNK // 8)
     g, vocabulary = torch.Generator().manual_seed(0), 151936 // 8
     inputs = torch.randn(1024, 32, generator=g), torch.randn(vocabulary, 32, generator=g) / 32**0.5

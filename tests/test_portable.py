@@ -174,7 +174,7 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     ("test -k resume", "--no-loadscope-reorder -k resume tests"),
     ("", "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
     ("grid --jobs 8", "-m study.runs --jobs 8"),
-    ("sweep fade", "bench/sweep.py --out runs/sweep fade")])
+    ("sweep fade", "-m study.sweep --out runs/sweep fade")])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     """Without flock, nproc and nvidia-smi."""
     done, notes = clone(*args.split(), HERE=MAC)

@@ -107,7 +107,7 @@ def test_pages_link_to_what_is_there():
 def test_files_that_a_page_names_are_there(path):
     text = PAGES[path]
     scripts = re.findall(r"python ([\w/]+\.py)", text)
-    folders = "analysis|bench|data|docs|engine|examples|experiment|graders|study|tests"
+    folders = "analysis|bench|data|docs|engine|examples|harness|graders|study|tests"
     files = re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text)
     modules = re.findall(rf"python -m ((?:{folders})(?:\.\w+)*)", text)
     missing = {name for name in scripts + files if not (ROOT / name).exists()}
@@ -193,7 +193,7 @@ needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
 
 
 def run_all(*args, **env):
-    """BENCHMARKS is a list of names to bench/full.sh, and a folder to the tests."""
+    """BENCHMARKS is a list of names to study/full.sh, and a folder to the tests."""
     return subprocess.run(["./run_all.sh", *args], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, "BENCHMARKS": "", **env})
 

@@ -25,8 +25,8 @@ import eval as evaluation
 import train
 from analysis.__main__ import main as analyse
 from conftest import ROOT
-from experiment import checkpoint, files, run
-from experiment.files import checkpoint_folders
+from harness import checkpoint, files, run
+from harness.files import checkpoint_folders
 
 SMALL = (
     "--sampler transformers --rollouts 4 --problems_per_rollout 4 --group_size 4 "
@@ -348,7 +348,7 @@ def test_a_signal_saves_and_stops(whole, tmp_path, number):
 
 def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
-    code = ("import pathlib; from experiment import files; "
+    code = ("import pathlib; from harness import files; "
             f"files.lock(pathlib.Path({str(out)!r})); print(1, flush=True); input()")
     holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE)

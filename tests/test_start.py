@@ -11,10 +11,10 @@ import data
 import eval as evaluation
 import train
 from data.recipe import settings_of
-from experiment import log
-from experiment.failures import RunFailed
-from experiment.flags import Parser
-from experiment.model import read_tokenizer
+from harness import log
+from harness.failures import RunFailed
+from harness.flags import Parser
+from harness.model import read_tokenizer
 from losses import METHODS
 from test_train import run
 
@@ -67,7 +67,7 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
     ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)")])
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from experiment.run import banner
+    from harness.run import banner
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
@@ -293,7 +293,7 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
 def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_path, capsys):
     import shutil
 
-    from experiment.model import read_tokenizer
+    from harness.model import read_tokenizer
     problem = dict(prompt="1?", answer="1", reward="math", id="0")
     read_tokenizer(base, [problem], "chat")
     assert "WARNING  --template chat: --model" in capsys.readouterr().out
@@ -322,7 +322,7 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
 def test_prompts_that_a_model_hardly_understands_are_said(capsys):
     from types import SimpleNamespace
 
-    from experiment.model import check_prompts
+    from harness.model import check_prompts
     tokenizer = SimpleNamespace(bos_token="<bos>", bos_token_id=2)
     config = SimpleNamespace(bos_token_id=2, vocab_size=9)
     for prompts, words in (
@@ -343,7 +343,7 @@ def test_prompts_that_a_model_hardly_understands_are_said(capsys):
 
 
 def test_held_out_problems_are_as_many_as_there_are(tmp_path):
-    from experiment.model import load_data
+    from harness.model import load_data
     for flags, number in (([], 4), (["--eval_problems", "5"], 4), (["--eval_problems", "3"], 3)):
         args, _ = train.parse_args(["--data", own_file(tmp_path, "4"), *flags])
         _, test_set, _ = load_data(args)

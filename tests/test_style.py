@@ -17,13 +17,13 @@ CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "e
 CORE_SIZE, TOOL_SIZE = (2200, 15_700), (8450, 63_100)  # lines, tokens
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
-OURS = {"losses", "rewards", "eval", "train", "data", "engine", "experiment", "graders", "analysis"}
+OURS = {"losses", "rewards", "eval", "train", "data", "engine", "harness", "graders", "analysis"}
 BELOW = {"losses", "graders", "rewards", "data", "engine"}
 MAY_IMPORT = {  # also within functions
     "losses.py": set(), "graders": set(), "rewards.py": {"graders"}, "data": {"rewards", "graders"},
-    "engine": {"losses"}, "experiment": BELOW,
-    "analysis": {"losses", "data", "engine", "experiment"},
-    "eval.py": BELOW | {"experiment", "analysis"}, "train.py": OURS,
+    "engine": {"losses"}, "harness": BELOW,
+    "analysis": {"losses", "data", "engine", "harness"},
+    "eval.py": BELOW | {"harness", "analysis"}, "train.py": OURS,
     "study": OURS | {"examples"},
     "examples": {"losses", "data", "rewards", "graders", "engine"}}
 FOLDERS = [ROOT, *(ROOT / name for name in MAY_IMPORT if not name.endswith(".py"))]

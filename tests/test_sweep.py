@@ -3,16 +3,12 @@
 import json
 import shlex
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 import train
-from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import sweep
+from study import sweep
 
 METHOD = "fade --alpha_max 2"
 # held-out scores at the rates; then at the best of them, of the seeds 1, 2, 3

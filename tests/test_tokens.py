@@ -28,8 +28,8 @@ from analysis.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
-from experiment.checkpoint import save_rollout
-from experiment.flags import flags_of
+from harness.checkpoint import save_rollout
+from harness.flags import flags_of
 from losses import measure
 from study.quantities import signed_gradient
 from test_analysis import refused

@@ -20,7 +20,7 @@ from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
-from experiment.flags import flags_of
+from harness.flags import flags_of
 from losses import METHODS, Method, asym, centred, token_mean
 
 SMALL = (

@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import losses  # noqa: E402
 import rewards  # noqa: E402
-from experiment.stats import pass_at_k  # noqa: E402
 from graders import Unparsed  # noqa: E402
+from harness.stats import pass_at_k  # noqa: E402
 
 # answer and cases of a function: a list of tuples of arguments; hint: the usual mistake
 Check = namedtuple("Check", "function answer cases hint")

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from experiment import log
+from harness import log
 from study import __main__ as command
 from study import anatomy
 

@@ -13,7 +13,7 @@ import eval as evaluation
 import train
 from data.recipe import settings_of
 from engine.sampler import Completion
-from experiment.model import read_tokenizer
+from harness.model import read_tokenizer
 from rewards import REWARDS, arithmetic
 from study import worked
 

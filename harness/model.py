@@ -3,20 +3,18 @@
 import inspect
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 import data
 from data import hub
-from engine import parallel
 from engine.parallel import say
 from engine.sampler import make_sampler
-from experiment import checksums
-from experiment.failures import room_for
-from experiment.flags import compare, refuse, refusing
 from graders import sandbox
-from rewards import VERIFIERS
+from harness import checkpoint, checksums
+from harness.failures import room_for
+from harness.flags import print_changes, refuse, refusing
+from rewards import verifier
 
 
 def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
@@ -112,7 +110,7 @@ def load_data(args):
         args.eval_problems = len(test_set)
     rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
     try:
-        sandbox.prepare([*test_set, *rows], args.allow_unsafe_code)
+        sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except PermissionError as e:
         refuse(str(e))
     learnt = {str(p["prompt"]) for p in rows}
@@ -123,9 +121,9 @@ def load_data(args):
                            "weights of --model": checksums.of_weights(args.model)})
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    for name in {p["reward"] for p in (train_set[0], *rows, *test_set)}:
-        args.checksums[f"verifier {name}"] = checksums.of_code([VERIFIERS[name]])
-    compare(args)
+    for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}:
+        args.checksums[f"verifier {name}"] = checksums.of_code([verifier(name).grade])
+    print_changes(args)
     return train_set, test_set, left_out
 
 
@@ -175,45 +173,27 @@ def load_sampler(args, eos):
                             head_dtype=args.head_dtype, stop=args.stop)
 
 
-class Trainer(NamedTuple):
-    """The weights in training, and the state that goes with them."""
-
-    policy: torch.nn.Module            # engine.policy.Policy
-    reference: torch.nn.Module | None  # of --kl_coef: a Policy, or one without its adapters
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    scaler: torch.amp.GradScaler       # of float16's gradients; off otherwise
-
-
-def load_trainer(args, method, tokenizer, eos, problem, resumed):
-    """-> the Trainer. resumed: a checkpoint.Resumed, whose weights and state it gets, or None."""
+def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
+    """-> the Trainer, with the weights and the state of a checkpoint.Resumed where there is one.
+    Refuses a model that it cannot train."""
     from engine import loading
+    from engine.trainer import COEFFICIENTS, Trainer
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
-    settings = dict(temperature=args.temperature, dtype=args.dtype, offload=args.offload,
-                    head_dtype=args.head_dtype,
-                    longest=args.max_prompt_tokens + args.max_tokens,
-                    share_prompts=args.share_prompts)
-    # adapters come with trainer.pt, on top of the initial weights
-    folder = resumed.folder if resumed and not args.lora_rank else args.model
-    second, reference = args.kl_coef and not args.lora_rank, None
-    with refusing(f"--model {args.model} "), room_for("loading"):
-        policy = loading.load(
-            folder, eos, probe, budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank,
-            lora_alpha=args.lora_alpha, reference=bool(second),
-            activation_checkpointing=args.activation_checkpointing, **settings)
-        args.tokens_per_micro_batch = policy.budget
-        if second:
-            reference = loading.load(args.model, eos, probe, budget=policy.budget, frozen=True,
-                                     **settings)
-        elif args.kl_coef:
-            reference = loading.WithoutAdapters(policy)
-    parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay,
-                                  fused=True)
+    settings = dict(temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
+                    offload=args.offload, share_prompts=args.share_prompts,
+                    longest=args.max_prompt_tokens + args.max_tokens)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    factor = loading.lr_factor(args.warmup, args.schedule, steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    # off, it scales by 1 and steps as the optimizer does
-    scaler = torch.amp.GradScaler(parallel.device().type, enabled=args.dtype == "float16")
-    return Trainer(policy, reference, optimizer, schedule, scaler)
+    same = ("lora_rank", "lora_alpha", "activation_checkpointing", "max_tokens", "lr",
+            "weight_decay", "max_grad_norm", *COEFFICIENTS)  # as the flags have them
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        trainer = Trainer.load(
+            args.model, eos, probe, method, settings, weights=resumed and resumed.folder,
+            budget=args.tokens_per_micro_batch,
+            factor=loading.lr_factor(args.warmup, args.schedule, steps),
+            **{name: getattr(args, name) for name in same})
+    if resumed:
+        with checkpoint.reading(resumed.folder):
+            trainer.restore(resumed.state)
+    args.tokens_per_micro_batch = trainer.policy.budget
+    return trainer

@@ -1,6 +1,7 @@
 """The files of a run or an evaluation, as far as torch is not needed for them."""
 
 import fcntl
+import json
 import os
 import re
 from contextlib import contextmanager
@@ -56,6 +57,19 @@ def write(path, content):
         with aside.open("xb") as file:  # which follows no link
             file.write(content if isinstance(content, bytes) else content.encode())
         aside.replace(path)
+
+
+def numbers(x):
+    """x with None for nan and infinity, which JSON lacks."""
+    return json.loads(json.dumps(x), parse_constant=lambda _: None)
+
+
+def append(path, rows):
+    """Adds rows to a file of JSON lines. Raises OSError."""
+    with writing(path), open(path, "a") as file:
+        file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def default_out(args):

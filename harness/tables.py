@@ -1,6 +1,6 @@
 """Tables in Markdown."""
 
-from experiment.stats import powers_of_two
+from harness.stats import powers_of_two
 
 
 def markdown_table(head, rows):

@@ -16,25 +16,27 @@ import losses
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
-from experiment import checksums, failures, refusals
-from experiment.files import checkpoint_folders, default_out, folder_fault, out_fault
+from harness import checksums, failures, refusals
+from harness.files import checkpoint_folders, default_out, folder_fault, out_fault
 from losses import METHODS, keyword_only
 
 refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a resumed run may change: training does not depend on them
-FREE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-        "save_rollouts", "keep", "wandb", "tokens_per_micro_batch", "share_prompts",
-        "activation_checkpointing", "offload", "tp", "max_num_seqs",
-        "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
-        "held-out problems"}
+CHANGEABLE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
+              "save_rollouts", "keep", "wandb", "tokens_per_micro_batch", "share_prompts",
+              "activation_checkpointing", "offload", "tp", "max_num_seqs",
+              "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
+              "held-out problems"}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
                "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
                "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
                "eval_every", "eval_problems", "eval_samples"}
 # they have no place in config.json
-OF_THIS_START = {"out", "resume", "force", "check", "fit", "origin", "checksums"}
+OF_THIS_START = {"out", "resume", "force", "check", "fit", "help", "origin", "checksums"}
+# where a value comes from that is not the flag's own default, or the model's recipe
+SAVED, GIVEN, FOLLOWS = "as the run had it", "given", "follows from other flags"
 
 
 # ---------------------------------------------------------------------------- parsing
@@ -45,21 +47,13 @@ def did_you_mean(name, names):
     return f"; did you mean {near[0]}?" if near else ""
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):
-        """A flag's help, with the default that is in force."""
-        silent = action.default in (None, argparse.SUPPRESS) or action.default is False
-        named = silent or "%(default)s" in action.help
-        return action.help if named else f"{action.help} (%(default)s)"
-
-
 class Parser(argparse.ArgumentParser):
     """A parser of flags with ranges. program: the command, as errors name it."""
 
     def __init__(self, program, **settings):
-        super().__init__(prog=program, formatter_class=Help, allow_abbrev=False, add_help=False,
-                         **settings)
-        self.rows, self.group = {}, self  # {flag: its type, choices, least value, limit}
+        super().__init__(prog=program, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         allow_abbrev=False, add_help=False, **settings)
+        self.rows, self.defaults, self.group = {}, {}, self
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
@@ -78,33 +72,53 @@ class Parser(argparse.ArgumentParser):
         `least` or more and below `below`."""
         kind = type or (str if default is None else default.__class__)
         limit = below or (2**63 if kind is int else math.inf)
-        self.rows[name] = kind, choices, least, limit
+        self.rows[name], self.defaults[name] = (kind, choices, least, limit), default
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif choices:
             options["choices"] = choices
         else:
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
-        self.group.add_argument(f"--{name}", default=default, help=help, **options)
+        self.group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help, **options)
 
-    def take(self, values, source):
-        """Makes values from a file the defaults, as far as there are such flags yet."""
-        for name, value in values.items():
-            if name not in self.rows or value is None:
-                continue
-            kind, choices, *_ = self.rows[name]
-            whole = kind is float and type(value) is int
-            if not (whole or type(value) is kind) or choices and value not in choices:
-                self.error(f"{source} has {name} = {value!r}, which --{name} does not take")
-            self.set_defaults(**{name: value})
+    def given(self, argv=None):
+        """-> {argument: value} of those that argv has, and the words that are none."""
+        found, unknown = self.parse_known_args(argv)
+        return vars(found), unknown
 
-    def check_ranges(self, args):
+    def merge(self, given, *files):
+        """given: values of the command line. files: (words for it, {flag: value}), each over those
+        before it, and `given` over all. None is no value, and a name that is no flag is left out.
+        -> args; args.origin is {flag: words for the source of its value}."""
+        args = argparse.Namespace(**{**self.defaults, **given}, origin=dict.fromkeys(given, GIVEN))
+        for words, values in files:
+            for name, value in values.items():
+                if name in self.rows and name not in given and value is not None:
+                    self.check_type(name, value, words)
+                    setattr(args, name, value)
+                    args.origin[name] = words
         for name, (kind, _, least, limit) in self.rows.items():
             value = getattr(args, name)
             if value == "":
                 self.error(f"--{name} is empty: give it a value, or leave it out")
             if kind in (int, float) and value is not None and not least <= value < limit:
                 self.error(f"--{name} must be {least:g} or more and below {limit}, not {value}")
+        return args
+
+    def check_type(self, name, value, words):
+        kind, choices, *_ = self.rows[name]
+        whole = kind is float and type(value) is int
+        if not (whole or isinstance(value, kind)) or choices and value not in choices:
+            self.error(f"{words} has {name} = {value!r}, which --{name} does not take")
+
+    def show_help(self, args):
+        """Prints the page of flags, with the defaults that are in force, and ends."""
+        for action in self._actions:
+            value = getattr(args, action.dest, None)
+            if value is not None and value is not False and "default" not in action.help:
+                action.help += f" ({value})".replace("%", "%%")
+        self.print_help()
+        self.exit()
 
 
 # ---------------------------------------------------------------------------- the table
@@ -137,7 +151,7 @@ def add_flags(flag, section):
     section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
-         "{prompt, answer, reward} rows")
+         "{prompt, answer, verifier} rows")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
     add_common_flags(flag)
     flag("deterministic", False, "the same bits each time, slower; see docs/scaling.md")
@@ -209,44 +223,52 @@ def parse_args(argv, description):
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
-    saved, _ = saved_config(parser.parse_known_args(argv)[0])
-    of_run = "--resume: the run's config.json"
-    parser.take(saved, of_run)
-    chosen = parser.parse_known_args(argv)[0]  # its method and its model have flags and defaults
+    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
+                        help="show this page, for --loss NAME")
+    given, rest = parser.given(argv)
+    config = saved_config(parser.merge(given))
+    saved = {name: x for name, x in config.get("flags", {}).items()
+             if name not in config["derived"]}
+    chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
-    refusals.check_row(chosen.loss, method, set(parser.rows))
-    parser.add_argument("-h", "--help", action="help", help="show this page, for --loss NAME")
-    for f in method.functions:
-        if names := [name for name in keyword_only(f) if name not in parser.rows]:
-            doc = inspect.getdoc(f) or ""
-            parser.section(f"{chosen.loss}: {f.__name__}", doc.split("\n\n")[0])
-        for name in names:
-            value = method.flags[name]
-            parser.flag(name, value, "default %(default)s", type=float if value is None else None)
-    with refusing():
-        settings = settings_of(chosen.model)
-    recipe = "the model's recipe.json" if chosen.model else "the embedded base's"
-    for name in set(settings) - OF_A_RECIPE:
-        refuse(f"{recipe} has {name} = {settings[name]!r}: it may set "
-               f"{', '.join(sorted(OF_A_RECIPE))}")
-    parser.take(settings, recipe)
-    parser.take(saved, of_run)
-    args, unknown = parser.parse_known_args(argv)
+    add_method_flags(parser, chosen.loss, method)
+    of_method, unknown = parser.given(rest)
+    given |= of_method
+    args = parser.merge(given, recipe_of(chosen.model), (SAVED, saved))
+    if "help" in given:
+        parser.show_help(args)
     if unknown:
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method, parser.rows)
-    given = {text.split("=")[0].removeprefix("--").removeprefix("no-") for text in argv
-             if text.startswith("--")}
-    args.origin = {**dict.fromkeys(settings, recipe), **dict.fromkeys(saved, "as the run had it"),
-                   **dict.fromkeys(given, "given")}
-    if args.resume and not saved and given <= {"resume", "out", "force"}:
+    if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
-    parser.check_ranges(args)
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     refusals.check(args, method)
     args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
     check_folders(args)
     return args, method
+
+
+def recipe_of(model):
+    """-> words for a model's recipe.json, and the settings that it has."""
+    source = "the model's recipe.json" if model else "the embedded base's"
+    with refusing():
+        settings = settings_of(model)
+    for name in set(settings) - OF_A_RECIPE:
+        refuse(f"{source} has {name} = {settings[name]!r}: it may set "
+               f"{', '.join(sorted(OF_A_RECIPE))}")
+    return source, settings
+
+
+def add_method_flags(parser, name, method):
+    """The keyword-only arguments of a row's functions are its flags."""
+    refusals.check_row(name, method, set(parser.rows))
+    for f in method.functions:
+        if flags := [flag for flag in keyword_only(f) if flag not in parser.rows]:
+            parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
+        for flag in flags:
+            value = method.flags[flag]
+            parser.flag(flag, value, f"default {value}", type=float if value is None else None)
 
 
 def check_folders(args):
@@ -261,18 +283,18 @@ def check_folders(args):
 
 
 def saved_config(args):
-    """-> flags and checksums in config.json of the run that --resume continues, or starts again
-    where it has no checkpoint yet; {}, {} where there is no such run."""
+    """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
+    yet; {} where there is no such run."""
     path = default_out(args) / "config.json"
     if not args.resume:
-        return {}, {}
+        return {}
     try:
         config = json.loads(path.read_text())
-        flags, before, *_ = (config[name] for name in ("flags", "checksums", "id", "before"))
-        return dict(flags), dict(before)
+        return {name: kind(config[name]) for name, kind in dict(
+            flags=dict, checksums=dict, derived=list, id=str, before=list).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
         if not checkpoint_folders(path.parent):
-            return {}, {}
+            return {}
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")
 
@@ -289,9 +311,6 @@ def refuse_unknown(name, loss, method, there):
            f"{did_you_mean(name, names)}")
 
 
-FOLLOWS = "follows from other flags"  # an origin: config.json has null for it, and it follows anew
-
-
 def follow(args, method):
     """Sets the flags that were not given and follow from others."""
     values = dict(old_logprobs=method.old_logprobs, max_refills=4 * args.drop_uniform_groups,
@@ -301,38 +320,43 @@ def follow(args, method):
         if getattr(args, name) is None:
             setattr(args, name, value)
             args.origin[name] = FOLLOWS
-    if args.lora_rank and args.origin.get("lr") not in ("given", "as the run had it"):
+    if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):
         args.lr *= 10
         args.origin["lr"] = "ten times full training's, for --lora_rank"
 
 
 def flags_of(args):
-    """The flags as config.json keeps them; those that follow from others are None."""
-    return {name: None if args.origin.get(name) == FOLLOWS else value
-            for name, value in vars(args).items() if name not in OF_THIS_START}
+    """The flags as config.json keeps them. The embedded base is None: its folder moves."""
+    flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
+    return dict(flags, model=None if args.origin.get("model") == FOLLOWS else args.model)
 
 
-def compare(args):
+def derived(args):
+    """The flags that follow from others, and do so anew when the run is resumed."""
+    return [name for name, words in args.origin.items() if words == FOLLOWS]
+
+
+def print_changes(args):
     """Prints the flags of a resumed run that have changed; refuses those that change training,
     unless --force is given."""
-    saved, before = saved_config(args)
-    if not saved or not checkpoint_folders(default_out(args)):
+    if not args.resume or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags
-    now = flags_of(args)
+    config, now = saved_config(args), flags_of(args)
+    saved, sums = config["flags"], config["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in {**saved, **now} if saved.get(name) != now.get(name)}
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
     for name, new in args.checksums.items():
-        old = before.get(name)
+        old = sums.get(name)
         if None not in (old, new) and old != new:
             changes[name] = f"the {name} changed"
             if isinstance(new, dict):  # of code
                 places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
                 changes[name] += f" in {', '.join(places)}"
-    args.checksums = {**before, **args.checksums}
-    free = FREE - {"rollouts"} if args.schedule == "cosine" else FREE
+    args.checksums = {**sums, **args.checksums}
+    free = CHANGEABLE - {"rollouts"} if args.schedule == "cosine" else CHANGEABLE
     learnt = [text for name, text in changes.items() if name not in free]
     if learnt and not args.force:
         refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "

@@ -20,10 +20,11 @@ from engine import parallel
 from engine.completion import seed_of
 from engine.parallel import say
 from engine.policy import Batch
-from experiment import checkpoint, log
-from experiment.failures import NotFinite, RunFailed, room_for
-from experiment.files import default_out, lock, write
-from experiment.flags import flags_of, refuse
+from engine.trainer import NotFinite
+from harness import checkpoint, log
+from harness.failures import RunFailed, room_for
+from harness.files import append, default_out, lock, write
+from harness.flags import derived, flags_of, refuse
 
 
 def claim_folder(args):
@@ -49,9 +50,10 @@ def begin(args, method, resumed):
     """-> the run's folder, with the logs until now, and its config.json: flags, method, versions,
     commit, and the same of the run until a resume."""
     out = claim_folder(args)
-    config = dict(flags=flags_of(args), method=losses.describe(args.loss, method),
-                  checksums=args.checksums, command=sys.argv, versions=log.versions(),
-                  git=log.commit(), id=uuid.uuid4().hex, before=[])
+    config = dict(flags=flags_of(args), derived=derived(args),
+                  method=losses.describe(args.loss, method), checksums=args.checksums,
+                  command=sys.argv, versions=log.versions(), git=log.commit(),
+                  id=uuid.uuid4().hex, before=[])
     rollout = resumed.state["rollout"] if resumed else None
     if args.resume:
         checkpoint.rewind(out, rollout)
@@ -66,40 +68,33 @@ def begin(args, method, resumed):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: model.Trainer, whose weights are those of `resumed`, a checkpoint.Resumed, if there is
-    one; its optimizer and schedule get their state here. rollout: number of the present one.
-    pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
-    totals: optimizer steps, generated tokens, seconds and floating-point operations until now.
-    stopping: signals, of all ranks, that end the run after this rollout."""
+    trainer: Trainer; resumed: the checkpoint.Resumed that it came from, or None. rollout: number of
+    the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
+    (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
+    operations until now. stopping: signals, of all ranks, that end the run after this rollout."""
 
-    def __init__(self, args, method, trainer, tokenizer, resumed):
-        self.args, self.method, self.trainer, self.tokenizer = args, method, trainer, tokenizer
+    def __init__(self, args, trainer, tokenizer, resumed):
+        self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
-        saved = dict(flags=flags, rollout=0, state={}, totals={}, pending=[])
-        try:
-            if resumed:
-                saved = resumed.state
-                checkpoint.restore(trainer, saved)
+        saved = resumed.state if resumed else dict(flags=flags, rollout=0, state={}, totals={},
+                                                   pending=[], first=None)
+        with checkpoint.reading(resumed and resumed.folder):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
             changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else saved["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
-        except (torch.OutOfMemoryError, RunFailed):
-            raise
-        except Exception as e:  # such a file may hold anything
-            raise checkpoint.unusable(resumed.folder, e) from None
+            self.first = saved["first"]
         self.signals, self.stopping, self.warned = [], [], set()
-        self.first = saved.get("first")
         self.times, self.began = Counter(), time.perf_counter()
         on_first = parallel.rank() == 0
-        self.out, config = parallel.on_rank0(partial(begin, args, method, resumed))
+        self.out, config = parallel.on_rank0(partial(begin, args, trainer.method, resumed))
         self.tracker = None
         if args.wandb and on_first:
             import wandb
             self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
                                       config=config["flags"], resume="allow", id=config["id"])
-        say(banner(args, method, trainer.policy, self.out, self.rollout))
+        say(banner(args, trainer, self.out, self.rollout))
 
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):
@@ -168,7 +163,7 @@ class Run(AbstractContextManager):
         if self.args.save_rollouts and parallel.rank() == 0:
             checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
                                     shaped_rewards=shaped_rewards, state=dict(self.state),
-                                    hp=self.method.flags,
+                                    hp=self.trainer.method.flags,
                                     flags=dict(flags_of(self.args), model=self.args.model))
 
     def log(self, batch, advantages, steps, metrics, samples):
@@ -197,8 +192,11 @@ class Run(AbstractContextManager):
         self.first = self.first or record
         if record[log.GAP] > max(10 * self.first[log.GAP], log.USUAL_GAP[args.dtype]):
             self.warn(log.two_policies, record, self.first)
+
+    def check_graders(self, metrics):
+        """Raises RunFailed where a verifier failed on every completion of the rollout."""
         failed = metrics["grader/error"] + metrics["grader/timeout"]
-        if failed == metrics["groups/sampled"] * args.group_size:
+        if failed == metrics["groups/sampled"] * self.args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "
                             "and timeouts are printed above; the verifiers are in rewards.py")
 
@@ -207,8 +205,8 @@ class Run(AbstractContextManager):
         record = {"rollout": self.rollout, **entries,
                   "time/rollout": time.perf_counter() - self.began}
         if parallel.rank() == 0:
-            log.append(self.out / "metrics.jsonl", [record])
-            log.append(self.out / "samples.jsonl",
+            append(self.out / "metrics.jsonl", [record])
+            append(self.out / "samples.jsonl",
                        [dict(rollout=self.rollout, **sample) for sample in samples])
             if self.tracker:
                 self.tracker.log({name: x for name, x in record.items()
@@ -237,8 +235,9 @@ class Run(AbstractContextManager):
             pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
-def banner(args, method, policy, out, rollout):
+def banner(args, trainer, out, rollout):
     """The settings in force, a line each."""
+    method, policy = trainer.method, trainer.policy
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
     values = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
                        for name in ("lr", "max_tokens", "rollouts", "dtype"))

@@ -12,14 +12,6 @@ class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""
 
 
-class NotFinite(FloatingPointError):
-    """A loss or a gradient is not finite. Nothing was changed. `minibatch` is the step's Batch."""
-
-    def __init__(self, message, minibatch):
-        super().__init__(message)
-        self.minibatch = minibatch
-
-
 # flags that make room
 SAMPLING = "less --gpu_memory_utilization or fewer --max_num_seqs"
 TRAINING = "--lora_rank 16 or fewer --tokens_per_micro_batch"

@@ -29,8 +29,7 @@ class Setting:
     """The parts of a run, and the completions that they are tried on."""
 
     args: Any
-    method: Any
-    policy: Any
+    trainer: Any
     sampler: Any
     tokenizer: Any
     eos: list
@@ -39,6 +38,10 @@ class Setting:
     left_out: list
     groups: list = None       # data.Groups: EACH completions of PROMPTS problems
     batch: Batch = None       # of all of them
+
+    @property
+    def policy(self):
+        return self.trainer.policy
 
     @property
     def exact(self):
@@ -53,15 +56,14 @@ def sampled(s, temperature, seed):
                      template=s.args.template)
     problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
     groups = parallel.map_over_engines(sample, problems, partial(seed_of, "check", seed), s.args.tp)
-    pairs = [(group.prompt, c) for group in groups for c in group.completions]
-    return groups, make_batch(*zip(*pairs), parallel.device())
+    return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 
 def agreement(s, when, batch, temperature):
-    """Log probabilities of sampler and trainer at a temperature, for the same weights."""
-    s.policy.temperature = temperature
-    gaps = (compute_logprobs(s.policy, batch)[0] - batch.sampler_logprobs)[batch.mask].abs()
-    s.policy.temperature = s.args.temperature
+    """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
+    with s.policy.using(temperature=temperature):
+        logprobs, _ = compute_logprobs(s.policy, batch)
+    gaps = (logprobs - batch.sampler_logprobs)[batch.mask].abs()
     # in bfloat16 single tokens are off: there the mean counts
     kind, gap, limit = ("largest", gaps.max(), 1e-3) if s.exact else ("mean", gaps.mean(), 0.05)
     return (f"log probabilities of sampler and trainer, {when}",
@@ -95,7 +97,7 @@ def check_rewards(s):
         solved += group.rewards.count(1)
         for text, fault in zip(group.texts, group.faults, strict=True):
             if fault:
-                faults[fault.split(":")[0]].append(text)
+                faults[fault.kind].append(text)
     for fault, texts in faults.items():
         say(f"      {fault} in {len(texts)}, such as")
         for text in texts[:3]:
@@ -123,11 +125,10 @@ def check_golds(s):
 def gradient(s, batch, budget):
     """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens:
     this rank's shards of it. In float16 it is scaled on the way, as in a run."""
-    scale = 2.0**10 if s.args.dtype == "float16" else 1.0
-    own_budget, s.policy.budget = s.policy.budget, budget
-    for _, in_pass in minibatches(batch, s.method, steps=1, seed=0, rollout=0):
-        backward(s.policy, in_pass, s.method, s.args.max_tokens, scale=lambda x: x * scale)
-    s.policy.budget = own_budget
+    scale, method = 2.0**10 if s.args.dtype == "float16" else 1.0, s.trainer.method
+    with s.policy.using(budget=budget):
+        for _, in_pass in minibatches(batch, method, steps=1, seed=0, rollout=0):
+            backward(s.policy, in_pass, method, s.args.max_tokens, scale=lambda x: x * scale)
     shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
               if p.grad is not None]
     s.policy.zero_grad()
@@ -141,18 +142,16 @@ def norm(shards):
 @contextmanager
 def in_float32(policy):
     """Computes in float32 inside, but not where FSDP has cast the weights. -> the dtype then"""
-    own, halved = policy.dtype, getattr(torch, policy.dtype)
     if parallel.sharded():
-        yield own
+        yield policy.dtype
         return
-    frozen = [p for p in policy.parameters() if p.dtype == halved]
+    frozen = [p for p in policy.parameters() if p.dtype != torch.float32]
     for p in frozen:
         p.data = p.data.float()
-    policy.dtype = "float32"
-    yield policy.dtype
-    policy.dtype = own
+    with policy.using(dtype="float32"):
+        yield policy.dtype
     for p in frozen:
-        p.data = p.data.to(halved)
+        p.data = p.data.to(getattr(torch, policy.dtype))
 
 
 def check_split(s):
@@ -178,22 +177,18 @@ def check_split(s):
 
 
 def check_memory(s):
-    """An update with the longest rows that the flags allow."""
+    """An optimizer step with the longest rows that the flags allow."""
     args = s.args
     longest = args.max_prompt_tokens + args.max_tokens
     n = max(1, s.policy.budget // longest) * parallel.world()
     completion = Completion([s.eos[0]] * args.max_tokens, [-1.0] * args.max_tokens, True)
-    batch = make_batch([[s.eos[0]] * args.max_prompt_tokens] * n, [completion] * n,
+    batch = make_batch([([s.eos[0]] * args.max_prompt_tokens, [completion] * n)],
                        parallel.device())
     batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
     batch.advantages = torch.ones_like(batch.sampler_logprobs)
     s.sampler.sleep()  # until check_sync: the trainer has the memory for itself
-    backward(s.policy, batch, s.method, args.max_tokens)
-    s.policy.zero_grad()
-    # AdamW's two moments are not there yet
-    moments = 8 * sum(p.numel() for p in s.policy.parameters() if p.requires_grad)
-    used = parallel.peak_memory() + (0 if args.offload else moments / parallel.world())
-    there = parallel.memory()
+    s.trainer.step(batch)
+    used, there = parallel.peak_memory(), parallel.memory()
     yield (f"memory of an update of {n} x {longest} tokens",
            f"{used / 2**30:.2f} of {there / 2**30:.1f} GiB, limit 95%", used < 0.95 * there,
            "--tokens_per_micro_batch, --activation_checkpointing, --offload, --lora_rank")
@@ -209,7 +204,7 @@ def check_sync(s):
                 p.normal_(std=0.5 * s.args.lora_rank**0.5 / s.args.lora_alpha)
             elif p.requires_grad:
                 p.mul_(factor)
-        s.sampler.load_weights(parallel.weights(s.policy))
+        s.sampler.load_weights(s.trainer.weights())
     temperature = s.args.temperature
     yield agreement(s, "after two more weight syncs", sampled(s, temperature, 2)[1], temperature)
 

@@ -36,7 +36,9 @@ from engine import kernels, loading, parallel
 from engine import policy as policies
 from engine.completion import Completion
 from engine.layout import lay, micro_batches
-from experiment.failures import refuse
+from harness.failures import refuse
+from harness.flags import parse_args
+from harness.model import load_trainer
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory
@@ -163,8 +165,8 @@ def stage(ledger, memory, by_kernel):
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
         if gpu:
-            replace(kernels, CHUNK=int(memory / 300),  # as loading.load sets it on a GPU
-                    must_repeat=lambda _: not by_kernel,
+            replace(loading, head_chunk=lambda: int(memory / 300))
+            replace(kernels, must_repeat=lambda _: not by_kernel,
                     on_gpu=lambda x: type(x) is not torch.Tensor)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see `largest`
@@ -183,21 +185,19 @@ def largest(batch, policy):
     return batch.rows(max(parts, key=tokens)), len(parts) // parallel.world()
 
 
-def rehearse(args, method, memory, load_trainer, update, cpu=False):
+def rehearse(args, method, memory, cpu=False):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
-    prompts and completions are as long as they may be. load_trainer, update: train.py's. cpu: in a
-    CPU's memory."""
+    prompts and completions are as long as they may be. cpu: in a CPU's memory."""
     P, G, T = args.problems_per_rollout, args.group_size, args.max_tokens
-    rollout = policies.make_batch(  # a prompt for each problem
-        [[3 + i // G] * args.max_prompt_tokens for i in range(P * G)],
-        [Completion([2] * T, [-1.0] * T, True)] * (P * G))
+    rollout = policies.make_batch(
+        [([3] * args.max_prompt_tokens, [Completion([2] * T, [-1.0] * T, True)] * G)] * P)
     rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
                                     G if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     leave_out = ledger.leave_out if args.offload else list
     with stage(ledger, memory, None if cpu else args.dtype != "float32"), ledger:
-        trainer = load_trainer(args, method, None, [2], None, None)
-        policy, reference, optimizer, *_ = trainer
+        trainer = load_trainer(args, method, None, [2], None)
+        policy, reference, optimizer = trainer.policy, trainer.reference, trainer.optimizer
         models = [policy, reference] if reference else [policy]
         trained = optimizer.param_groups[0]["params"]
         f = SimpleNamespace(
@@ -225,9 +225,8 @@ def rehearse(args, method, memory, load_trainer, update, cpu=False):
         batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
-        f.update = ledger.peak_of(
-            lambda: update(trainer, batch, method, args))
-        f.sync = ledger.peak_of(lambda: deque(parallel.weights(policy), maxlen=0))
+        f.update = ledger.peak_of(lambda: trainer.step(batch))
+        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0))
     return f
 
 
@@ -274,8 +273,8 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together
     return table, fault
 
 
-def main(argv, parse_args, load_trainer, update):
-    """The mode --fit; parse_args, load_trainer, update: train.py's -> exit code."""
+def main(argv):
+    """The mode --fit -> exit code."""
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)( |$)",
                      " ".join(argv))
     if not size:
@@ -285,13 +284,14 @@ def main(argv, parse_args, load_trainer, update):
     # the defaults of a CPU, or of a GPU with bfloat16 and vLLM
     defaults = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
     with rank_0(gpus, "--offload" in argv):
-        args, method = parse_args([f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv])
+        argv = [f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv]
+        args, method = parse_args(argv, __doc__)
         if args.model == BASE:
             refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
         if cpu and (args.sampler == "vllm" or args.offload):
             refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone, and no "
                    "--offload")
-        found = rehearse(args, method, memory, load_trainer, update, cpu)
+        found = rehearse(args, method, memory, cpu)
         table, fault = verdict(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
     print(table)
     if fault:

@@ -6,7 +6,6 @@ is the gap between sampler and trainer; the rest is time/ perf/ eval/. Every rec
 rollout, step, tokens, seconds and flops until then.
 """
 
-import json
 import math
 import platform
 import re
@@ -19,9 +18,8 @@ from pathlib import Path
 
 import torch
 
-from experiment.files import writing
-from experiment.stats import mean
 from graders.worker import FAULTS
+from harness.stats import mean
 
 # metrics of losses.step_metrics with other names in the log; clip_... becomes clip/...,
 # correction_... sampler/correction_..., and other names policy/...
@@ -46,7 +44,7 @@ def outcome(groups):
     rewards = [reward for group in groups for reward in group.rewards]
     completions = [c for group in groups for c in group.completions]
     lengths = [len(c.tokens) for c in completions]
-    faults = Counter(f.split(":")[0] for group in groups for f in group.faults if f)
+    faults = Counter(fault.kind for group in groups for fault in group.faults if fault)
     return {
         "reward/mean": torch.tensor(rewards).mean().item(),
         "reward/unreadable_frac": faults["unparsed_answer"] / len(rewards),
@@ -63,11 +61,11 @@ def outcome(groups):
 def examples(groups, tokenizer):
     """The records of samples.jsonl: two completions of each of the first two groups."""
     return [dict(prompt=tokenizer.decode(group.prompt), **row, answer=group.problem["answer"],
-                 reward=group.problem["reward"])
+                 verifier=group.problem["verifier"])
             for group in groups[:2] for row in group.rows()[:2]]
 
 
-def agreement(logprobs, batch):
+def sampler_gap(logprobs, batch):
     """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights. k3
     estimates the KL divergence."""
     gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
@@ -113,17 +111,6 @@ def commit():
     return done.stdout.strip() or None
 
 
-def numbers(x):
-    """x with None for nan and infinity, which JSON lacks."""
-    return json.loads(json.dumps(x), parse_constant=lambda _: None)
-
-
-def append(path, rows):
-    """Adds rows to a file of JSON lines. Raises OSError."""
-    with writing(path), open(path, "a") as file:
-        file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
-
-
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
     shown = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
@@ -162,7 +149,8 @@ them:
   prompt      {prompt}
   completion  {completion}
   answer      {answer}
-  verifier    {example['reward']}: reward {example['score']:g}, {example['fault'] or 'no fault'}
+  verifier    {example['verifier']}: reward {example['reward']:g}, \
+{example['fault'] or 'no fault'}
 More are in samples.jsonl. Other --data, another --template, more --max_tokens or a larger \
 --group_size may help"""
 

@@ -1,6 +1,6 @@
 # ./run_all.sh full: a file of runs of a real model. run_all.sh sources this after the set-up; TRAIN,
 # EXTRA, gpus and lock are its own.
-# Environment: MODEL, DATA; GRID=file of lines "name  steps...  flags" (as bench/full.txt), SEEDS,
+# Environment: MODEL, DATA; GRID=file of lines "name  steps...  flags" (as study/full.txt), SEEDS,
 # ROLLOUTS, JOBS=runs at a time, RUNS=folder, and BENCHMARKS="aime24,amc23" on which every end model
 # is evaluated
 
@@ -93,7 +93,7 @@ full() { # ACPO's settings, on all GPUs there are
     COMMON="$COMMON --eval_data math500"
     BENCHMARKS=${BENCHMARKS:-aime24,aime25,amc23,math500,minerva,olympiad}
   fi
-  run_grid "${GRID:-bench/full.txt}"
+  run_grid "${GRID:-study/full.txt}"
 }
 
 BENCHMARKS=${BENCHMARKS:-}

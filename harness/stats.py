@@ -51,7 +51,7 @@ def by_problem(groups):
     """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two; a
     reward of 1 is right."""
     n = len(groups[0])
-    correct = [sum(row["score"] == 1 for row in rows) for rows in groups]
+    correct = [sum(row["reward"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
             **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in powers_of_two(n)}}
 
@@ -93,13 +93,13 @@ def majorities(problems, groups):
     An answer on which the verifier failed has no vote."""
     jobs = []
     for problem, rows in zip(problems, groups, strict=True):
-        right = sum(row["score"] == 1 for row in rows)
+        right = sum(row["reward"] == 1 for row in rows)
         wrong = [final_answer(row["completion"]) for row in rows
-                 if row["score"] != 1 and row["fault"] in (None, "hedge")]
-        jobs.append(worker.Job(problem["reward"], wrong, right, 60.0))
+                 if row["reward"] != 1 and row["fault"] in (None, "hedge")]
+        jobs.append(worker.Job(problem["verifier"], [wrong, right], 60.0))
     results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
-    return [votes.majority(job.completion, job.answer) if fault else share
-            for job, (share, fault, _) in zip(jobs, results, strict=True)]
+    return [votes.majority(*job.arguments) if result.fault else result.reward
+            for job, result in zip(jobs, results, strict=True)]
 
 
 def summarise(problems, groups):
@@ -110,7 +110,7 @@ def summarise(problems, groups):
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
-        "reward": mean(row["score"] for rows in groups for row in rows),
+        "reward": mean(row["reward"] for rows in groups for row in rows),
         "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
                                 for row in rows),
         "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
@@ -124,6 +124,6 @@ def benchmark_results(problems, groups):
     clusters = list(map(data.cluster, problems))
     results.update(problems=len(problems), samples=n, interval=list(
         interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))))
-    if {problem["reward"] for problem in problems} <= set(votes.VERIFIERS):
+    if {problem["verifier"] for problem in problems} <= set(votes.VOTES):
         results[f"maj@{n}"] = mean(majorities(problems, groups))
     return results

@@ -17,7 +17,7 @@ from data import hub
 
 ROOT = Path(losses.__file__).resolve().parent
 # tables that name every row and verifier, of which a run depends on its own alone
-TABLES = {"METHODS", "BY_ADVANTAGE", "CORRECTIONS", "REWARDS", "GOLDS", "VERIFIERS"}
+TABLES = {"METHODS", "BY_ADVANTAGE", "CORRECTIONS", "REWARDS"}
 
 
 def of_problems(problems):

@@ -22,12 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 import train
 from analysis import figures, runs
-from experiment import failures
+from harness import failures
 
+ROOT = Path(__file__).resolve().parent.parent
 refuse = partial(failures.refuse, "sweep")
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # of 2 to 10 seeds
 OURS = {"--loss", "--lr", "--seed", "--rollouts", "--eval_every", "--out", "--resume"}

@@ -7,15 +7,15 @@ A checkpoint holds no state of random generators: problems, sampling and shuffli
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint import state_dict as gathered
 
 from engine import parallel
-from experiment.failures import RunFailed
-from experiment.files import checkpoint_folders, default_out, write, writing
+from harness.failures import RunFailed
+from harness.files import checkpoint_folders, default_out, write, writing
 
 
 class Resumed(NamedTuple):
@@ -41,37 +41,23 @@ def resumed(args):
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    try:  # mapped, not read: on a node every rank would have all ranks' moments in its memory
+    with reading(folders[-1]):  # mapped: on a node every rank would have all ranks' moments
         state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
         if state["rollout"] != int(folders[-1].name[-6:]):
             raise ValueError(f"it is of rollout {state['rollout']}")
         return Resumed(folders[-1], state)
-    except (ValueError, LookupError, TypeError) as e:
-        raise unusable(folders[-1], e) from None
 
 
-def unusable(folder, error):
-    return RunFailed(f"{folder}/trainer.pt cannot be read ({error!r}): with this folder renamed, "
-                     "--resume continues from the checkpoint before it")
-
-
-def restore(trainer, state):
-    """Gives a Trainer, loaded with a checkpoint's weights, the rest of its state."""
-    policy, _, optimizer, schedule, scaler = trainer
-    options = gathered.StateDictOptions(full_state_dict=True, strict=False)
-    if state["adapter"]:
-        _, unknown = gathered.set_model_state_dict(policy, state["adapter"], options=options)
-        if unknown:  # ignored otherwise, the optimizer's moments of them, too
-            raise RunFailed(f"the checkpoint has adapters that this model lacks, {unknown[0]} for "
-                            "one: the commit that began the run is in its config.json")
-    gathered.set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
-    schedule.last_epoch = state["optimizer_steps"]
-    # learning rate and weight decay follow the flags, which --force may have changed
-    (group,), (factor,) = optimizer.param_groups, schedule.lr_lambdas
-    lr, weight_decay = optimizer.defaults["lr"], optimizer.defaults["weight_decay"]
-    group.update(initial_lr=lr, lr=lr * factor(schedule.last_epoch), weight_decay=weight_decay)
-    if state["scaler"]:  # {} where the run was not in float16
-        scaler.load_state_dict(state["scaler"])
+@contextmanager
+def reading(folder):
+    """Makes an error of the content of a checkpoint's trainer.pt RunFailed."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:  # such a file may hold anything
+        raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): with this folder renamed, "
+                        "--resume continues from the checkpoint before it") from None
 
 
 def save(out, trainer, tokenizer, recipe, keep, **state):
@@ -79,15 +65,9 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
     copied if there is one. Raises OSError where there is no room, or no permission: the checkpoints
     before it stay as they are."""
-    policy, _, optimizer, schedule, scaler = trainer
     on_first = parallel.rank() == 0
-    weights = {name: w.cpu() if on_first else None for name, w in parallel.weights(policy)}
-    adapter = {name: parallel.full(p).cpu()
-               for name, p in policy.state_dict().items() if "lora_" in name}
-    options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state.update(
-        adapter=adapter, optimizer_steps=schedule.last_epoch, scaler=scaler.state_dict(),
-        optimizer=gathered.get_optimizer_state_dict(policy, optimizer, options=options))
+    weights = {name: w.cpu() if on_first else None for name, w in trainer.weights()}
+    state.update(trainer.state())
     aside = out / "checkpoints" / "unfinished"
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")
 
@@ -95,7 +75,7 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
         shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
             with writing(folder):
-                policy.model.save_pretrained(aside, state_dict=weights)
+                trainer.policy.model.save_pretrained(aside, state_dict=weights)
                 tokenizer.save_pretrained(aside)
                 torch.save(state, aside / "trainer.pt")
                 if recipe.is_file():

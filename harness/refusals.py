@@ -15,7 +15,7 @@ import losses
 from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
-from experiment import failures
+from harness import failures
 from losses import Tokens
 
 refuse = partial(failures.refuse, "train.py")
@@ -105,6 +105,9 @@ def check_row(name, method, common):
                        "of the row; one flag has one default")
 
 
+IN_PADDING = 7.0  # a loss there, which an aggregate has to leave out
+
+
 class Fault(Exception):
     """A fault of a function of a row: the end of a sentence that begins with its name."""
 
@@ -152,37 +155,46 @@ def check_numbers(numbers, kinds):
                         "tokens.mean(x) from an objective make one")
 
 
-def effect(method, f, tokens, size):
-    """-> the values of a select or an objective and their gradients, [2, B, T]; of an aggregate
-    the weight of each token's loss, [1, B, T]. 0 in padding."""
-    mask, aggregates = tokens.mask, f is method.aggregate
-    leaf = tokens.logprobs.where(mask, 7.0 * aggregates).requires_grad_()
-    values, gradient = [], torch.zeros_like(leaf)
-    if aggregates:
-        total, _ = call(method, f, (), leaf, mask, size, group=tokens.group)
-    else:
-        value, numbers = call(method, f, mask.shape, replace(tokens, logprobs=leaf))
-        check_numbers(numbers, (int, float, torch.Tensor))
-        values, total = [value.detach() * mask], (value * tokens.entropy).sum()
-    if total.requires_grad:
-        gradient, = torch.autograd.grad(total, leaf)
-    elif f is method.objective:
-        raise Fault("has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio or "
-                    "tokens.ratio (tokens.probs is without one)")
+def token_effect(method, f, tokens):
+    """-> the values of a select or an objective and their gradients, [2, B, T], 0 in padding."""
+    leaf = tokens.logprobs.clone().requires_grad_()
+    value, numbers = call(method, f, tokens.mask.shape, replace(tokens, logprobs=leaf))
+    check_numbers(numbers, (int, float, torch.Tensor))
+    return torch.stack([value.detach() * tokens.mask,
+                        slope(method, f, (value * tokens.entropy).sum(), leaf)])
+
+
+def aggregate_effect(method, f, tokens, size):
+    """-> the weight that an aggregate gives to each token's loss, [1, B, T]."""
+    leaf = tokens.logprobs.where(tokens.mask, IN_PADDING).requires_grad_()
+    total, _ = call(method, f, (), leaf, tokens.mask, size, group=tokens.group)
+    return slope(method, f, total, leaf)[None]
+
+
+def slope(method, f, total, leaf):
+    """The gradient of a scalar, 0 where it has none. Raises Fault."""
+    if not total.requires_grad:
+        if f is method.objective:
+            raise Fault("has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio or "
+                        "tokens.ratio (tokens.probs is without one)")
+        return torch.zeros_like(leaf)
+    gradient, = torch.autograd.grad(total, leaf)
     if not gradient.isfinite().all():
         raise Fault("has a gradient of nan or infinity; torch.where does not stop one in the "
                     "branch not taken, a clamp before it does")
-    return torch.stack([*values, gradient])
+    return gradient
 
 
-def compare(method, f):
+def check_cell(method, f):
     """Tries a function on the step, on the step with more padding, and on its halves."""
     tokens = toy()
     size = losses.step_size(tokens.mask, 1024, tokens.group)
 
     def effect_of(change):
-        fields = {name: change(x) for name, x in vars(tokens).items() if x is not None}
-        return effect(method, f, Tokens(**fields), size)
+        part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
+        if f is method.aggregate:
+            return aggregate_effect(method, f, part, size)
+        return token_effect(method, f, part)
     before = torch.get_rng_state()
     whole = effect_of(lambda x: x)
     draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
@@ -221,7 +233,7 @@ def check_method(name, method, group_size, shaped=False):
                 if f is method.advantage:
                     check_advantage(method, group_size, shaped)
                 else:
-                    compare(method, f)
+                    check_cell(method, f)
             except Fault as fault:
                 refuse(f"{name}: the function {f.__name__} of losses.py {fault}")
         tokens = toy()

@@ -1,14 +1,14 @@
 """Writes docs/lessons.ipynb, the notebook of docs/lessons.md: the same text, with its commands as
 cells. The text is changed in lessons.md, then:
 
-    python bench/notebook.py
+    python docs/notebook.py
 """
 
 import json
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent
 
 # stands for the first commands of lessons.md, which a notebook has no shell to keep
 SET_UP = '''\

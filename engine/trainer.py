@@ -1,0 +1,122 @@
+"""The weights in training and all that goes with them, from loading to a checkpoint."""
+
+import torch
+from torch.distributed.checkpoint import state_dict as gathered
+
+from engine import loading, parallel
+from engine.policy import backward
+
+# the names of policy.backward's options
+COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
+
+
+class NotFinite(ValueError):
+    """A loss or a gradient is not finite. Nothing was changed. `minibatch` is the step's Batch."""
+
+    def __init__(self, message, minibatch):
+        super().__init__(message)
+        self.minibatch = minibatch
+
+
+class Trainer:
+    """Takes optimizer steps by a method.
+
+    policy: engine.policy.Policy, whose parameters with a gradient are trained. method: a
+    losses.Method. max_tokens: of a completion. factor: optimizer step -> factor of the learning
+    rate. reference: what scores for a KL penalty, a Policy or one without its adapters; None
+    without. options: of policy.backward."""
+
+    def __init__(self, policy, method, *, max_tokens, lr, factor=lambda step: 1.0,
+                 weight_decay=0.0, betas=(0.9, 0.999), max_grad_norm=1.0, reference=None,
+                 **options):
+        self.policy, self.method, self.reference = policy, method, reference
+        self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
+        self.optimizer = torch.optim.AdamW(
+            [p for p in policy.parameters() if p.requires_grad], lr=lr, betas=betas,
+            weight_decay=weight_decay, fused=True)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+        # of float16's gradients; off, it scales by 1 and steps as the optimizer does
+        self.scaler = torch.amp.GradScaler(parallel.device().type,
+                                           enabled=policy.dtype == "float16")
+
+    @classmethod
+    def load(cls, model, eos, probe, method, settings, *, weights=None, kl_coef=0.0, lora_rank=0,
+             lora_alpha=32.0, budget=None, activation_checkpointing=False, **training):
+        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0.
+
+        settings: of loading.load, for the policy and the reference alike. weights: the folder of a
+        checkpoint to continue from. Adapters (lora_rank) come with its state, on top of the
+        model's own weights. training: of Trainer. Raises ValueError as loading.load does."""
+        second = bool(kl_coef and not lora_rank)
+        policy = loading.load(
+            model if lora_rank else weights or model, eos, probe, budget=budget,
+            lora_rank=lora_rank, lora_alpha=lora_alpha, reference=second,
+            activation_checkpointing=activation_checkpointing, **settings)
+        reference = None
+        if second:
+            reference = loading.load(model, eos, probe, budget=policy.budget, frozen=True,
+                                     **settings)
+        elif kl_coef:
+            reference = loading.WithoutAdapters(policy)
+        return cls(policy, method, reference=reference, kl_coef=kl_coef, **training)
+
+    def step(self, minibatch):
+        """One optimizer step on a Batch. Returns its metrics.
+
+        In float16 the gradient is scaled, and scaled back before it is used. Where it overflows,
+        the step is not taken, and the next has a smaller scale. Raises NotFinite, with no weight
+        changed, for a loss that is not finite, or a gradient that is not even at a scale of 1."""
+        metrics = backward(self.policy, minibatch, self.method, self.max_tokens,
+                           scale=self.scaler.scale, **self.options)
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        metrics["grad_norm"] = parallel.full(norm)
+        overflow = not metrics["grad_norm"].isfinite()
+        scale = self.scaler.get_scale()  # 1 without a scaler
+        if not metrics["loss"].isfinite() or (overflow and scale <= 1):
+            raise NotFinite(
+                f"optimizer step {self.schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
+                f"gradient norm {metrics['grad_norm'].item()}", minibatch)
+        self.scaler.step(self.optimizer)  # not where a gradient overflowed
+        self.scaler.update()
+        metrics["lr"] = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=torch.float64)
+        metrics["overflow"] = torch.tensor(float(overflow))
+        if not overflow:
+            self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)  # now: the sampler needs the memory
+        return metrics
+
+    def weights(self):
+        """Yields the weights under their names in a checkpoint, with adapters merged."""
+        return parallel.weights(self.policy)
+
+    def state(self):
+        """-> what a checkpoint has beside the weights: adapters, optimizer, schedule and scaler, of
+        all ranks, on the CPU. Every rank must call it."""
+        options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return dict(
+            adapter={name: parallel.full(p).cpu()
+                     for name, p in self.policy.state_dict().items() if "lora_" in name},
+            optimizer=gathered.get_optimizer_state_dict(self.policy, self.optimizer,
+                                                        options=options),
+            optimizer_steps=self.schedule.last_epoch, scaler=self.scaler.state_dict())
+
+    def restore(self, state):
+        """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
+        ValueError for adapters that it lacks, and other errors for another state."""
+        options = gathered.StateDictOptions(full_state_dict=True, strict=False)
+        if state["adapter"]:
+            _, unknown = gathered.set_model_state_dict(self.policy, state["adapter"],
+                                                       options=options)
+            if unknown:  # ignored otherwise, the optimizer's moments of them, too
+                raise ValueError(f"it has adapters that this model lacks, {unknown[0]} for one: "
+                                 "the commit that began the run is in its config.json")
+        gathered.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"],
+                                          options=options)
+        self.schedule.last_epoch = state["optimizer_steps"]
+        (group,), (factor,) = self.optimizer.param_groups, self.schedule.lr_lambdas
+        lr, weight_decay = (self.optimizer.defaults[name] for name in ("lr", "weight_decay"))
+        group.update(initial_lr=lr, lr=lr * factor(self.schedule.last_epoch),
+                     weight_decay=weight_decay)
+        if state["scaler"]:  # {} where the run was not in float16
+            self.scaler.load_state_dict(state["scaler"])
