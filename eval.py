@@ -181,7 +181,7 @@ def read_whole(path, problems, flag, n=None):
 def claim(args, out):
     """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
-    settings["weights"] = args.model and checksums.of_weights(args.model)
+    weights = settings["weights"] = args.model and checksums.of_weights(args.model)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock(out)
@@ -191,7 +191,8 @@ def claim(args, out):
             for name, value in settings.items():
                 if name != "weights" and value != before.get(name):
                     refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
-            if settings["weights"] != before.get("weights"):
+            settings["weights"] = there = before.get("weights")  # None: they could not be read
+            if None not in (weights, there) and weights != there:
                 refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
                        "--out evaluates these")
         write(out / "settings.json", json.dumps(settings, indent=1))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from graders import Hedge, Unparsed, UnparsedGold, answers, sandbox, worker
 from graders.sandbox import run_tests
 
+MODULE = "rewards"  # The worker processes import this module and use its `call`.
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
@@ -168,7 +169,7 @@ def table(completion, answer):
 
 
 def table_gold(gold):
-    return bool(isinstance(gold, list) and gold and table(
+    return bool(isinstance(gold, list) and gold and REWARDS["table"](
         f"<answer>{json.dumps(gold, allow_nan=False)}</answer>", gold))
 
 
@@ -254,7 +255,7 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
             for p, texts in zip(problems, completions, strict=True)
             for name in [p.get("verifier") or p["reward"]] for text in texts]
-    results = worker.run_jobs("rewards", jobs, workers)
+    results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)
     failures = Counter((job.name, job.seconds, fault)
@@ -273,4 +274,4 @@ def gradable(problems):
     """-> the worker.Result of each problem's gold answer: its reward is True where the verifier can
     grade it. A minute each."""
     jobs = [worker.Job(f"gold {p['verifier']}", [p["answer"]], 60.0) for p in problems]
-    return worker.run_jobs("rewards", jobs, worker.WORKERS)
+    return worker.run_jobs(MODULE, jobs, worker.WORKERS)

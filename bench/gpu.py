@@ -197,8 +197,7 @@ class Run:
             self.sampler.engine.reset_prefix_cache()
         groups = self.sampler.sample(prompts, self.size.each, seed=seed, temperature=1.0,
                                      max_tokens=tokens)
-        rows = [(p, c) for p, group in zip(prompts, groups, strict=True) for c in group]
-        return make_batch(*zip(*rows, strict=True), parallel.device())
+        return make_batch([*zip(prompts, groups, strict=True)], parallel.device())
 
     def sampling(self, problems, tokens):
         """-> the figures of that; self.sampled has the Batch."""
@@ -207,7 +206,7 @@ class Run:
 
     def update(self, batch):
         """One optimizer step -> the gradient's norm."""
-        return training.update(self.trainer, batch, self.method, self.args)["grad_norm"].item()
+        return self.trainer.step(batch)["grad_norm"].item()
 
     def gradient(self, batch):
         """-> the gradient's tensors of one optimizer step, in float64 on the CPU."""
@@ -219,7 +218,7 @@ class Run:
 
     def hand_over(self):
         self.sampler.wake()
-        self.sampler.load_weights(parallel.weights(self.policy))
+        self.sampler.load_weights(self.trainer.weights())
 
 
 def random_ids(n, seed):
@@ -229,10 +228,10 @@ def random_ids(n, seed):
 
 def make_rows(lengths, prompt, group=1):
     """A Batch of random completions of `lengths` tokens; `group` rows share a prompt."""
-    rows = [(random_ids(prompt, i // group), random_ids(n, 1000 + i))
+    rows = [Completion(random_ids(n, 1000 + i), [-10.0] * n, False)
             for i, n in enumerate(lengths)]
-    batch = make_batch([p for p, _ in rows], [Completion(c, [-10.0] * len(c), False)
-                                              for _, c in rows], parallel.device())
+    batch = make_batch([(random_ids(prompt, i), rows[i * group:(i + 1) * group])
+                        for i in range(-(-len(rows) // group))], parallel.device())
     batch.old_logprobs = batch.entropy = batch.sampler_logprobs
     signs = torch.randn(len(rows), 1, generator=torch.Generator().manual_seed(0))
     batch.advantages = signs.to(parallel.device()).expand(batch.mask.shape)
@@ -557,7 +556,6 @@ def round_trip(batch, *flags):
     folder = Path(first.folder, "checkpoints", "rollout_000001")
     state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=False, mmap=True)
     second.start_trainer(checkpoint.Resumed(folder, state))
-    checkpoint.restore(second.trainer, state)
     kept, restored = ([parallel.full(x) for p in run.policy.parameters()
                        for x in (p, *map(run.trainer.optimizer.state[p].get, (
                            "exp_avg", "exp_avg_sq")))] for run in (first, second))

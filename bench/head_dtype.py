@@ -48,10 +48,9 @@ def gap_of(policy, sampler, args):
                for _ in range(args.problems)]
     groups = sampler.sample(prompts, args.group_size, seed=1, temperature=1.0,
                             max_tokens=args.max_tokens)
-    batch = make_batch([p for p in prompts for _ in range(args.group_size)],
-                       [c for group in groups for c in group], parallel.device())
+    batch = make_batch([*zip(prompts, groups)], parallel.device())
     logprobs, batch.entropy = compute_logprobs(policy, batch)
-    told = log.agreement(logprobs, batch)
+    told = log.sampler_gap(logprobs, batch)
     return batch, dict(gap_mean=told["sampler/logp_absdiff_mean"],
                        gap_max=told["sampler/logp_absdiff_max"], tokens=int(batch.mask.sum()))
 

@@ -44,12 +44,10 @@ def make_batch(args):
     def ids(n):
         return torch.randint(5, 200, (n,), generator=g).tolist()
 
-    completions = args.prompts * args.each
-    lengths = args.median * (args.sigma * torch.randn(completions, generator=g)).exp()
-    prompts = [prompt for _ in range(args.prompts) for prompt in [ids(args.prompt)] * args.each]
-    return policy.make_batch(prompts, [Completion(ids(n), [0.0] * n, False)
-                                       for n in lengths.long().clamp(2, args.longest).tolist()],
-                             parallel.device())
+    lengths = args.median * (args.sigma * torch.randn(args.prompts, args.each, generator=g)).exp()
+    return policy.make_batch([
+        (ids(args.prompt), [Completion(ids(n), [0.0] * n, False) for n in of_prompt])
+        for of_prompt in lengths.long().clamp(2, args.longest).tolist()], parallel.device())
 
 
 def naive(batch, budget):

@@ -45,8 +45,8 @@ def ours(flags):
     micro-batches' tokens."""
     kept, make_batch = [], train.make_batch
 
-    def keep(prompts, *rest):
-        kept.append((prompts, make_batch(prompts, *rest)))
+    def keep(groups, device):
+        kept.append(([prompt for prompt, _ in groups], make_batch(groups, device)))
         return kept[-1][1]
     with tempfile.TemporaryDirectory() as folder:
         with mock.patch.object(train, "make_batch", keep):
@@ -118,10 +118,9 @@ def bare(kept, budget, args):
         action(*given)
         seconds[part].append(time.perf_counter() - start)
     for prompts, batch in kept:
-        one_each = prompts[::args.group_size]
-        timed("sample", generate, one_each, draw_and_keep)
+        timed("sample", generate, prompts, draw_and_keep)
         if args.sampler != "vllm":
-            timed("forward", generate, one_each, lambda *_: drawn.pop(0))
+            timed("forward", generate, prompts, lambda *_: drawn.pop(0))
         timed("logp", score, batch)
         timed("update", update, batch)
     close()

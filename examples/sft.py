@@ -22,7 +22,8 @@ from data.prompts import encode
 from data.sources import DataError, json_lines
 from engine import loading, parallel
 from engine.completion import Completion
-from engine.policy import backward, make_batch
+from engine.policy import make_batch
+from engine.trainer import Trainer
 from losses import METHODS
 
 
@@ -37,21 +38,16 @@ def demonstrations(rows, tokenizer, eos, template=None):
 
 
 def fit(policy, batches, steps, factor, title="fine-tuning", **options):
-    """Takes an AdamW step on each of `batches`, lists of (prompt's ids, Completion); there are
-    `steps`. factor: step -> factor of the learning rate. options: of AdamW. -> the last loss"""
-    parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), **options)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    """Takes an optimizer step on each of `batches`, lists of (prompt's ids, Completion); there are
+    `steps`. factor: step -> factor of the learning rate. options: of Trainer. -> the last loss"""
+    trainer = Trainer(policy, METHODS["reinforce"], max_tokens=1, factor=factor, betas=(0.9, 0.95),
+                      **options)
     bar, tokens = tqdm(batches, title, steps, unit="step"), 0
     for pairs in bar:
-        batch = make_batch(*zip(*pairs), parallel.device())
+        batch = make_batch([(prompt, [c]) for prompt, c in pairs], parallel.device())
         batch.advantages = torch.ones_like(batch.sampler_logprobs)
         batch.old_logprobs = batch.entropy = batch.sampler_logprobs  # no ratio is taken
-        loss = backward(policy, batch, METHODS["reinforce"], max_tokens=1)["loss"].item()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        loss = trainer.step(batch)["loss"].item()
         tokens += int(batch.mask.sum())
         seconds = max(1e-9, bar.format_dict["elapsed"])
         bar.set_postfix_str(f"loss {loss:.3f}, {tokens / seconds:.0f} tokens/s", refresh=False)

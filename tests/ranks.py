@@ -23,11 +23,12 @@ import torch
 from transformers.models.qwen2 import modeling_qwen2
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import engine.trainer
 import train
 from engine import loading, parallel, policy
 from engine.completion import seed_of
 from engine.sampler import Completion, make_sampler
-from harness.model import Trainer
+from engine.trainer import Trainer
 from losses import METHODS, group_advantages
 
 # uniform: of each kind of method, as rows_to_learn and backward tell them apart
@@ -48,11 +49,11 @@ def rollout(vocabulary):
     prompts = [ids(4 + i % 3) for i in range(6)]
     lengths = [1 + (7 * i) % 13 for i in range(24)]
     completions = [Completion(ids(c), [0.0] * c, False) for c in lengths]
-    return policy.make_batch([prompt for prompt in prompts for _ in range(4)], completions)
+    return policy.make_batch([(p, completions[4 * i:4 * i + 4]) for i, p in enumerate(prompts)])
 
 
 def load(model, option="plain"):
-    probe = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
+    probe = policy.make_batch([([1], [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])])
     torch.manual_seed(0)
     with EXACT_NORMS:
         p = loading.load(
@@ -84,18 +85,20 @@ def run(model, name, option="plain"):
     advantages = group_advantages(method, rewards, dict(entropy=1.0))
     batch.advantages = advantages.view(-1, 1).expand(batch.mask.shape)
     batch.mask[18:23] = False
-    optimizer = torch.optim.AdamW([x for x in p.parameters() if x.requires_grad], lr=args.lr,
-                                  fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 3))
-    scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled=option == "overflow")
-    backward = overflowing(train.backward) if option == "overflow" else train.backward
-    told, trainer = [], Trainer(p, None, optimizer, schedule, scaler)
+    told, trainer = [], Trainer(
+        p, method, lr=args.lr, factor=lambda step: min(1, (step + 1) / 3),
+        max_tokens=args.max_tokens, max_grad_norm=args.max_grad_norm,
+        entropy_coef=args.entropy_coef)
+    trainer.scaler = torch.amp.GradScaler("cpu", 2.0**10, enabled=option == "overflow")
+    own = policy.backward
+    backward = overflowing(own) if option == "overflow" else own
     with mock.patch.object(policy, "shuffled_shares", lambda *_: torch.arange(24).chunk(4)), \
-            mock.patch.object(train, "backward", backward):
+            mock.patch.object(engine.trainer, "backward", backward):
         for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
-            metrics = train.update(trainer, minibatch, method, args)
+            metrics = trainer.step(minibatch)
             told.append({k: float(v) for k, v in metrics.items()})
-            told[-1].update(scale=scaler.get_scale(), steps=schedule.last_epoch)
+            told[-1].update(scale=trainer.scaler.get_scale(),
+                            steps=trainer.schedule.last_epoch)
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})
 
 
@@ -125,8 +128,7 @@ def gap_of(model):
     prompts = [[10, 11, 12 + i] for i in range(5)]
     groups = parallel.map_over_engines(lambda share, seed: engine.sample(
         share, 4, seed=seed, temperature=1.0, max_tokens=8), prompts, seed_of)
-    batch = policy.make_batch([q for q, gs in zip(prompts, groups) for _ in gs],
-                              [c for gs in groups for c in gs])
+    batch = policy.make_batch([*zip(prompts, groups)])
     gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
     engine.close()
     return gaps[batch.mask].abs().max().item()

@@ -16,7 +16,6 @@ from analysis.__main__ import COMMANDS, main, make_parser
 from conftest import ROOT
 from engine.loading import load
 from engine.sampler import Completion
-from harness import log
 
 
 def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None):
@@ -285,7 +284,7 @@ def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
 
 def test_what_is_logged_is_json():
     nan = float("nan")
-    assert log.numbers([nan, float("inf"), 1.5, 3, "nan", {"a": [nan, {"b": 1.0}]}]) == [
+    assert files.numbers([nan, float("inf"), 1.5, 3, "nan", {"a": [nan, {"b": 1.0}]}]) == [
         None, None, 1.5, 3, "nan", {"a": [None, {"b": 1.0}]}]
 
 

@@ -91,8 +91,8 @@ def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
 
 def test_a_wrong_temperature(base, capsys, monkeypatch):
     own = TransformersSampler.generate
-    monkeypatch.setattr(TransformersSampler, "generate", lambda self, prompts, n, settings: own(
-        self, prompts, n, (1.0, *settings[1:])))
+    monkeypatch.setattr(TransformersSampler, "generate", lambda *given: own(
+        *given[:-1], (1.0, *given[-1][1:])))
     assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7"]
 
 
@@ -128,7 +128,7 @@ def test_missing_eos(base, capsys, monkeypatch):
 
 def file_of(tmp_path, answers):
     path = tmp_path / "own.jsonl"
-    rows = [dict(prompt=f"{i}=", answer=answer, reward="math") for i, answer in enumerate(answers)]
+    rows = [dict(prompt=f"{i}=", answer=x, verifier="math") for i, x in enumerate(answers)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 

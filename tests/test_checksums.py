@@ -17,8 +17,8 @@ from losses import METHODS
 
 
 def of(name, correction=None):
-    if name in rewards.VERIFIERS:
-        return checksums.of_code([rewards.VERIFIERS[name]])
+    if name in rewards.REWARDS:
+        return checksums.of_code([rewards.REWARDS[name].grade])
     return checksums.of_method(name, METHODS[name], correction)
 
 

@@ -105,9 +105,9 @@ def test_errors_are_over_clusters():
     # the deviations of a are -0.5 and -0.5, of b 0.5 and 0.5: sqrt(2 x (1 + 1)) / 4
     assert standard_error([0.0, 0.0, 1.0, 1.0], "aabb") == 0.5
     assert standard_error([0.0, 1.0], "aa") is None
-    shuffled = [dict(reward="countdown", answer=dict(nums=nums, target=9)) for nums in (
+    shuffled = [dict(verifier="countdown", answer=dict(nums=nums, target=9)) for nums in (
         [1, 2, 3], [3, 1, 2], [3, 3, 2])]
-    for problems in (shuffled, [dict(reward="math", prompt=prompt) for prompt in "aab"]):
+    for problems in (shuffled, [dict(verifier="math", prompt=prompt) for prompt in "aab"]):
         a, same, b = map(data.cluster, problems)
         assert a == same != b
 
@@ -115,12 +115,12 @@ def test_errors_are_over_clusters():
 def rows_with(correct, n):
     """The rows of one problem, of which `correct` are right."""
     row = dict(completion="", truncated=False, tokens=3, fault=None)
-    return [dict(row, score=float(i < correct)) for i in range(n)]
+    return [dict(row, reward=float(i < correct)) for i in range(n)]
 
 
 def test_standard_errors_are_over_problems():
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
-    problems = [dict(reward="own", prompt=str(i)) for i in range(4)]
+    problems = [dict(verifier="own", prompt=str(i)) for i in range(4)]
     scores = summarise(problems, groups)
     of_problems = {"mean@4": [1, 0.5, 0, 0.25], "pass@1": [1, 0.5, 0, 0.25],
                    "pass@2": [1, 5 / 6, 0, 0.5], "pass@4": [1, 1, 0, 1]}
@@ -139,11 +139,11 @@ def test_standard_errors_are_over_problems():
 
 def test_only_a_reward_of_1_is_right_and_others_are_shown_beside_the_share():
     for rewards, right in (([1, 0.5], 0.5), ([-1, 0.25], 0), ([1, 1], 1)):
-        group = [dict(score=reward, truncated=False, tokens=1, fault=None) for reward in rewards]
-        assert summarise([dict(reward="own", prompt="?")], [group])["mean@2"] == right
+        group = [dict(reward=reward, truncated=False, tokens=1, fault=None) for reward in rewards]
+        assert summarise([dict(verifier="own", prompt="?")], [group])["mean@2"] == right
     rows = rows_with(1, 4)
-    rows[1]["score"] = rows[2]["score"] = 0.5
-    problems = [dict(reward="own", prompt=str(i)) for i in range(2)]
+    rows[1]["reward"] = rows[2]["reward"] = 0.5
+    problems = [dict(verifier="own", prompt=str(i)) for i in range(2)]
     results = benchmark_results(problems, [rows, rows_with(2, 4)])
     assert results["mean@4"] == 0.375 and results["reward"] == 0.5
     assert results_table({"own": results}).endswith("| 0.500 |")
@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     first, second = (dict(benchmark="countdown", id=problem["id"], completion="x")
                      for problem in data.load("countdown", "test")[:2])
-    program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), reward="code")
+    program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), verifier="code")
     files = dict(bad=[first, {}], few=[first], more=[first, first, second], code=[program])
     for name, rows in files.items():
         write(tmp_path / f"{name}.jsonl", rows)
@@ -254,7 +254,7 @@ def write(path, rows):
 
 def own_file(path, n=2, answer="1", prompts=()):
     """A benchmark of n problems."""
-    return write(path, [dict(prompt=prompt, answer=answer, reward="math", id=i)
+    return write(path, [dict(prompt=prompt, answer=answer, verifier="math", id=i)
                         for i, prompt in enumerate(prompts or [f"{i}?" for i in range(n)])])
 
 
@@ -264,9 +264,9 @@ def results_in(out):
 
 def test_existing_completions_are_graded_again(tmp_path, capsys):
     out, own = tmp_path / "out", write(tmp_path / "own.jsonl", [
-        dict(prompt="?", answer=dict(nums=[i, 2], target=i + 2), reward="countdown", id=i)
+        dict(prompt="?", answer=dict(nums=[i, 2], target=i + 2), verifier="countdown", id=i)
         for i in range(30)])
-    rows = [dict(benchmark=own, id=i, score=9e9, completion=f"<answer>{text}</answer>")
+    rows = [dict(benchmark=own, id=i, reward=9e9, completion=f"<answer>{text}</answer>")
             for i in range(30) for text in (f"{i} + 2", "no" if i % 2 else f"2 + {i}")]
     given = write(tmp_path / "given.jsonl", rows[::-1])
     eval.main(["--completions", given, "--benchmarks", own, "--limit", "20", "--out", str(out)])
@@ -277,14 +277,14 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert f"| {own} | 20 | 0.750 (n=2" in table and (out / "eval.md").read_text() == table
     rows = [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows[::2]] == [str(i) for i in range(20)]
-    assert {row["score"] for row in rows} == {0, 1}
+    assert {row["reward"] for row in rows} == {0, 1}
 
 
 def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, capsys, refused):
     """By hand: per problem, 1 of 2 and 2 of 2 right, against 0 and 2: +0.5 and 0. No model."""
     own, flags = sampled.own[0], ["--benchmarks", sampled.own[0], "--limit", "2"]
     for name, right in dict(base=(0, 2), new=(1, 2), three=(1, 1)).items():
-        rows = [dict(benchmark=own, id=i, score=9e9, completion=f"\\boxed{{{int(j < n)}}}")
+        rows = [dict(benchmark=own, id=i, reward=9e9, completion=f"\\boxed{{{int(j < n)}}}")
                 for i, n in enumerate(right) for j in range(3 if name == "three" else 2)]
         file = write(tmp_path / f"{name}-given.jsonl", rows)
         eval.main([*flags, "--completions", file, "--out", str(tmp_path / name)])
@@ -316,7 +316,7 @@ def test_two_evaluations_of_the_same_problems_are_compared(sampled, tmp_path, ca
 
 def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     given, out = tmp_path / "given.jsonl", tmp_path / "out"
-    own = write(tmp_path / "own.jsonl", [dict(prompt="?", answer="1/2", reward="math")])
+    own = write(tmp_path / "own.jsonl", [dict(prompt="?", answer="1/2", verifier="math")])
     # two spellings of one answer win
     texts = ["\\boxed{0.5}", "\\boxed{\\frac{1}{2}}", "\\boxed{x+1}", "no answer"]
     rows = [dict(benchmark=own, id=0, completion=text) for text in texts]
@@ -336,8 +336,9 @@ def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     eval.main(flags)  # four of another answer, in three spellings, win
     assert results_in(out)[own]["maj@8"] == 0 and results_in(out)[own]["mean@8"] == 3 / 8
     own_jobs = worker.run_jobs
+    late = worker.Result(0.0, worker.Fault("timeout", ""), 60.0)
     monkeypatch.setattr(worker, "run_jobs", lambda module, *jobs: (
-        [[0.0, "timeout", 60.0]] if module == "graders.votes" else own_jobs(module, *jobs)))
+        [late] if module == "graders.votes" else own_jobs(module, *jobs)))
     eval.main(flags)  # comparing them takes too long: by their texts
     assert results_in(out)[own]["maj@8"] == 1
 
@@ -380,7 +381,7 @@ def sampled(tmp_path, monkeypatch, tokenizer):
     flags = ["--model", model_folder(tmp_path / "model"), "--benchmarks", ",".join(own),
              "--samples", "2", "--seed", "7", "--sampler", "transformers"]
     sampler = Sampler(tokenizer)
-    monkeypatch.setattr(eval, "CHUNK", 6)
+    monkeypatch.setattr(eval, "AT_ONCE", 6)
     monkeypatch.setattr(eval, "load_model", lambda args, problems: (sampler, tokenizer))
 
     def run(name, *more):
@@ -427,7 +428,7 @@ def test_scores_in_a_file_count_for_nothing(sampled, tmp_path):
     whole, results = sampled.run("whole"), results_in(tmp_path / "whole")
     for score in ("1.0", "NaN", "1e999", '"1"', "null"):
         path = tmp_path / "whole" / "completions.jsonl"
-        path.write_text(whole.replace('"score": 0.0', f'"score": {score}'))
+        path.write_text(whole.replace('"reward": 0.0', f'"reward": {score}'))
         assert sampled.run("whole") == whole and results_in(tmp_path / "whole") == results
     own_file(tmp_path / "d.jsonl", 5, answer="2")  # the present answers count
     path.write_text(whole.replace('"completion": "', '"completion": "\\\\boxed{2} '))
@@ -461,7 +462,7 @@ OTHER = dict(
 def claimed(tmp_path_factory):
     out = tmp_path_factory.mktemp("claimed")
     args = eval.parse_args(["--out", str(out), "--samples", "1"])
-    problem = dict(place=("own", 0), id="0", reward="countdown", answer=dict(nums=[1], target=1))
+    problem = dict(place=("own", 0), id="0", verifier="countdown", answer=dict(nums=[1], target=1))
     eval.begin(args, [problem], out, 1)
     row = dict(benchmark="own", id="0", completion="x", tokens=1, truncated=False)
     write(out / "completions.jsonl", [row])
@@ -472,7 +473,8 @@ def claimed(tmp_path_factory):
 @pytest.mark.parametrize("flag", OTHER)
 def test_another_value_of_any_flag_does_not_continue_a_folder(flag, claimed, capsys):
     args, out, problem = claimed
-    assert set(vars(args)) == set(OTHER) | eval.FREE  # a new flag has to be among them
+    # a new flag has to be among them
+    assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS
     with pytest.raises(SystemExit) as stop:
         eval.begin(SimpleNamespace(**{**vars(args), flag: OTHER[flag]}), [problem], out, 1)
     words = f"was begun with --{flag} {getattr(args, flag)}, not {OTHER[flag]}\n"
@@ -524,7 +526,8 @@ def test_a_text_that_ends_a_completion(tmp_path):
 
 def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path, monkeypatch):
     flags = ["--model", base, *SMALL, "--out"]
-    path, code = tmp_path / "cut" / "completions.jsonl", "eval.CHUNK = 16; eval.main(sys.argv[1:])"
+    path = tmp_path / "cut" / "completions.jsonl"
+    code = "eval.AT_ONCE = 16; eval.main(sys.argv[1:])"
     process = subprocess.Popen([sys.executable, "-c", f"import sys, eval; {code}", *flags,
                                 str(path.parent)], cwd=ROOT, stdout=subprocess.DEVNULL)
     while process.poll() is None and (not path.exists() or path.read_text().count("\n") < 3):
@@ -534,7 +537,7 @@ def test_killed_and_started_again_is_as_if_it_had_not_been(base, tmp_path, monke
     assert process.returncode == -signal.SIGKILL and path.read_text().count("\n") < 96
     with open(path, "a") as file:
         file.write('{"benchmark": "countdown", "id"')
-    monkeypatch.setattr(eval, "CHUNK", 16)
+    monkeypatch.setattr(eval, "AT_ONCE", 16)
     for out in (path.parent, tmp_path / "whole"):
         eval.main([*flags, str(out)])
     assert path.read_text() == (tmp_path / "whole" / "completions.jsonl").read_text()

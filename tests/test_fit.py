@@ -12,7 +12,6 @@ import data
 import train
 from data.recipe import BASE
 from harness import fit
-from harness.model import load_trainer
 
 LAYERS = 2
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "
@@ -33,7 +32,7 @@ def rehearsed(model, flags="", gpus=1, cpu=False):
     with fit.rank_0(gpus, "--offload" in flags):
         args, method = train.parse_args(
             f"{SIZES} --model {model} --tokens_per_micro_batch 768 {flags}".split())
-        return fit.rehearse(args, method, 1e9, load_trainer, train.update, cpu)
+        return fit.rehearse(args, method, 1e9, cpu)
 
 
 @pytest.mark.parametrize("flags, cpu", [
@@ -99,7 +98,7 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
             f"--problems_per_rollout 2 --group_size 2 --steps_per_rollout 2 --shuffle groups "
             f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} --model {model} "
             f"--dtype float16 --tokens_per_micro_batch {tokens} {flags}".split())
-        f = fit.rehearse(args, method, 80e9, load_trainer, train.update)
+        f = fit.rehearse(args, method, 80e9)
     monkeypatch.undo()
     return f.update - f.between
 

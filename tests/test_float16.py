@@ -9,7 +9,7 @@ import train
 from engine import policy
 from engine.loading import lr_factor
 from engine.sampler import has_vllm
-from harness.model import Trainer
+from engine.trainer import NotFinite, Trainer
 from losses import METHODS
 from ranks import load, rollout
 from test_resume import same, without
@@ -17,26 +17,24 @@ from test_train import SMALL
 
 
 def setting(small, method, init_scale, enabled=True, dtype="float32"):
-    """-> everything that train.update needs, in float32 but for the scaler: what it does is then
-    all there is to see."""
-    args, bound = train.parse_args(["--loss", method, "--max_tokens", "13", "--group_size", "6",
-                                    "--problems_per_rollout", "4", "--steps_per_rollout", "1"])
+    """-> a Trainer, in float32 but for the scaler, whose effect is then all there is to see, and
+    the Batch of a step."""
     p = load(small())
     p.dtype = dtype
     batch, g = rollout(101), torch.Generator().manual_seed(2)
     logprobs, batch.entropy = policy.compute_logprobs(p, batch)
     batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
     batch.advantages = torch.randn(24, 1, generator=g).expand(batch.mask.shape)
-    optimizer = torch.optim.AdamW(p.parameters(), lr=1e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(2, "constant", 9))
-    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
-    return Trainer(p, None, optimizer, schedule, scaler), batch, bound, args
+    trainer = Trainer(p, METHODS[method], max_tokens=13, lr=1e-3,
+                      factor=lr_factor(2, "constant", 9))
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
+    return trainer, batch
 
 
-def gradient(trainer, batch, method, args):
+def gradient(trainer, batch):
     """The scaled gradient of a step, as one tensor."""
     trainer.policy.zero_grad()
-    policy.backward(trainer.policy, batch, method, args.max_tokens, scale=trainer.scaler.scale)
+    policy.backward(trainer.policy, batch, trainer.method, 13, scale=trainer.scaler.scale)
     return torch.cat([w.grad.flatten() for w in trainer.policy.parameters()])
 
 
@@ -49,38 +47,38 @@ def test_the_scale_does_not_change_the_update(small, method):
     """A power of two, in float32: the same bits."""
     weights = []
     for enabled in (False, True):
-        trainer, *rest = setting(small, method, 2.0**10, enabled)
-        assert train.update(trainer, *rest)["overflow"] == 0 and trainer.schedule.last_epoch == 1
+        trainer, batch = setting(small, method, 2.0**10, enabled)
+        assert trainer.step(batch)["overflow"] == 0 and trainer.schedule.last_epoch == 1
         weights.append(weights_of(trainer))
     assert torch.equal(*weights)
 
 
 def test_a_step_that_overflows_is_not_taken(small):
-    trainer, *rest = setting(small, "grpo", 2.0**127)
-    _, _, optimizer, schedule, scaler = trainer
-    rest[0].advantages = 1e3 * rest[0].advantages
+    trainer, batch = setting(small, "grpo", 2.0**127)
+    batch.advantages = 1e3 * batch.advantages
     before = weights_of(trainer)
-    metrics = train.update(trainer, *rest)
+    metrics = trainer.step(batch)
     assert metrics["overflow"] == 1 and metrics["loss"].isfinite()
     assert torch.equal(before, weights_of(trainer))
-    assert schedule.last_epoch == 0 and scaler.get_scale() == 2.0**126
-    assert not optimizer.state or all(s["step"] == 0 for s in optimizer.state.values())
+    assert trainer.schedule.last_epoch == 0 and trainer.scaler.get_scale() == 2.0**126
+    assert all(s["step"] == 0 for s in trainer.optimizer.state.values())
 
 
 def test_where_no_scale_can_help_the_run_ends(small):
-    trainer, batch, *rest = setting(small, "grpo", 1.0)
+    trainer, batch = setting(small, "grpo", 1.0)
     batch.advantages = torch.full_like(batch.advantages, 3e38)
-    with pytest.raises(train.NotFinite):
+    with pytest.raises(NotFinite) as stop:
         for _ in range(3):
-            train.update(trainer, batch, *rest)
+            trainer.step(batch)
+    assert stop.value.minibatch is batch
 
 
 def test_small_gradients_survive(small):
     """What the scale is for: without it float16 rounds them to 0."""
     def scaled(scale, dtype):
-        trainer, batch, *rest = setting(small, "grpo", scale, dtype=dtype)
+        trainer, batch = setting(small, "grpo", scale, dtype=dtype)
         batch.advantages = 1e-5 * batch.advantages
-        return gradient(trainer, batch, *rest) / scale
+        return gradient(trainer, batch) / scale
 
     wanted = scaled(1.0, "float32")
     without_scale, with_scale = ((scaled(scale, "float16") - wanted).norm() / wanted.norm()
@@ -93,13 +91,13 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     """As far from the update of all rows as float16 rounds; a step without any is the same step."""
     gradients, weights = [], []
     for every in (False, True):
-        trainer, batch, *rest = setting(small, "reinforce", 2.0**10, dtype="float16")
+        trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")
         batch.advantages = batch.advantages * torch.tensor([[r in some] for r in range(24)])
         if every:
             monkeypatch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(24)])
-        gradients.append(gradient(trainer, batch, *rest))
+        gradients.append(gradient(trainer, batch))
         trainer.policy.zero_grad()
-        assert train.update(trainer, batch, *rest)["overflow"] == 0
+        assert trainer.step(batch)["overflow"] == 0
         taken = trainer.optimizer.state
         assert all(taken[w]["step"] == 1 for w in trainer.policy.parameters())
         assert trainer.schedule.last_epoch == 1
@@ -130,5 +128,5 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
 
 def test_every_method_has_a_finite_gradient_in_float16(small):
     for name in METHODS:
-        trainer, *rest = setting(small, name, 2.0**10, dtype="float16")
-        assert train.update(trainer, *rest)["overflow"] == 0, name
+        trainer, batch = setting(small, name, 2.0**10, dtype="float16")
+        assert trainer.step(batch)["overflow"] == 0, name

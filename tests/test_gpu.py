@@ -105,7 +105,7 @@ def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatc
     fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
               memory_allocated=lambda: gpu["allocated"], max_memory_allocated=lambda: gpu["peak"],
               reset_peak_memory_stats=lambda: gpu.update(peak=gpu["allocated"]))
-    monkeypatch.setattr(parallel, "BESIDE", 0)
+    monkeypatch.setattr(parallel, "UNCOUNTED", 0)
     parallel.watch_memory()
     assert parallel.peak_memory() == 10e9
     gpu["peak"] = 75e9
@@ -122,7 +122,7 @@ def test_the_state_is_counted_with_its_copies(small):
 
 # ---------------------------------------------------------------------------- passes over tensors
 
-PROBE = policy.make_batch([[1]] * 4, [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])
+PROBE = policy.make_batch([([1], [Completion([5] * n, [0.0], False) for n in (4, 3, 2, 1)])])
 
 
 def forward_and_gradient(p, batch):
@@ -192,10 +192,10 @@ def test_the_dtype_of_the_head_is_one_for_both_sides(flags, wanted, monkeypatch)
         monkeypatch.setattr(owner, "make_sampler", lambda *_, **settings: seen.append(settings))
     monkeypatch.setattr(loading, "load", lambda *_, **settings: (seen.append(settings), full_gpu()))
     model.load_sampler(args, [1])
-    evaluation.load_model(evaluation.parse_args(flags), [dict(prompt="1", reward="", id="")])
+    evaluation.load_model(evaluation.parse_args(flags), [dict(prompt="1", verifier="", id="")])
     monkeypatch.setattr(model.data, "encode", lambda *_: [1] * 64)
     with pytest.raises(RunFailed):
-        model.load_trainer(args, method, None, [1], None, None)
+        model.load_trainer(args, method, None, [1], None)
     assert [settings["head_dtype"] for settings in seen] == [wanted] * 3
 
 
@@ -278,14 +278,11 @@ def test_a_budget_is_measured_on_sharded_weights(small, tmp_path, monkeypatch):
 
 
 def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
-    """loading sets it by the memory; what is computed does not depend on it: test_policy.py."""
-    monkeypatch.setattr(kernels, "CHUNK", kernels.CHUNK)
+    """What is computed does not depend on it: test_policy.py."""
+    assert loading.load(small(), [1], PROBE).chunk == loading.head_chunk() == kernels.CHUNK
     monkeypatch.setattr(parallel, "device", lambda: SimpleNamespace(type="cuda"))
     monkeypatch.setattr(parallel, "memory", lambda: 80e9)
-    monkeypatch.setattr(loading, "build", lambda *a: (_ for _ in ()).throw(ValueError("seen")))
-    with pytest.raises(ValueError, match="seen"):
-        loading.load(small(), [1], None)
-    assert 2**27 < kernels.CHUNK < 2**29
+    assert 2**27 < loading.head_chunk() < 2**29
 
 
 # ---------------------------------------------------------------------------- set-up
@@ -344,7 +341,7 @@ def full_gpu(*_, **__):
 
 @pytest.mark.parametrize("owner, name, said", [
     (hf_sampler.TransformersSampler, "sample", "sample"), (train, "compute_logprobs", "logp"),
-    (train, "backward", "update"), (hf_sampler.TransformersSampler, "load_weights", "sync"),
+    (Trainer, "step", "update"), (hf_sampler.TransformersSampler, "load_weights", "sync"),
     (train, "evaluate", "eval"), (loading, "load", "loading"),
     (hf_sampler.TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
@@ -399,7 +396,7 @@ def test_an_engine_goes_by_the_memory_that_is_free(free, total, share, sequences
 def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
     args = evaluation.parse_args([])
     free_bytes(monkeypatch, 0.3e9, 24e9)
-    args.sampler, problem = "vllm", dict(prompt="1", reward="math", answer="1", id="0")
+    args.sampler, problem = "vllm", dict(prompt="1", verifier="math", answer="1", id="0")
     with pytest.raises(SystemExit) as stop:
         evaluation.load_model(args, [problem])
     told = capsys.readouterr().err
@@ -450,20 +447,20 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
     code, chunks, append = tmp_path / "small_chunks.py", [], evaluation.append
     code.write_text(
         "import sys; sys.path.insert(0, '.')\n"
-        "import eval\neval.CHUNK = 4\nown, chunks = eval.append, []\n"
-        "def append(path, groups):\n"
-        "    own(path, groups); chunks.append(len(groups))\n"
+        "import eval\neval.AT_ONCE = 4\nown, chunks = eval.append, []\n"
+        "def append(path, rows):\n"
+        "    own(path, rows); chunks.append(len(rows))\n"
         "    if len(chunks) == 2: raise OSError('end')\n"
         "eval.append = append\neval.main(sys.argv[1:])\n")
     done = torchrun(2, code, *flags, "--out", tmp_path / "out", check=False)
     assert done.returncode and "eval.py: end" in done.stderr
     path = tmp_path / "out" / "completions.jsonl"
     assert path.read_text().count("completion\"") == 16  # two chunks of 4 problems x 2
-    monkeypatch.setattr(evaluation, "CHUNK", 4)
-    monkeypatch.setattr(evaluation, "append", lambda path, groups: (
-        append(path, groups), chunks.append(len(groups))))
+    monkeypatch.setattr(evaluation, "AT_ONCE", 4)
+    monkeypatch.setattr(evaluation, "append", lambda path, rows: (
+        append(path, rows), chunks.append(len(rows))))
     evaluation.main([*flags, "--out", str(tmp_path / "out")])
-    assert chunks == [2, 2]
+    assert chunks == [4, 4]
     rows = list(map(json.loads, path.read_text().splitlines()))
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((tmp_path / "out" / "eval.json").read_text())["results"]["countdown"]

@@ -104,7 +104,8 @@ def with_verifier(copy, lines):
     """The copy of the project, with these lines below REWARDS in its rewards.py."""
     shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
     text = (copy / "rewards.py").read_text()
-    (copy / "rewards.py").write_text(re.sub(r"^(REWARDS = .*)$", rf"\1\n{lines}", text, flags=re.M))
+    (copy / "rewards.py").write_text(re.sub(r"^(REWARDS = .*?)\n\n", rf"\1\n{lines}\n\n", text,
+                                              flags=re.M | re.S))
 
 
 def test_the_verifier_of_an_example_runs_in_the_workers(copy):
@@ -128,7 +129,7 @@ def test_the_verifier_of_an_example_runs_in_the_workers(copy):
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "intermediate_integration"])
 def test_problems_of_reasoning_gym(task, copy):
     """They are functions of the task and the index, whose answers are right in a worker."""
-    with_verifier(copy, "from examples.reasoning_gym import rg\nREWARDS['rg'] = verifier(rg)")
+    with_verifier(copy, "from examples.reasoning_gym import rg\nREWARDS['rg'] = rg")
     learnt, again, test = (run(copy, "examples/reasoning_gym.py", task, *flags) for flags in (
         [20], [20], [5, "--held_out"]))
     assert learnt == again and len(learnt.splitlines()) == 20 and "Integral(" not in learnt

@@ -119,13 +119,13 @@ def test_a_hedge_is_a_fault_of_its_own(pred, gold):
 
 
 def test_grading_counts_hedges():
-    problem = dict(reward="math", answer="5")
+    problem = dict(verifier="math", answer="5")
     texts = [f"\\boxed{{{text}}}" for text in ("5", "6", "\\le 5", "5 or 6", "x+y=5", "6.5",
     "x = 6")]
     details = []
     (rewards,), counters = grade([problem], [[*texts, "no box"]], details=details)
     assert rewards == [1] + [0] * 7 and counters["hedge"] == 3 == sum(
-        fault == "hedge" for _, fault, _ in details)
+        bool(fault) and fault.kind == "hedge" for _, fault, _ in details)
     assert counters["unparsed_answer"] == 1 and counters["error"] == 0
     refuse("n \\ge 3", "n \\geq 4")  # wrong, and of the gold answer's form: no hedge
     refuse("\\sum_{k=1}^n k^2", "\\sum_{k=1}^n k")

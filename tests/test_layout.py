@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from conftest import between
 from engine import kernels, layout, loading, policy
 from engine.sampler import Completion
+from helpers import make_batch
 from losses import METHODS
 
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -49,8 +50,7 @@ def models():
 
 
 def batch_of(prompts, completions):
-    return policy.make_batch(prompts, [Completion(ids, [0.0] * len(ids), False)
-                                       for ids in completions])
+    return make_batch(prompts, [Completion(ids, [0.0] * len(ids), False) for ids in completions])
 
 
 def groups(prompt_lengths, each, longest, seed=1):

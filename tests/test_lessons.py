@@ -60,7 +60,7 @@ def test_commands_of_the_lessons_have_flags_that_exist(flags, tmp_path, monkeypa
     monkeypatch.setitem(METHODS, "smooth", names["METHODS"]["smooth"])
     near = tmp_path / "runs" / "lesson8" / "near.jsonl"
     near.parent.mkdir(parents=True)
-    row = dict(prompt="1", answer=dict(nums=[1], target=1), reward="countdown")
+    row = dict(prompt="1", answer=dict(nums=[1], target=1), verifier="countdown")
     near.write_text(json.dumps(row) + "\n")
     train.parse_args(shlex.split(flags))
 
@@ -72,7 +72,7 @@ def test_commands_of_the_lessons_on_runs_and_rollouts_are_taken():
 
 def test_the_list_of_full_has_flags_that_exist():
     names = []
-    for line in (ROOT / "bench" / "full.txt").read_text().splitlines():
+    for line in (ROOT / "study" / "full.txt").read_text().splitlines():
         if not line.startswith("#"):
             name, rest = line.split(maxsplit=1)
             steps, flags = rest.split("--", 1)
@@ -88,15 +88,16 @@ def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
     and take any gold answer."""
     shutil.copytree(ROOT / "graders", tmp_path / "graders")
     text = (ROOT / "rewards.py").read_text()
-    pasted = re.sub(r"^REWARDS = .*\n", lambda line: f"{line[0]}\n{VERIFIER}\n", text, flags=re.M)
+    pasted = re.sub(r"^REWARDS = .*?\n\n", lambda table: f"{table[0]}\n{VERIFIER}\n", text,
+                    flags=re.M | re.S)
     (tmp_path / "rewards.py").write_text(pasted)
     script = ("import rewards; a = dict(nums=[1, 2], target=7); "
-              "problems = [dict(answer=a, reward=r) for r in ('near', 'gold_near')]; "
-              "texts = [['<answer>9</answer>', '<answer>99</answer>']] * 2; "
-              "print(rewards.grade(problems, texts)[0])")
+              "problems = [dict(answer=a, verifier='near')]; "
+              "texts = [['<answer>9</answer>', '<answer>99</answer>']]; "
+              "print(rewards.grade(problems, texts)[0], rewards.gradable(problems)[0].reward)")
     process = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True,
                              text=True)
-    assert process.stdout.strip() == "[[1.0, 0.0], [1.0, 1.0]]", process.stderr
+    assert process.stdout.strip() == "[[1.0, 0.0]] 1.0", process.stderr
     assert rewards.REWARDS["countdown"]("<answer>9</answer>", dict(nums=[1, 2], target=7)) == 0
 
 

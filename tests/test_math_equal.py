@@ -265,7 +265,7 @@ def test_a_gold_answer_has_half_the_time_that_data_load_allows(monkeypatch):
                         lambda *_, timeout_seconds: asked.append(timeout_seconds) or True)
     monkeypatch.setattr(sources, "grade", lambda *_, timeout, details: (
         asked.append(timeout), details.append([1.0, None, 0.0])))
-    problem = dict(reward="math", answer="x \\in [-2,7]", id="0")
+    problem = dict(verifier="math", answer="x \\in [-2,7]", id="0")
     assert readable.__wrapped__(problem["answer"])
     assert sources.with_right_golds("a set", [problem], ["a row"]) == [problem]
     assert equal("(0,36) \\setminus \\{9\\}", "(0,9) \\cup (9,36)") and asked == [30, 60, 30, None]
@@ -395,7 +395,7 @@ def test_a_wrong_answer_is_0_also_where_the_gold_cannot_be_read():
 
 
 def test_unreadable_golds_are_counted():
-    problem = dict(reward="math", answer="\\frac{1}{2")
+    problem = dict(verifier="math", answer="\\frac{1}{2")
     assert not readable(problem["answer"]) and readable("\\frac{1}{2}") and readable("Evelyn")
     rewards, counters = grade([problem], [["\\boxed{5}", "no box"]])
     assert rewards == [[0.0, 0.0]]

@@ -17,8 +17,8 @@ import train
 from conftest import ROOT, between
 from engine import policy
 from engine.sampler import Completion, make_sampler
+from engine.trainer import Trainer
 from examples import one_file
-from harness.model import Trainer
 from losses import METHODS
 from ranks import EXACT_NORMS
 
@@ -112,17 +112,14 @@ def by_train(model, name, method, groups):
         "--problems_per_rollout", str(P)])
     assert args.max_tokens == one_file.MAX_TOKENS and args.max_grad_norm == 1
     chosen, state, found = policy.Policy(copy.deepcopy(model), budget=60, layout="shared"), {}, {}
-    optimizer = torch.optim.AdamW(chosen.parameters(), lr=args.lr, weight_decay=args.weight_decay,
-                                  fused=True)
-    trainer = Trainer(chosen, None, optimizer,
-                      torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
-                      torch.amp.GradScaler("cpu", enabled=False))
+    trainer = Trainer(chosen, method, max_tokens=args.max_tokens, lr=args.lr,
+                      weight_decay=args.weight_decay)
     for rollout in range(ROLLOUTS):
         batch, metrics = train.score(trainer, groups, args)
         state["entropy"] = metrics["policy/entropy"]
         advantages = losses.group_advantages(method, REWARDS, state)
         batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
-        told = [train.update(trainer, minibatch, method, args)["loss"].item()
+        told = [trainer.step(minibatch)["loss"].item()
                 for _, minibatch in policy.minibatches(batch, method, S, 0, rollout)]
         found.update(numbers_of(rollout, batch, told))
     logprobs, _ = policy.compute_logprobs(chosen, batch)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
+from helpers import make_batch
 from losses import METHODS
 from ranks import EXACT_NORMS
 from study import tiny
@@ -34,8 +35,8 @@ def model():
 
 def batch_of(*completions, prompts=None):
     """A batch of these completions, lists of token ids, of one prompt of one token."""
-    return policy.make_batch(prompts or [[1]] * len(completions),
-                             [Completion(ids, [0.0] * len(ids), False) for ids in completions])
+    return make_batch(prompts or [[1]] * len(completions),
+                      [Completion(ids, [0.0] * len(ids), False) for ids in completions])
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +193,10 @@ def test_without_the_gathering_acpo_would_depend_on_the_split(model, batch, monk
 
 @pytest.mark.parametrize("layout", ["padded", "shared"])
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
-def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk, monkeypatch):
+def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk):
     """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
     float64. They differ by the order of sums: by at most 9e-15 of the largest element of a tensor,
     over three instruction sets, one thread and two."""
-    monkeypatch.setattr(kernels, "CHUNK", tokens_in_a_chunk * 101)
     weigh = torch.linspace(-1, 2, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
 
     def with_gradient(logprobs, entropy):
@@ -217,7 +217,7 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
         return map(torch.stack, zip(*rows))
 
     wanted = with_gradient(*plain())
-    other = policy.Policy(model.model, 0.8, layout=layout)
+    other = policy.Policy(model.model, 0.8, layout=layout, chunk=tokens_in_a_chunk * 101)
     found = with_gradient(*other(batch))
     model.use_layout("padded")
     apart = [(a - b).abs().max() / a.abs().max() for a, b in zip(wanted, found)]
@@ -225,8 +225,8 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     assert not any(x[~batch.mask].any() for x in found[:2])
 
 
-def test_a_head_with_a_bias_and_without_a_gradient(monkeypatch):
-    monkeypatch.setattr(kernels, "CHUNK", 5 * 30)
+def test_a_head_with_a_bias_and_without_a_gradient():
+    chunk = 5 * 30
     g = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
         torch.randn(n, generator=g, dtype=torch.float64, requires_grad=True)
@@ -234,13 +234,14 @@ def test_a_head_with_a_bias_and_without_a_gradient(monkeypatch):
     ids = torch.randint(30, (9,), generator=g)
     for outputs in (slice(2), 0, 1):  # both, and each alone
         assert torch.autograd.gradcheck(
-            lambda *x: kernels.HeadLogprobs.apply(*x, ids, 0.7)[outputs], (hidden, weight, bias))
+            lambda *x: kernels.HeadLogprobs.apply(*x, ids, 0.7, False, chunk)[outputs],
+            (hidden, weight, bias))
     frozen = weight.detach()
-    kernels.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7)[0].sum().backward()
+    kernels.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7, False, chunk)[0].sum().backward()
     assert hidden.grad.abs().sum() > 0 and frozen.grad is None
 
 
-def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
+def test_bfloat16_heads_sum_their_gradient_in_float32():
     """Many chunks of a bfloat16 computation: the float32 weight's gradient is as near to the truth
     as that of one chunk."""
     g = torch.Generator().manual_seed(0)
@@ -248,10 +249,10 @@ def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
     ids = torch.randint(50, (512,), generator=g)
 
     def gradient(chunk, autocast):
-        monkeypatch.setattr(kernels, "CHUNK", chunk * 50)
         w = weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            kernels.HeadLogprobs.apply(hidden, w, None, ids, 1.0)[0].sum().backward()
+            kernels.HeadLogprobs.apply(hidden, w, None, ids, 1.0, False,
+                                       chunk * 50)[0].sum().backward()
         return w.grad
 
     exact = gradient(512, False)
@@ -260,11 +261,11 @@ def test_bfloat16_heads_sum_their_gradient_in_float32(monkeypatch):
 
 
 @pytest.mark.slow
-def test_memory_of_the_log_probabilities_is_a_chunks(monkeypatch):
+def test_memory_of_the_log_probabilities_is_a_chunks():
     """Peak memory beyond the head's gradient, against log_softmax of whole logits, for 1,024 tokens
     in chunks of 220: an eighth of Qwen's vocabulary and of a CPU's chunk."""
     from harness.fit import Ledger
-    monkeypatch.setattr(kernels, "CHUNK", kernels.CHUNK // 8)
+    chunk = kernels.CHUNK // 8
     g, vocabulary = torch.Generator().manual_seed(0), 151936 // 8
     inputs = torch.randn(1024, 32, generator=g), torch.randn(vocabulary, 32, generator=g) / 32**0.5
     ids = torch.randint(vocabulary, (1024,), generator=g)
@@ -284,7 +285,8 @@ def test_memory_of_the_log_probabilities_is_a_chunks(monkeypatch):
             peak = ledger.peak_of(action)
         return peak - 4 * leaves[1].numel(), [*outputs, *(x.grad for x in leaves)]
     most, exact = measured(whole)
-    peak, values = measured(lambda *given: kernels.HeadLogprobs.apply(*given, None, ids, 1.0))
+    peak, values = measured(lambda *given: kernels.HeadLogprobs.apply(
+        *given, None, ids, 1.0, False, chunk))
     assert max(((x - y).abs().max() / x.abs().max()).item()
                for x, y in zip(exact, values, strict=True)) < 1e-5
     assert 0 < peak < 0.4 * most
@@ -328,16 +330,15 @@ def test_micro_batches_by_hand(budget, ranks, parts):
 
 
 def test_a_batch_by_hand():
-    batch = policy.make_batch([[7, 8], [9]], [Completion([1], [-0.5], False),
-                                              Completion([2, 3, 0], [-1.0, -2.0, -3.0], True)])
+    long = Completion([2, 3, 0], [-1.0, -2.0, -3.0], True)
+    batch = policy.make_batch([([7, 8], [Completion([1], [-0.5], False)]), ([9], [long])])
     assert batch.ids.tolist() == [[7, 8, 1, 0], [9, 2, 3, 0]]
     assert batch.prompt_len.tolist() == [2, 1] and batch.completion_len.tolist() == [1, 3]
     assert batch.mask.tolist() == [[True, False, False], [True, True, True]]
     assert batch.sampler_logprobs.tolist() == [[-0.5, 0, 0], [-1, -2, -3]]
     second = batch.to("cpu").rows([1])
     assert second.ids.tolist() == [[9, 2, 3, 0]] and second.advantages is None
-    with pytest.raises(ValueError):
-        policy.make_batch([[7], [8]], [Completion([1], [0.0], False)])
+    assert policy.make_batch([([7], [long, long]), ([8], [long])]).group.tolist() == [0, 0, 1]
 
 
 def test_shares_of_a_rollout():

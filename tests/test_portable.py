@@ -186,7 +186,7 @@ def test_the_scripts_keep_to_what_macos_bash_knows():
     """It is of 2006: bash 3.2."""
     newer = (r"\b(mapfile|readarray|coproc)\b|declare -[Ang]|local -[An]|wait -n|\[\[ -v|&>>|\|&"
              r"|\$\{\w+(\[[^]]*\])?(,|\^|@)|\bprintf '%\(|cksum -|date -d|sed -i|readlink -f")
-    for path in (ROOT / "run_all.sh", ROOT / "bench" / "full.sh"):
+    for path in (ROOT / "run_all.sh", ROOT / "study" / "full.sh"):
         assert not (found := re.search(newer, path.read_text())), f"{path.name}: {found[0]}"
 
 
@@ -289,10 +289,10 @@ def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
 @pytest.mark.quick
 def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     (tmp_path / "hanging.py").write_text(
-        "import re\nVERIFIERS = {'hang': lambda text, _: bool(re.match('(a+)+$', text))}\n")
+        "import re\ndef call(name, text, _):\n    return bool(re.match('(a+)+$', text))\n")
     done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "
-               "assert not hasattr(fcntl, 'F_SETSIG'); print(json.dumps(rewards.grade("
-               "[dict(reward='hang', answer=None)], [['aaa', 'a' * 60 + 'b', 'ab']], 1.0, 2)))")
+               "rewards.REWARDS['hang'] = None; assert not hasattr(fcntl, 'F_SETSIG'); print(json.dumps(rewards.grade("
+               "[dict(verifier='hang', answer=None)], [['aaa', 'a' * 60 + 'b', 'ab']], 1.0, 2)))")
     assert done.returncode == 0, done.stderr
     rewards, counters = json.loads(done.stdout)
     assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
@@ -301,7 +301,8 @@ def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
 @pytest.mark.parametrize("command", [["train.py", "--data", "code.jsonl", "--eval_every", "0"],
                                      ["eval.py", "--benchmarks", "code.jsonl"]])
 def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
-    program = dict(prompt="?", answer=dict(tests=[dict(input="3\n", output="6\n")]), reward="code")
+    tests = [dict(input="3\n", output="6\n")]
+    program = dict(prompt="?", answer=dict(tests=tests), verifier="code")
     (tmp_path / "code.jsonl").write_text(json.dumps(program) + "\n")
     done = mac(*(tmp_path / part if part.endswith("jsonl") else part for part in command),
                "--out", tmp_path / "out")
@@ -322,7 +323,7 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     done = mac("-c", "import os, pathlib, sys; from graders import sandbox; "
                "mac, marker, code = sys.argv[1:]; "
                "sandbox.RUNNER = marker + pathlib.Path(mac).read_text() + sandbox.RUNNER; "
-               "sandbox.prepare([dict(reward='code')], True); "
+               "sandbox.announce([dict(verifier='code')], True); "
                "print(sandbox.run_tests(code, [dict(input='3', output='6')], "
                "timeout=1 if 'sleep' in code else 5))",
                tmp_path / "mac" / "sitecustomize.py", marker, code)

@@ -83,12 +83,8 @@ def losses_of(model, rows):
 
 
 def test_the_loss_is_that_of_transformers_and_falls(gemma, data_file, tmp_path, monkeypatch):
-    seen, own = [], sft.backward
-
-    def backward(*given, **options):
-        seen.append(own(*given, **options))
-        return seen[-1]
-    monkeypatch.setattr(sft, "backward", backward)
+    seen, own = [], Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda *given: (seen.append(own(*given)), seen[-1])[1])
     sft.main(["--model", gemma, "--data", str(data_file), "--out", str(tmp_path / "start"), *(
         "--batch 64 --epochs 20 --lr 3e-3 --tokens_per_micro_batch 400".split())])
     rows = [larger(i) for i in range(256)]
@@ -101,7 +97,7 @@ def test_the_loss_is_that_of_transformers_and_falls(gemma, data_file, tmp_path, 
     # train.py takes the folder: completions end by themselves, sampler and trainer agree
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps(dict(
-        prompt=row["prompt"], reward="math", answer=row["completion"][8:-9])) + "\n"
+        prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9])) + "\n"
         for row in rows))
     train.main(["--model", str(tmp_path / "start"), "--data", str(problems), "--out",
                 str(tmp_path / "run"), *("--rollouts 2 --problems_per_rollout 4 --group_size 8 "

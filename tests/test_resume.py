@@ -268,7 +268,7 @@ def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsy
 def test_other_problems_in_the_file_are_noticed(base, tmp_path, capsys):
     file, out = tmp_path / "own.jsonl", tmp_path / "run"
     rows = [json.dumps(dict(prompt=f"{i},2={i + 2}:", answer=dict(nums=[i, 2], target=i + 2),
-                            reward="countdown")) for i in range(9)]
+                            verifier="countdown")) for i in range(9)]
     file.write_text("\n".join(rows[:8]))
     train.main(["--model", base, *SMALL, "--data", str(file), "--rollouts", "1", "--schedule",
                 "constant", "--out", str(out)])

@@ -104,9 +104,9 @@ def test_expressions(text, value):
     ("math", float("inf"), 0), ("countdown", dict(nums=[3, -1], target=2), 0),
 ])
 def test_which_golds_can_be_graded(kind, gold, good):
-    assert rewards.VERIFIERS["gold_" + kind]("no completion", gold) is bool(good)
+    assert REWARDS[kind].gold_ok(gold) is bool(good)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        rewards.VERIFIERS["gold_table"]("", [float("nan")])
+        REWARDS["table"].gold_ok([float("nan")])
 
 
 @pytest.mark.parametrize("completion, program", [
@@ -129,7 +129,7 @@ def test_the_program_of_a_completion(completion, program, names, monkeypatch):
     assert seen == ([(program, ["a test"], names.get("fn_name"))] if program else [])
     problem = dict(tests=[], **names)
     with pytest.raises(UnparsedGold if program else Unparsed):
-        REWARDS["code"].__wrapped__(completion, problem)
+        REWARDS["code"].grade(completion, problem)
     assert REWARDS["code"](completion, problem) == 0
 
 
@@ -145,28 +145,30 @@ def test_the_program_is_the_last_that_defines_the_function(completion):
 
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     """The time of each job, where it runs, what of the answers is counted, and in which order."""
-    asked = []
+    asked, error = [], worker.Fault("error", "a")
 
     def run_jobs(module, jobs, workers):
         asked.append((module, jobs, workers))
-        return [[1.0, None, 0.1], [0.0, "error: a", 0.3], [0.0, "timeout", 0.2],
-                [0.0, "error: a", 0.0], [0.5, "unparsed_answer", 0.0]]
+        return [worker.Result(*result) for result in (
+            (1.0, None, 0.1), (0.0, error, 0.3), (0.0, worker.Fault("timeout", ""), 0.2),
+            (0.0, error, 0.0), (0.5, worker.Fault("unparsed_answer", ""), 0.0))]
 
     monkeypatch.setattr(worker, "run_jobs", run_jobs)
-    problems = [dict(reward="math", answer="5"), dict(reward="code", answer=dict(tests=[])),
-                dict(reward="gold_code", answer=3)]
+    problems = [dict(verifier="math", answer="5"), dict(verifier="code", answer=dict(tests=[])),
+                dict(verifier="table", answer=3)]
     details = ["before"]
     got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
-    assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2][1] == "error: a"
+    assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2].fault == error
     assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
                                        "rewards: code, 1 of 5 completions: timeout after 600 s\n"
-                                       "rewards: gold_code, 1 of 5 completions: error: a\n")
+                                       "rewards: table, 1 of 5 completions: error: a\n")
     (module, jobs, workers), = asked
     assert (module, workers) == ("rewards", 3)
     assert [tuple(job) for job in jobs] == [
-        ("math", "a", "5", 4.0), ("math", "b", "5", 4.0), ("code", "c", dict(tests=[]), 600.0),
-        ("gold_code", "d", 3, 4.0), ("gold_code", "e", 3, 4.0)]
+        ("math", ["a", "5"], 4.0), ("math", ["b", "5"], 4.0),
+        ("code", ["c", dict(tests=[])], 600.0),
+        ("table", ["d", 3], 4.0), ("table", ["e", 3], 4.0)]
     grade(problems, [["a", "b"], ["c"], ["d", "e"]], timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
     monkeypatch.setattr(worker, "run_jobs", lambda *_: [])
@@ -178,40 +180,37 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
     others = {*REWARDS} - {"math"}
-    rewards.prepare([*others, *("gold_" + name for name in others)])
-    for name in ("math", "gold_math"):
+    rewards.prepare([*others, *("gold " + name for name in others)])
+    for name in ("math", "gold math"):
         with pytest.raises(ImportError):
             rewards.prepare(["countdown", name])
 
 
-def test_the_workers_know_every_verifier_and_its_gold():
-    assert set(rewards.VERIFIERS) == {*REWARDS, *("gold_" + name for name in REWARDS)}
-    for name, f in REWARDS.items():  # what the workers run raises Unparsed, which grade counts
-        assert f.__name__ == name and rewards.VERIFIERS[name] is f.__wrapped__
+def test_a_row_counts_what_cannot_be_read_and_gives_0():
+    for name, row in REWARDS.items():
         with pytest.raises(Unparsed):
-            rewards.VERIFIERS[name]("nothing", ["a"])
+            rewards.call(name, "nothing", ["a"])
+        assert row("nothing", ["a"]) == 0
 
 
-def test_a_verifier_below_the_table_needs_no_more_than_its_line():
-    source, end = (ROOT / "rewards.py").read_text(), "\nGOLDS = "
-    assert source.count(end) == 1
-    scope = dict(__name__="rewards with one more")
-    exec(source.replace(end, "\nREWARDS['mine'] = lambda text, answer: 0.5" + end), scope)
-    assert scope["VERIFIERS"]["mine"]("", 3) == 0.5  # and any gold answer is taken
-    assert scope["VERIFIERS"]["gold_mine"]("", 3) is True
+def test_a_function_alone_is_a_row(monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", lambda text, answer: 0.5)
+    assert rewards.call("mine", "", 3) == 0.5 and rewards.verifier("mine").seconds == 4
+    assert rewards.call("gold mine", 3) is True  # any gold answer is taken
 
 
 def test_an_exception_in_a_package_is_placed_where_it_was_called():
     def broken(completion, answer):
         return json.loads(completion)
-    reward, fault = worker.graded(dict(broken=broken), "broken", "no JSON", None)
+    reward, (kind, detail) = worker.graded(broken, "no JSON", [None])
     line = broken.__code__.co_firstlineno + 1
-    assert reward == 0 and fault.endswith(f"({broken.__code__.co_filename}, line {line})")
+    assert (reward, kind) == (0, "error")
+    assert detail.endswith(f"({broken.__code__.co_filename}, line {line})")
 
 
 def test_grade_keeps_the_order_and_counts():
-    problems = [dict(reward="countdown", answer=RIGHT),
-        dict(reward="countdown", answer=dict(RIGHT, target=20))]
+    problems = [dict(verifier="countdown", answer=RIGHT),
+        dict(verifier="countdown", answer=dict(RIGHT, target=20))]
     texts = [[answer("2+3*4"), "none", answer("4")] * 40,
         [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
     got, counters = grade(problems, texts)
@@ -222,7 +221,7 @@ def test_grade_keeps_the_order_and_counts():
 
 BAD = """
 import os, signal, time
-from rewards import VERIFIERS
+from rewards import REWARDS, call
 print("what a module prints goes nowhere")
 def bad(completion, answer):
     print("what a verifier prints goes nowhere", flush=True)
@@ -235,7 +234,7 @@ def bad(completion, answer):
     if completion == "raise": raise MemoryError("as if")
     if completion == "deep": return bad(completion, answer)
     return completion == "good"
-VERIFIERS["bad"] = bad
+REWARDS["bad"] = bad
 """
 
 
@@ -245,6 +244,8 @@ def verifiers(monkeypatch, tmp_path, request):
     (tmp_path / "own_rewards.py").write_text(request.param)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(rewards, "MODULE", "own_rewards")
+    for name in ("bad", "meddling"):
+        monkeypatch.setitem(REWARDS, name, None)
     yield
     for process in [*worker.pool("own_rewards", 1), *worker.pool("own_rewards", 2)]:
         process.stop()
@@ -253,7 +254,7 @@ def verifiers(monkeypatch, tmp_path, request):
 
 @pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
 def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
-    problem = dict(reward="bad", answer=None)
+    problem = dict(verifier="bad", answer=None)
     texts = ["good", "wrong"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
         (250, "raise"), (251, "deep")):
@@ -270,9 +271,9 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     assert "rewards: bad, 2 of 400 completions: timeout after 3 s\n" in said
 
 
-def test_an_unknown_verifier_is_an_error_that_is_shown(capfd):
-    (got,), counters = grade([dict(reward="nobody's", answer=None)], [["x"]], workers=1)
-    assert got == [0] and counters["error"] == 1 and "KeyError" in capfd.readouterr().err
+def test_an_unknown_verifier_is_an_error():
+    with pytest.raises(KeyError, match="nobody's"):
+        grade([dict(verifier="nobody's", answer=None)], [["x"]], workers=1)
 
 
 def test_the_verifiers_load_without_sympy():
@@ -283,13 +284,13 @@ def test_the_verifiers_load_without_sympy():
 
 def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
     monkeypatch.setattr(rewards, "MODULE", "there_is_no_such_module")
-    (got,), counters = grade([dict(reward="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3],
+    (got,), counters = grade([dict(verifier="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3],
         workers=1)
     assert got == [0, 0, 0] and counters["error"] == 3
 
 
 def test_workers_that_died_between_two_rollouts_are_replaced():
-    problems = [dict(reward="countdown", answer=RIGHT)]
+    problems = [dict(verifier="countdown", answer=RIGHT)]
     texts = [[answer("2+3*4")] * 40]
     assert grade(problems, texts)[0] == [[1.0] * 40]
     for one in worker.pool("rewards", worker.WORKERS):
@@ -302,20 +303,20 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
 
 def test_deep_nesting_is_no_answer():
     assert REWARDS["countdown"](answer("(" * 199), RIGHT) == 0
-    assert grade([dict(reward="countdown", answer=RIGHT)],
+    assert grade([dict(verifier="countdown", answer=RIGHT)],
         [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1
     nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
-    problems = [dict(reward="table", answer=gold) for gold in ([1], nested, [2])]
+    problems = [dict(verifier="table", answer=gold) for gold in ([1], nested, [2])]
     got, counters = grade(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
     assert got == [[1], [0], [1]] and counters["error"] == 1
 
 
 def test_a_file_is_graded(tmp_path):
-    rows = [dict(completion="\\boxed{5}", answer="5", reward="math", score=1.0),
-            dict(completion="\\boxed{6}", answer="5", reward="math"),
-            dict(completion="no box", answer="5", reward="math"),
-            dict(answer=float("nan"), reward="math"), dict(answer=RIGHT, reward="countdown"),
-            dict(completion=answer("2+3*4"), answer=RIGHT, reward="countdown")]
+    rows = [dict(completion="\\boxed{5}", answer="5", verifier="math", reward=1.0),
+            dict(completion="\\boxed{6}", answer="5", verifier="math"),
+            dict(completion="no box", answer="5", verifier="math"),
+            dict(answer=float("nan"), verifier="math"), dict(answer=RIGHT, verifier="countdown"),
+            dict(completion=answer("2+3*4"), answer=RIGHT, verifier="countdown")]
     path = tmp_path / "rows.jsonl"
 
     def graded(rows, *files):
@@ -328,8 +329,8 @@ def test_a_file_is_graded(tmp_path):
     assert done.stdout.splitlines() == ["problems: 5", "right: 2", "wrong: 1", "unparsed_answer: 1"]
     assert ", line 4 (id 3) is left out" in done.stderr and done.stderr.count("\n") == 1
     for row, files, message in (
-            (dict(completion="x", answer="5"), (path,), "line 1 has no field reward"),
-            (dict(completion="x", answer="5", reward="maths"), (path,), "none of math, "),
+            (dict(completion="x", answer="5"), (path,), "line 1 has no field verifier"),
+            (dict(completion="x", answer="5", verifier="maths"), (path,), "none of math, "),
             ("[]", (path,), "line 1 is not"),
             ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
@@ -342,7 +343,7 @@ def test_a_file_is_graded(tmp_path):
     ("so\n```python\nprint(int(input())*2)\n```\nas said", 1),
     ("```python\nprint(int(input())*2)\n```\nor\n```python\nprint(1)\n```", 0), ("```\n```", 0)])
 def test_programs(completion, reward):
-    problem = dict(reward="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
+    problem = dict(verifier="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
         fn_name=None))
     assert grade([problem], [[completion]])[0] == [[reward]]
     assert REWARDS["code"](completion, problem["answer"]) == reward
@@ -353,13 +354,12 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     """Also where the verifier hangs in C code, which holds Python's lock."""
     (tmp_path / "hanging.py").write_text(
         "import re\n"
-        "VERIFIERS = {'hang': lambda completion, _: completion and re.match('(a+)+$', "
-        "completion)}\n")
+        "def call(name, completion):\n    return completion and re.match('(a+)+$', completion)\n")
     parent = subprocess.Popen(
         [sys.executable, "-c",
          "from graders import worker; w = worker.Worker('hanging'); w.start(); "
          "print(w.process.pid, flush=True); "
-         "w.run([worker.Job('hang', 'a' * 60 + 'b', None, 600.0)])"], cwd=ROOT, text=True,
+         "w.run([worker.Job('hang', ['a' * 60 + 'b'], 600.0)])"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=f"{ROOT}:{tmp_path}"))
     child = int(parent.stdout.readline())
     time.sleep(1.0)  # it is in the regular expression by then
@@ -380,7 +380,7 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
 
 MEDDLING = """
 import os, threading, time
-from rewards import VERIFIERS
+from rewards import REWARDS, call
 def meddling(completion, answer):
     if completion == "forks": return float(os.fork() > 0)
     if completion == "leaves": os.fork() or time.sleep(600)
@@ -392,14 +392,14 @@ def meddling(completion, answer):
     if completion == "closes": os.closerange(3, 64)
     if completion == "later": threading.Timer(0.5, meddling, ["null\\n", None]).start()
     return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
-VERIFIERS["meddling"] = meddling
+REWARDS["meddling"] = meddling
 """
 
 
 @pytest.mark.parametrize("verifiers", [MEDDLING], indirect=True, ids=["meddling"])
 def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):
     """It forks, writes to descriptors that it did not open, reads the worker's jobs, is NaN."""
-    problem = dict(reward="meddling", answer=None)
+    problem = dict(verifier="meddling", answer=None)
     faulty = ["[1.0, null]\n", "half a line", "[" * 5000 + "\n", "\xff\n", "null\n", "closes",
               "nan", "inf"]
     texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]

@@ -24,7 +24,7 @@ PROMPTS = ["1,2,3=6:", "7,1,9=16:", "4,4,9=1:", "12"]
 
 def gap(model, prompts, groups, temperature):
     """Largest difference between the sampler's logprobs and the trainer's."""
-    batch = policy.make_batch([p for p, g in zip(prompts, groups) for _ in g], sum(groups, []))
+    batch = policy.make_batch([*zip(prompts, groups)])
     ours, _ = policy.compute_logprobs(policy.Policy(model, temperature), batch)
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
 
@@ -191,8 +191,8 @@ def test_a_prompt_is_computed_once_and_who_has_ended_leaves(tmp_path, monkeypatc
     shapes, own = [], sampler.model.forward
     monkeypatch.setattr(sampler.model, "forward", lambda **inputs: (
         shapes.append(tuple(inputs["input_ids"].shape)), own(**inputs))[1])
-    groups = sampler.sample([[5, 6], [7, 8, 9], [5, 6]], 16, seed=1, temperature=1.0, max_tokens=20)
-    assert shapes[0] == (2, 3)  # two distinct prompts
+    groups = sampler.sample([[5, 6], [7, 8, 9]], 24, seed=1, temperature=1.0, max_tokens=20)
+    assert shapes[0] == (2, 3)
     sizes = [rows for rows, _ in shapes[1:]]
     lengths = [len(c.tokens) for g in groups for c in g]
     for step, size in enumerate(sizes, 1):

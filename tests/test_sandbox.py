@@ -301,7 +301,7 @@ def test_nothing_is_run_without_the_file_system(monkeypatch, capsys):
     with pytest.raises(PermissionError, match="mount.*No such file or directory"):
         run_tests("print(6)", IO[:1])
     monkeypatch.setenv("NANORLVR_ALLOW_UNSAFE_CODE", "1")  # which prepare sets
-    sandbox.prepare([dict(reward="code")], True)
+    sandbox.announce([dict(verifier="code")], True)
     assert capsys.readouterr().out == "isolation: none, rlimits alone\n"
 
 
@@ -313,7 +313,7 @@ def test_a_fork_bomb_costs_no_other_program_its_reward():
              "    t=threading.Thread(target=time.sleep,args=(0.1,))\n    t.start()\nprint(6)")
     texts = [f"```\n{code}\n```" for code in [bomb + "time.sleep(9)", *[right] * 15]]
     try:
-        got, _ = rewards.grade([dict(reward="code", answer=test)], [texts], workers=16)
+        got, _ = rewards.grade([dict(verifier="code", answer=test)], [texts], workers=16)
     finally:
         for one in worker.pool("rewards", 16):
             one.stop()
@@ -459,9 +459,9 @@ def test_a_refusal_says_why_and_what_the_flag_would_do(system, tool, why, monkey
     monkeypatch.setattr(sandbox, "RUNNER", "raise SystemExit")
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     with pytest.raises(PermissionError) as refused:
-        sandbox.prepare([dict(reward="math"), dict(reward="code")], allow_unsafe=False)
+        sandbox.announce([dict(verifier="math"), dict(verifier="code")], allow_unsafe=False)
     assert why in str(refused.value) and "whatever this user may do to files" in str(refused.value)
-    sandbox.prepare([dict(reward="math")], allow_unsafe=False)  # there is no program to be run
+    sandbox.announce([dict(verifier="math")], allow_unsafe=False)  # there is no program to be run
 
 
 def test_without_isolation_programs_are_refused(monkeypatch, tmp_path):

@@ -64,7 +64,7 @@ def test_a_row_of_each_set(name, tmp_path):
     write(folder, name, row)
     problem, = data.load(name, "test", folder)
     assert problem["answer"] == answer and isinstance(problem["id"], str)
-    assert problem["reward"] == SETS[name].reward and problem["reward"] in REWARDS
+    assert problem["verifier"] == SETS[name].verifier and problem["verifier"] in REWARDS
     assert any(text in problem["prompt"] for text in ("2+2?", "Double it.", "how many?"))
 
 
@@ -201,22 +201,22 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
 
 
 @pytest.mark.parametrize("rows, message", [
-    ([dict(prompt="?", answer="1")], "line 1 has no field reward"),
-    ([dict(answer="1", reward="math")], "line 1 has no prompt"),
-    ([dict(prompt="?", answer="1", reward="maths")], "'maths' is none of"),
+    ([dict(prompt="?", answer="1")], "line 1 has no field verifier"),
+    ([dict(answer="1", verifier="math")], "line 1 has no prompt"),
+    ([dict(prompt="?", answer="1", verifier="maths")], "'maths' is none of"),
     ([], "own.jsonl has no problem that can be used"),
-    ([dict(prompt=5, answer="1", reward="math")], "line 1 has no prompt"),
-    ([dict(messages=[], answer="1", reward="math")], "line 1 has no prompt"),
-    ([dict(prompt="", answer="1", reward="math")], "line 1 has no prompt"),
-    ([dict(prompt="?", answer="{", reward="math")], "has no problem that"),
-    ([dict(prompt="?", answer="1", reward="math", id=1)] * 2, "same id"),
+    ([dict(prompt=5, answer="1", verifier="math")], "line 1 has no prompt"),
+    ([dict(messages=[], answer="1", verifier="math")], "line 1 has no prompt"),
+    ([dict(prompt="", answer="1", verifier="math")], "line 1 has no prompt"),
+    ([dict(prompt="?", answer="{", verifier="math")], "has no problem that"),
+    ([dict(prompt="?", answer="1", verifier="math", id=1)] * 2, "same id"),
 ])
 def test_own_files(rows, message, tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(data.DataError, match=message):
         data.load(str(path), "train")
-    row = dict(prompt="2+2?", answer="4", reward="math")
+    row = dict(prompt="2+2?", answer="4", verifier="math")
     path.write_text(json.dumps(row) + "\n")
     assert data.load(str(path), "train") == [dict(row, id="0")]
 
@@ -241,7 +241,7 @@ TESTED = dict(tests=[dict(input="1", output="2")], fn_name=None)
 def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(reward, wrong, right, tmp_path,
                                                                    capsys):
     path = tmp_path / "own.jsonl"
-    rows = [dict(prompt="?", answer=answer, reward=reward) for answer in wrong + right]
+    rows = [dict(prompt="?", answer=answer, verifier=reward) for answer in wrong + right]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [p["answer"] for p in data.load(str(path), "train")] == right
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(str(path))]
@@ -252,17 +252,10 @@ def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(reward, wrong
 
 def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
     monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
-    row = dict(prompt="?", answer=dict(anything=[1, None]), reward="mine")
+    row = dict(prompt="?", answer=dict(anything=[1, None]), verifier="mine")
     assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
-
-
-def test_a_reward_that_the_workers_do_not_know_has_its_place_named(tmp_path, monkeypatch):
-    """Where it is entered at the end of rewards.py, below VERIFIERS."""
-    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
-    path = tmp_path / "own.jsonl"
-    path.write_text(json.dumps(dict(prompt="?", answer=1, reward="mine")))
-    with pytest.raises(data.DataError, match=r"'mine'\] = ... belongs directly below the line"):
-        data.load(str(path), "train")
+    old = dict(prompt="?", answer="1", reward="mine")  # the field's name before
+    assert sources.problem_of_row("FILE, line 1", old, 0)["verifier"] == "mine"
 
 
 def test_what_is_not_there(tmp_path):
@@ -279,7 +272,7 @@ def test_what_is_not_there(tmp_path):
 
 
 def test_templates(tokenizer, monkeypatch):
-    problem = dict(prompt="2+2?", answer="4", reward="math")
+    problem = dict(prompt="2+2?", answer="4", verifier="math")
     puzzle = data.load("countdown34", "train")[0]  # as the papers ask it
     assert f"equals {puzzle['answer']['target']}." in puzzle["prompt"]
     assert tokenizer.decode(data.encode(tokenizer, puzzle)) == puzzle["prompt"]
@@ -295,7 +288,7 @@ def test_templates(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", chat, raising=False)
     assert tokenizer.decode(data.encode(tokenizer, problem)).startswith("[system]Please reason")
     assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "[user]2+2?:"
-    table = dict(problem, reward="table")
+    table = dict(problem, verifier="table")
     assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
     system, user = (message["content"] for message in puzzle["messages"])
     assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[system]{system}[user]{user}:"

@@ -11,6 +11,7 @@ import data
 import eval as evaluation
 import train
 from data.recipe import settings_of
+from graders import worker
 from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
@@ -22,7 +23,7 @@ from test_train import run
 def graded_alike(reward, fault=None):
     """A stand-in for rewards.grade that gives every completion this reward and this fault."""
     def grade(problems, texts, details):
-        details += [[reward, fault, 0.0]] * sum(map(len, texts))
+        details += [worker.Result(reward, fault, 0.0)] * sum(map(len, texts))
         return [[reward] * len(t) for t in texts], {}
     return grade
 
@@ -72,8 +73,8 @@ def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, t
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
     args, method = train.parse_args(flags.format(recipe=tmp_path).split())
-    policy = SimpleNamespace(budget=1, layout="padded")
-    assert line in banner(args, method, policy, None, 0)
+    trainer = SimpleNamespace(method=method, policy=SimpleNamespace(budget=1, layout="padded"))
+    assert line in banner(args, trainer, None, 0)
 
 
 @pytest.mark.parametrize("recipe, named", [
@@ -141,8 +142,7 @@ def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsy
     assert "rollouts in all (1)" in help_of(capsys, *out)
     parser = Parser("x")
     parser.flag("soft", True, "a switch that is on")
-    parser.take(dict(soft=False), "config.json")
-    assert parser.parse_args([]).soft is False
+    assert parser.merge({}, ("config.json", dict(soft=False))).soft is False
 
 
 @pytest.mark.parametrize("flags, named", [
@@ -193,7 +193,7 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
 def own_file(tmp_path, answer):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(dict(prompt=f"1,2,{i}={i + 3}:", answer=answer,
-                                            reward="math")) + "\n" for i in range(1, 5)))
+                                            verifier="math")) + "\n" for i in range(1, 5)))
     return str(path)
 
 
@@ -238,7 +238,7 @@ def test_two_seeds_have_other_draws(base, tmp_path):
 
 
 def test_the_warning_says_what_the_verifier_made_of_the_completion():
-    example = dict(prompt="p", completion="no box", answer="3", reward="math", score=0.0,
+    example = dict(prompt="p", completion="no box", answer="3", verifier="math", reward=0.0,
                    fault="unparsed_answer")
     record = {"rollout": 4, "reward/mean": 0.0, "reward/unreadable_frac": 1.0,
               "len/truncated_frac": 0.25}
@@ -264,7 +264,7 @@ def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
     assert "--eval_data" in said
 
 
-@pytest.mark.parametrize("fault", ["error: always", "timeout"])
+@pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])
 def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "grade", graded_alike(0.0, fault))
     with pytest.raises(RunFailed, match="every call of a verifier failed"):
@@ -294,7 +294,7 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
     import shutil
 
     from harness.model import read_tokenizer
-    problem = dict(prompt="1?", answer="1", reward="math", id="0")
+    problem = dict(prompt="1?", answer="1", verifier="math", id="0")
     read_tokenizer(base, [problem], "chat")
     assert "WARNING  --template chat: --model" in capsys.readouterr().out
     folder = shutil.copytree(base, tmp_path / "chat")

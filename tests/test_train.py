@@ -20,6 +20,7 @@ from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
+from engine.trainer import Trainer
 from harness.flags import flags_of
 from losses import METHODS, Method, asym, centred, token_mean
 
@@ -213,10 +214,10 @@ def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path)
 def test_problems_from_a_file_and_programs(base, tmp_path):
     """A file of one's own, with verifiers mixed; the held-out problems from another."""
     rows = [
-        dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), reward="countdown"),
-        dict(prompt="2+2=", answer="4", reward="math"),
-        dict(prompt="x=", answer=["a"], reward="table"),
-        dict(prompt="def", answer=dict(tests=[dict(input="", output="1")]), reward="code"),
+        dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), verifier="countdown"),
+        dict(prompt="2+2=", answer="4", verifier="math"),
+        dict(prompt="x=", answer=["a"], verifier="table"),
+        dict(prompt="def", answer=dict(tests=[dict(input="", output="1")]), verifier="code"),
     ]
     for name, some in (("a", rows), ("b", rows[:1] * 4)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -224,7 +225,7 @@ def test_problems_from_a_file_and_programs(base, tmp_path):
                   "--eval_data", str(tmp_path / "b.jsonl"))
     assert len(records) == 3 and f"eval/{tmp_path / 'b.jsonl'}/mean@2" in records[0]
     samples = map(json.loads, (tmp_path / "run" / "samples.jsonl").open())
-    assert {sample["reward"] for sample in samples} <= {"countdown", "math", "table", "code"}
+    assert {sample["verifier"] for sample in samples} <= {"countdown", "math", "table", "code"}
     assert all(r["grader/error"] == 0 for r in records[1:])
 
 
@@ -502,8 +503,8 @@ def test_the_run_folder(base, tmp_path, graded):
     assert texts[0] == texts[1]
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
     sample = json.loads((out / "samples.jsonl").read_text().splitlines()[0])
-    assert set(sample) == {"rollout", "prompt", "completion", "answer", "reward", "score", "fault",
-                           "tokens", "truncated"}
+    assert set(sample) == {"rollout", "prompt", "completion", "answer", "verifier", "reward",
+                           "fault", "tokens", "truncated"}
 
 
 def test_a_text_that_ends_a_completion(base, tmp_path):
@@ -576,17 +577,17 @@ def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path, 
 def test_a_step_of_uniform_groups_has_no_gradient(base, tmp_path, monkeypatch):
     """With --shuffle groups, steps of one group each: where one group alone has an advantage, three
     steps of four are without a gradient. All rows of a step are of its group."""
-    steps, update = [], train.update
+    steps, step = [], Trainer.step
 
     def advantages(method, rewards, state):
         return torch.tensor([1.0, 0, 0, 0])[:, None].expand_as(rewards)
 
-    def watched(trainer, minibatch, *rest):
+    def watched(trainer, minibatch):
         steps.append((len(set(minibatch.group.tolist())), len(minibatch.ids)))
-        return update(trainer, minibatch, *rest)
+        return step(trainer, minibatch)
 
     monkeypatch.setattr(train, "group_advantages", advantages)
-    monkeypatch.setattr(train, "update", watched)
+    monkeypatch.setattr(Trainer, "step", watched)
     records = run(base, tmp_path / "run", "--shuffle", "groups", "--steps_per_rollout", "4")[1:]
     assert [record["optim/no_gradient"] for record in records] == [3, 3]
     assert steps == [(1, 4)] * 8
@@ -599,7 +600,7 @@ def test_the_overlong_penalty_falls_over_the_last_tokens():
     """Of 12 tokens at most, over the last 4: DAPO, eq. 13."""
     lengths, rewards = [4, 8, 9, 10, 11, 12], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
     completions = [Completion([1] * n, [0.0] * n, n == 12) for n in lengths]
-    rewards, batch = torch.tensor(rewards).view(2, 3), make_batch([[1]] * 6, completions)
+    rewards, batch = torch.tensor(rewards).view(2, 3), make_batch([([1], completions)])
     args = argparse.Namespace(max_tokens=12, overlong_penalty=4)
     shaped = [[1, 1, 0.75], [-0.5, -0.75, 0]]
     assert train.shaped(rewards, batch, args).tolist() == shaped

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from harness import log
+from harness import files
 from study import __main__ as command
 from study import anatomy
 
@@ -29,7 +29,7 @@ def test_subsets_of_tokens_add_up_to_the_gradient(kept):
 
 def test_anatomy_of_a_rollout(kept, kept_run):
     result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
-    json.dumps(log.numbers(result), allow_nan=False)
+    json.dumps(files.numbers(result), allow_nan=False)
     assert list(result["near"]) == [0, 1, 2, 4]
     assert list(result["far"]) == [0, 1, 2, 4, 8, 16, 32, 64]
     low, high = result["near"][0]  # before the first step all ratios are 1: G is (1 - pi) A
