@@ -16,6 +16,7 @@ from analysis.__main__ import COMMANDS, main, make_parser
 from conftest import ROOT
 from engine.loading import load
 from engine.sampler import Completion
+from harness import files
 
 
 def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None):

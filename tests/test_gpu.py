@@ -15,6 +15,7 @@ import eval as evaluation
 import train
 from engine import hf_sampler, kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.sampler import Completion, VLLMSampler, has_vllm
+from engine.trainer import Trainer
 from harness import model
 from harness.failures import RunFailed, room_for
 from ranks import load, rollout

@@ -31,7 +31,7 @@ found, again = all_results(), all_results()
 KEPT.pop()._destroy()
 for i, (a, b, stock) in enumerate(zip(found, again, all_results(), strict=True)):
     gap = (a - stock).abs().max() / stock.abs().max() / torch.finfo(a.dtype).eps
-    assert 0 < gap < 10 and a.equal(b), (i, gap)
+    assert 0 < gap < 100 and a.equal(b), (i, gap)
 """
 
 

@@ -15,7 +15,8 @@ from conftest import ROOT
 
 PAGE = (ROOT / "docs" / "own_task.md").read_text()
 FIRST, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)
-PLACES = {"rewards.py": r"^REWARDS = (?:.+\n)+", "data/sets.py": r"\Z"}  # where the page says to paste
+# where the page says to paste
+PLACES = {"rewards.py": r"^REWARDS = (?:.+\n)+", "data/sets.py": r"\Z"}
 
 
 def blocks(kind, text):

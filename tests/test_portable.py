@@ -291,7 +291,8 @@ def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     (tmp_path / "hanging.py").write_text(
         "import re\ndef call(name, text, _):\n    return bool(re.match('(a+)+$', text))\n")
     done = mac("-c", "import fcntl, json, rewards; rewards.MODULE = 'hanging'; "
-               "rewards.REWARDS['hang'] = None; assert not hasattr(fcntl, 'F_SETSIG'); print(json.dumps(rewards.grade("
+               "rewards.REWARDS['hang'] = None; assert not hasattr(fcntl, 'F_SETSIG'); "
+               "print(json.dumps(rewards.grade("
                "[dict(verifier='hang', answer=None)], [['aaa', 'a' * 60 + 'b', 'ab']], 1.0, 2)))")
     assert done.returncode == 0, done.stderr
     rewards, counters = json.loads(done.stdout)

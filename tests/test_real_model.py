@@ -22,6 +22,7 @@ from transformers import (
 
 import train
 from conftest import ROOT
+from engine.trainer import Trainer
 from examples import comparisons, countdown_in_words, from_gguf, sft
 from rewards import REWARDS
 from test_readme import needs_venv, run_all
