@@ -36,10 +36,10 @@ from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
-SAMPLING = ("model", "samples", "temperature", "top_p", "max_tokens", "max_prompt_tokens",
-            "template", "template_kwargs", "stop", "sampler", "dtype", "head_dtype", "seed")
+SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template template_kwargs "
+            "stop sampler dtype head_dtype seed").split()
 # flags that leave completions as they are
-NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}
+NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
@@ -76,6 +76,7 @@ def parse_args(argv=None):
         name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")}))
     if "help" in given:
         parser.show_help(args)
+    del args.origin
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     for name, value in vars(args).items():
@@ -133,8 +134,7 @@ def load_model(args, problems):
 
 
 def read_groups(path, problems):
-    """-> for each problem its rows in a file of completions, without rewards, and the names of the
-    file's benchmarks."""
+    """-> for each problem its rows in a file, without rewards; the names of its benchmarks."""
     found = defaultdict(list)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -171,7 +171,7 @@ def read_whole(path, problems, flag, n=None):
         refuse(f"{flag}: {path} has completions of {', '.join(sorted(there)) or 'no benchmark'}, "
                f"and none of {', '.join(sorted(missing))}")
     n = n or max(1, *map(len, groups))
-    for problem, rows in zip(problems, groups, strict=True):
+    for problem, rows in zip(problems, groups):
         if len(rows) != n:
             refuse(f"{flag}: {path} has {len(rows)} completions of problem {problem['id']}, not "
                    f"{n} as of the others; --limit N takes the first N problems")
@@ -218,11 +218,6 @@ def previous_rows(args, problems, out, size):
     return groups
 
 
-def begin(args, problems, out, size):
-    claim(args, out)
-    return previous_rows(args, problems, out, size)
-
-
 def sample_rest(args, problems, groups, path, size):
     """Adds the rows of the other problems to groups. A chunk has problems of several benchmarks,
     because engines wait for its longest completion; each rank's engine samples a share of it."""
@@ -253,8 +248,7 @@ def report(args, problems, groups, others, out):
         if others:
             differences[name] = paired(by_problem(ours), by_problem([others[i] for i in chosen]),
                                        list(map(data.cluster, of_benchmark)))
-    settings = {name: value for name, value in vars(args).items() if name != "origin"}
-    content = dict(settings=settings, versions=versions(), results=results)
+    content = dict(settings=vars(args), versions=versions(), results=results)
     table = results_table(results)
     if others:
         content["against"] = differences
@@ -270,7 +264,8 @@ def main(argv=None):
         problems, out = load_benchmarks(args), Path(args.out)
         parallel.start()
         size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))
-        groups = parallel.on_rank0(partial(begin, args, problems, out, size))
+        parallel.on_rank0(partial(claim, args, out))
+        groups = parallel.on_rank0(partial(previous_rows, args, problems, out, size))
         others = args.against and parallel.on_rank0(partial(
             read_whole, Path(args.against, "completions.jsonl"), problems, "--against",
             args.samples or len(groups[0])))

@@ -211,8 +211,7 @@ class Verifier(NamedTuple):
     seconds: float = 4.0                   # its limit for one completion
 
     def __call__(self, completion, answer):
-        """The reward, 0 for a hedge, or an answer or a gold answer that cannot be read. `grade`
-        counts these."""
+        """The reward; 0 for what `grade` counts: a hedge, or an answer that cannot be read."""
         try:
             return self.grade(completion, answer)
         except (Hedge, Unparsed, UnparsedGold):
@@ -259,7 +258,7 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     if details is not None:
         details.extend(results)
     failures = Counter((job.name, job.seconds, fault)
-                       for job, (_, fault, _) in zip(jobs, results, strict=True)
+                       for job, (_, fault, _) in zip(jobs, results)
                        if fault and fault.kind in ("error", "timeout"))
     for (name, seconds, fault), times in failures.items():
         print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
@@ -271,7 +270,6 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
 
 
 def gradable(problems):
-    """-> the worker.Result of each problem's gold answer: its reward is True where the verifier can
-    grade it. A minute each."""
+    """-> the worker.Result of each gold answer: reward 1 where its verifier can grade it."""
     jobs = [worker.Job(f"gold {p['verifier']}", [p["answer"]], 60.0) for p in problems]
     return worker.run_jobs(MODULE, jobs, worker.WORKERS)

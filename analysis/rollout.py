@@ -6,7 +6,7 @@ import torch
 
 from engine import parallel
 from engine.loading import load, lr_factor
-from engine.policy import Batch, Policy, backward, compute_logprobs, minibatches
+from engine.policy import Batch, Policy, compute_logprobs, minibatches
 from engine.trainer import COEFFICIENTS, Trainer
 from harness.checkpoint import read_pickle
 from harness.flags import Parser, did_you_mean
@@ -63,8 +63,7 @@ class Kept:
         self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
 
     def follow(self, text):
-        """As use, by name, with flags after it or none: the run's method has the run's flags and
-        coefficients otherwise, another its flags' defaults."""
+        """As use, by name and flags: the run's method has the run's flags and coefficients."""
         is_own = text.split()[0] == self.flags["loss"]
         method, self.coefficients = self.own if is_own else (None, {})
         self.use(bound(method, text))
@@ -73,12 +72,6 @@ class Kept:
         """The Tokens of the rollout, or of some of its rows, at the policy's present weights."""
         batch = self.batch if rows is None else self.batch.rows(rows)
         return batch.tokens(*compute_logprobs(self.policy, batch))
-
-    def backward(self, batch):
-        """Adds the gradient of one optimizer step on the rollout's Batch, or on a minibatch of it,
-        to the parameters' .grad. -> its log entries"""
-        return backward(self.policy, batch, self.method, self.flags["max_tokens"],
-                        **self.coefficients)
 
 
 def first_line(error):

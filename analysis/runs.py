@@ -48,9 +48,8 @@ def of_largest_n(record):
 
 
 def grouped(runs):
-    """{label: [run]}: runs whose flags differ in nothing but the seed and the folder, in the order
-    given; of each seed the longest, of equally long ones the last. A label that is taken gets a
-    number."""
+    """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; of
+    each seed the longest, of equally long ones the last. A second such label gets a number."""
     by_flags, groups = {}, {}
     for run in runs:
         flags = {k: v for k, v in run["flags"].items() if k not in ("seed", "out")}
@@ -72,8 +71,7 @@ def bootstrap(values):
 
 
 def one_seed(record, name):
-    """-> a metric of one run, and 1.96 standard errors over the problems to either side, nan where
-    none were logged."""
+    """-> a metric of one run, and 1.96 standard errors over the problems to either side, or nan."""
     value, error = record[name], record.get(f"{name}_stderr")
     half = nan if error is None else NORMAL * error
     return value, value - half, value + half
@@ -114,8 +112,7 @@ def cell(found):
 
 
 def table(groups):
-    """A line for each group of runs: their numbers at the end, means over seeds with 95% bootstrap
-    intervals."""
+    """A line for each group of runs: numbers at the end, means over seeds with 95% intervals."""
     rows = []
     for label, members in groups.items():
         flags = members[0]["flags"]

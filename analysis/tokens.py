@@ -137,10 +137,8 @@ def rounded(arrays, part):
 
 
 def reference_numbers(kept, shown, start):
-    """Log pi_old of the shown tokens, and the trainer's log probability minus the sampler's.
-
-    The trainer's are pi_old, or where the ratio is taken against the sampler, those of the model
-    before the first step (start, a walk's numbers)."""
+    """Log pi_old of the shown tokens, and the trainer's log probability less the sampler's: pi_old,
+    or with --old_logprobs sampler that before the first step (start, a walk's numbers)."""
     old, sampler = (x[shown].double().cpu().numpy()
                     for x in (kept.batch.old_logprobs, kept.batch.sampler_logprobs))
     trainer = start["logprob"][:, 0] if kept.flags["old_logprobs"] == "sampler" else old
@@ -148,8 +146,7 @@ def reference_numbers(kept, shown, start):
 
 
 def largest(methods, walked, reference):
-    """{quantity: the end of its colours}: for ratio, gradient and gap, one token in a hundred may
-    lie beyond."""
+    """{quantity: the end of its colours}; 1% of ratios, gradients and gaps may lie beyond."""
     def far(values):
         return float(np.quantile(np.abs(values), 0.99))
     log_ratio = max(far(walk["logprob"] - reference["old"][:, None]) for walk in walked)
@@ -175,8 +172,7 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     """-> the HTML of a kept rollout's page.
 
     methods: names with commas between, by default the run's. problems: their number on the page,
-    from the first; None is all. Raises ValueError for a rollout, a model or a method whose steps
-    cannot be taken."""
+    from the first; None is all. Raises ValueError where steps cannot be taken."""
     names = methods and method_names(methods)
     kept = open_rollout(path, model)
     flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape

@@ -50,8 +50,7 @@ def order(size, seed, epoch):
 
 def batch(problems, n, seed, rollout, attempt=0):
     """The n problems of a rollout, a function of (seed, rollout): resuming needs no replay.
-
-    attempt > 0 draws again, to refill the rollout; a problem may then come twice."""
+    attempt > 0 draws again, to refill it; a problem may then come twice."""
     start = (attempt * 10**7 + rollout) * n
     places = [divmod(start + i, len(problems)) for i in range(n)]
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]
@@ -79,7 +78,7 @@ class Group(NamedTuple):
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
                      fault=fault and str(fault))
                 for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
-                                                  self.faults, strict=True)]
+                                                  self.faults)]
 
 
 def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
@@ -92,10 +91,10 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
                                      max_tokens=max_tokens, top_p=top_p)
     with timed("reward"):
         texts = [[decode(tokenizer, c, prompt) for c in group]
-                 for prompt, group in zip(prompts, completions, strict=True)]
+                 for prompt, group in zip(prompts, completions)]
         details = []
         rewards, _ = grade(problems, texts, details=details)
     faults = [[result.fault for result in details[i:i + samples]]
               for i in range(0, len(details), samples)]
     return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
-                                             faults, strict=True)]
+                                             faults)]

@@ -72,10 +72,8 @@ def encode(tokenizer, problem, template=None):
 
 
 def decode(tokenizer, completion, prompt=()):
-    """The text of a sampler.Completion, without the end-of-sequence token that ends it.
-
-    Any other special token stays visible. A <think> that ends the prompt (token ids) is put in
-    front of the text: a verifier has to know that thinking had begun."""
+    """The text of a Completion, without the end-of-sequence token that ends it. A <think> that ends
+    the prompt (token ids) is put in front: a verifier has to know that thinking had begun."""
     has_eos = not (completion.truncated or completion.stopped)
     text = tokenizer.decode(completion.tokens[:-1] if has_eos else completion.tokens)
     prompt_thinks = tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")

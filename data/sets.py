@@ -27,8 +27,7 @@ class Set:
 
     problem: the function from a row to a problem. splits: our split -> the Hub's; a benchmark has
     "test" alone. files: for sets that are not plain tables, a function from options to the names of
-    data files in the Hub's repository. columns: the fields to read of parquet files, where others
-    (solutions) are large."""
+    data files in the Hub's repository. columns: the fields to read of large parquet files."""
 
     hub: str
     local: tuple
@@ -56,8 +55,7 @@ def gold(value):
 
 
 def maths(row):
-    """The answer is the field of that name, else final_answer's one element, else the last box of
-    the solution."""
+    """The answer is a field of ANSWER, or its one element, else the last box of the solution."""
     try:
         answer = first(row, ANSWER)
     except KeyError:

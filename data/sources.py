@@ -131,7 +131,7 @@ def with_right_golds(name, problems, places, left_out=None):
     """The problems whose gold answer the verifier can grade. Of the others, the first five are
     named, each by its place (FILE, line N), and the rest are counted."""
     kept, lines = [], []
-    for problem, place, result in zip(problems, places, gradable(problems), strict=True):
+    for problem, place, result in zip(problems, places, gradable(problems)):
         if result.reward:
             kept.append(problem)
             continue

@@ -113,7 +113,7 @@ class TransformersSampler:
             counts = Counter(chunk)  # in the chunk's order
             completions = self.generate([prompts[i] for i in counts], [*counts.values()],
                                         max_tokens, settings)
-            for i, completion in zip(chunk, completions, strict=True):
+            for i, completion in zip(chunk, completions):
                 groups[i].append(completion)
         return groups
 
@@ -127,14 +127,13 @@ class TransformersSampler:
         tokens, logprobs, ends = self.decode(ids, real, rows, max_tokens, settings)
         ended = ends.any(1)
         length = (ends.cumsum(1) == 0).sum(1) + ended
-        cut = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)), strict=True)
+        cut = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)))
         return [Completion(t[:k], lp[:k], truncated=not end,
                            stopped=end and t[k - 1] not in self.eos) for t, lp, k, end in cut]
 
     def decode(self, ids, real, rows, max_tokens, settings):
         """ids [D, W]: distinct prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
-        completion -> tokens, logprobs, ends (does the completion end here?) [N, T], undefined after
-        a row's end."""
+        completion -> tokens, logprobs, ends (does it end here?) [N, T], undefined after its end."""
         cache = DynamicCache(config=self.model.config)
         eos = torch.tensor(self.eos, device=ids.device)
         tokens = torch.full((len(rows), max_tokens), self.eos[0], device=ids.device)

@@ -1,4 +1,4 @@
-"""The LM head in chunks of tokens, attention of segments end to end, one cast for many layers."""
+"""The LM head in chunks of tokens, and attention of segments end to end."""
 
 from types import SimpleNamespace
 
@@ -54,7 +54,7 @@ class HeadLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
         logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
-        for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows), strict=True):
+        for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows)):
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
             entropy.append(-log_pi.exp().mul_(log_pi).sum(-1))
@@ -96,38 +96,8 @@ class HeadLogprobs(torch.autograd.Function):
                 None if bias is None else d_bias.to(bias.dtype), None, None, None, None)
 
 
-class CastOf(torch.autograd.Function):
-    """(x, its copy in 16 bits) -> the copy. Gradients of its readers are summed in x's dtype."""
-
-    @staticmethod
-    def forward(ctx, x, copy):
-        ctx.dtype = x.dtype
-        return copy.view_as(copy)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.to(ctx.dtype), None
-
-
-def cached_cast(x):
-    """x in autocast's 16 bits. The copy is an attribute of x, since autocast's own cache holds
-    leaves alone: it lives as long as x, and is one for all layers that read x."""
-    if not hasattr(x, "in_16_bits"):
-        x.in_16_bits = x.detach().to(torch.get_autocast_dtype(x.device.type))
-    return CastOf.apply(x, x.in_16_bits)
-
-
-def cast_once(module, inputs):
-    """Forward pre-hook of linear layers: those that read one tensor under autocast (queries, keys,
-    values; gate, up) share one copy, where autocast makes and keeps one for each."""
-    x, = inputs
-    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
-        return cached_cast(x)
-
-
 def take(x, index):
-    """x[index], [*index.shape, ...]. Where an index repeats, the gradient is summed in float32 or
-    better."""
+    """x[index], [*index.shape, ...]. Gradients of a repeated index add up in float32 or more."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).to(x.dtype)
 
@@ -188,8 +158,7 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
 
 
 def attention_by_blocks(q, k, v, blocks, order, window, **options):
-    """q, k, v [places, heads, d] -> [places, heads, d]. window: the keys that a query sees, at
-    most; None: all."""
+    """q, k, v [places, heads, d] -> [places, heads, d]. window: keys a query sees; None: all"""
     from torch.nn.attention import bias  # imports more than flags need
     outputs, repeat = [], must_repeat(v)
     for block in blocks:
@@ -218,8 +187,7 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
 
 
 def register_attention():
-    """Makes "end_to_end" an attention implementation of transformers, and "sdpa" one with less
-    memory."""
+    """Makes "end_to_end" an attention of transformers, and "sdpa" one with less memory."""
     from transformers import AttentionInterface, AttentionMaskInterface
     AttentionInterface.register("sdpa", padded_attention)
     AttentionInterface.register("end_to_end", end_to_end_attention)

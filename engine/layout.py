@@ -17,8 +17,7 @@ QUERIES = 256  # of a segment in one call of attention, where it has a context
 
 
 class Segments(NamedTuple):
-    """S runs of consecutive places. A segment attends to its context, another segment, and then
-    to itself, causally."""
+    """S runs of consecutive places. One attends to its context, another, and to itself."""
 
     start: torch.Tensor           # [S] its first place
     length: torch.Tensor          # [S]
@@ -89,7 +88,7 @@ def attention_blocks(segments):
     """Segments -> Blocks, and the index [places] of each place's result among theirs."""
     like = {}
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
-    for i, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
+    for i, (length, context) in enumerate(zip(lengths, contexts)):
         if length:  # 0 for a completion of one token
             like.setdefault(shape_class(length, context), []).append(i)
     blocks, places, kept = [], [], []
@@ -140,7 +139,7 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
     larger row is alone. The number of lists is a multiple of `ranks`, some of them empty: a rank
     that went through the sharded model once more would wait forever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
-    lengths = [p + c for p, c in zip(prompts, completions, strict=True)]
+    lengths = [p + c for p, c in zip(prompts, completions)]
     group = batch.group.tolist() if layout == "shared" else range(len(lengths))
 
     def cost(rows):

@@ -64,8 +64,7 @@ def probe_batch(ids, eos):
 def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora_rank=0,
          lora_alpha=32, frozen=False, activation_checkpointing=False, offload=False,
          reference=False, **settings):
-    """-> the Policy, its master weights in float32, on the GPU where there is one, sharded over
-    the ranks.
+    """-> the Policy, its master weights in float32, on the GPU if there is one, or sharded.
 
     probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
     budget: tokens that go through the model at once; None: from the memory. share_prompts: takes
@@ -81,10 +80,10 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     layers = layers_of(policy.model)
     for layer in layers:  # of the layer alone: its dropout stays off
         layer.training = activation_checkpointing
-    if parallel.sharded():  # FSDP's layers compute in 16 bits throughout, and have one dtype
+    if parallel.sharded():  # FSDP's layers have one dtype
         parallel.shard(policy, layers, offload)
     else:
-        cast_less(policy)
+        halve_frozen(policy)
     probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
         token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
@@ -111,15 +110,13 @@ def verify(policy, probe, share_prompts):
     return shared
 
 
-def cast_less(policy):
-    """The same bits in less memory: tensors are cast once for all linear layers that read them, and
-    frozen layers to the dtype to which autocast would copy them."""
+def halve_frozen(policy):
+    """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits."""
     tied = policy.model.get_input_embeddings().weight
     for module in policy.model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(kernels.cast_once)
-            if module.weight is not tied and not module.weight.requires_grad:
-                module.to(getattr(torch, policy.dtype))
+        if (isinstance(module, torch.nn.Linear) and not module.weight.requires_grad
+                and module.weight is not tied):
+            module.to(getattr(torch, policy.dtype))
 
 
 class LoRA(torch.nn.Module):

@@ -103,8 +103,7 @@ UNCOUNTED = 0  # GPU bytes in use that torch does not count; negative: counted, 
 
 
 def watch_memory():
-    """Restarts peak_memory beside a sleeping vLLM, whose freed memory torch counts on (vLLM issue
-    17117)."""
+    """Restarts peak_memory beside a sleeping vLLM, whose freed memory torch counts (its #17117)."""
     global UNCOUNTED
     free, total = torch.cuda.mem_get_info()
     torch.cuda.reset_peak_memory_stats()

@@ -45,8 +45,7 @@ class Batch:
 
 
 def make_batch(groups, device="cpu"):
-    """groups: of each prompt its token ids and its Completions -> the Batch of all completions,
-    group by group."""
+    """groups: of each prompt its token ids and its Completions -> the Batch, group by group."""
     rows = [(number, prompt, c) for number, (prompt, completions) in enumerate(groups)
             for c in completions]
 
@@ -142,7 +141,7 @@ def rank_micro_batches(policy, batch, among):
 def gather_rows(batch, parts, outputs):
     """The policy's outputs on every rank's micro-batches -> logprobs, entropy [2, N, T]."""
     whole = outputs[0][0].new_zeros(2, *batch.mask.shape)
-    for (rows, _), output in zip(parts, outputs, strict=True):
+    for (rows, _), output in zip(parts, outputs):
         whole[:, rows] = torch.stack(output)[:, :len(rows)]
     return parallel.all_reduce(whole)  # each row is one rank's, and 0 elsewhere
 
@@ -203,20 +202,20 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
         else:
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
-    logprobs, entropy = gather_rows(batch, parts, outputs)
-    return measured(batch, learnt, logprobs, entropy, method, max_tokens, entropy_coef, options)
+    outputs = gather_rows(batch, parts, outputs)
+    return measured(batch, learnt, outputs, method, max_tokens, size, entropy_coef, options)
 
 
-def measured(batch, learnt, logprobs, entropy, method, max_tokens, entropy_coef, options):
-    """-> the metrics of a step. logprobs, entropy: [N, T], of the rows `learnt`; those of the
-    others are as scored, their ratio is 1."""
+def measured(batch, learnt, outputs, method, max_tokens, size, entropy_coef, options):
+    """-> the metrics of a step. outputs: logprobs and entropy [N, T] of the rows `learnt`; those of
+    the others are as scored, their ratio is 1."""
+    logprobs, entropy = outputs
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)
     step = batch.tokens(logprobs, entropy)
     metrics = step_metrics(method, step, max_tokens, **options)
     if entropy_coef:
-        size = step_size(step.mask, max_tokens, step.group)
         metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
         metrics["loss"] += metrics["entropy_loss"]
     lengths = (batch.prompt_len + batch.completion_len)[learnt]

@@ -11,8 +11,7 @@ class Unparsed(ValueError):
 
 
 class Hedge(ValueError):
-    """The answer leaves it open, by several candidates, a relation, or an operation that is left to
-    do: reward 0, counted."""
+    """The answer is several candidates, a relation, or an operation left to do: reward 0."""
 
     kind = "hedge"
 

@@ -1,5 +1,4 @@
-"""Are two mathematical answers the same? Exact numbers first, then math-verify, then the cases
-that it misses."""
+"""Are two mathematical answers the same? Exact numbers, then math-verify, then what it misses."""
 
 import functools
 import itertools
@@ -292,10 +291,7 @@ def equal(pred, gold):
 
 @functools.lru_cache(maxsize=1024)
 def readable(gold):
-    """Is a gold answer a number, a word, or does it equal itself by more than its letters? Never
-    raises.
-
-    data.load asks it of every gold answer."""
+    """Is a gold answer a number, a word, or equal to itself by more than its letters?"""
     return answered(same_as_itself, gold)
 
 
@@ -406,8 +402,8 @@ def without_names(pred, gold):
     if names and gold_names:
         if sorted(names) != sorted(gold_names) or {len(values), len(gold_values)} != {len(names)}:
             return None
-        _, values = zip(*sorted(zip(names, values, strict=True)), strict=True)
-        _, gold_values = zip(*sorted(zip(gold_names, gold_values, strict=True)), strict=True)
+        _, values = zip(*sorted(zip(names, values)))
+        _, gold_values = zip(*sorted(zip(gold_names, gold_values)))
     elif gold_names and is_word(gold_values[-1]):  # MR = SRMC
         return None
     form = "({})" if len({*gold_names}) == len(gold_values) > 1 else "{}"
@@ -463,8 +459,7 @@ def places(number):
 
 
 def rounds(decimal, other):
-    """Is a number the decimal of six digits or more that `other`, whose digits have no end, is
-    rounded to?"""
+    """Is a number `other`, whose digits have no end, rounded to six digits or more?"""
     k = places(decimal)
     return bool(k and places(other) is None and abs(decimal) * 10**k >= 10**5
                 and 2 * abs(decimal - other) * 10**k <= 1)

@@ -145,8 +145,7 @@ class LineReader:
 def start_runner(command, job, folder, result_fd):
     """Starts the runner, whose results go to the socket result_fd, in a folder -> its process.
 
-    job: {code, inputs, fn_name, limits (of setrlimit), seconds (of computing for each call),
-    confined}."""
+    job: {code, inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), confined}."""
     with tempfile.TemporaryFile("w+") as job_file:
         json.dump(job, job_file)
         job_file.seek(0)
@@ -186,8 +185,7 @@ def next_result(lines, session, timeout, most_bytes):
     """The runner's next line; for what it raises see LineReader.read.
 
     The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
-    the clock (it sleeps), or at twenty times `timeout`: on a busy machine a program may wait long
-    for a core."""
+    the clock (it sleeps), or at twenty times `timeout`: a program may wait for a busy core."""
     began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
     while True:
         try:
@@ -217,8 +215,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     """Starts the runner; gives a function from a number of bytes to its next result, or ValueError,
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
 
-    isolated: False gives it a temporary folder and limits alone. Raises RuntimeError if the runner
-    does not start."""
+    isolated: False gives it a temporary folder and limits alone. Raises RuntimeError."""
     seconds = math.ceil(timeout)
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
@@ -275,7 +272,7 @@ def lines_equal(printed, expected):
                          for text in (printed, expected))
     return len(printed) == len(expected) and all(
         a == b or decimals(a) == decimals(b) is not None
-        for a, b in zip(printed, expected, strict=True))
+        for a, b in zip(printed, expected))
 
 
 def decimals(line):

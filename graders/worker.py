@@ -165,10 +165,8 @@ def graded(call, name, arguments):
 
 
 def die_with_parent(life):
-    """On Linux the kernel kills this process when the other end of the pipe `life` is closed.
-
-    A thread that looks for the parent would not do: a regular expression that hangs holds Python's
-    lock. Elsewhere a worker ends with its stdin, between two blocks of jobs."""
+    """On Linux the kernel kills this process when the other end of the pipe `life` is closed: no
+    thread could while a regular expression holds Python's lock. Else it ends with its stdin."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)

@@ -95,7 +95,7 @@ def check_rewards(s):
     solved, n, faults = 0, PROMPTS * EACH, defaultdict(list)
     for group in s.groups:
         solved += group.rewards.count(1)
-        for text, fault in zip(group.texts, group.faults, strict=True):
+        for text, fault in zip(group.texts, group.faults):
             if fault:
                 faults[fault.kind].append(text)
     for fault, texts in faults.items():

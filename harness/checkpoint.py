@@ -36,8 +36,7 @@ def read_pickle(path, **options):
 
 
 def resumed(args):
-    """-> the Resumed of --resume, None where there is no checkpoint. Raises RunFailed for one that
-    cannot be read."""
+    """-> the Resumed of --resume, None without a checkpoint. Raises RunFailed for a damaged one."""
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
@@ -63,8 +62,7 @@ def reading(folder):
 def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
     `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
-    copied if there is one. Raises OSError where there is no room, or no permission: the checkpoints
-    before it stay as they are."""
+    copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
     on_first = parallel.rank() == 0
     weights = {name: w.cpu() if on_first else None for name, w in trainer.weights()}
     state.update(trainer.state())
@@ -89,8 +87,8 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
 
 
 def rewind(out, rollout):
-    """Takes the records after `rollout` out of the logs: they will be written again, with the same
-    content. None is a start from nothing; the logs before it stay as .old."""
+    """Takes the records after `rollout` out of the logs: they will be written again. None starts
+    anew; the logs before it stay as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         if rollout is None and path.exists():
             path.replace(path.with_name(path.name + ".old"))

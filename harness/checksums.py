@@ -1,5 +1,4 @@
-"""Checksums of what a run's numbers depend on: problems, weights, and the code of its method and
-its verifiers."""
+"""Checksums of what a run's numbers depend on: problems, weights, code of method and verifiers."""
 
 import ast
 import functools

@@ -19,8 +19,7 @@ TRAINING = "--lora_rank 16 or fewer --tokens_per_micro_batch"
 
 @contextmanager
 def room_for(phase, flags=None):
-    """Makes CUDA's error of a full memory RunFailed: the phase, as in the log's time/<phase>, the
-    bytes asked for, and the flags that help, which are train.py's if none are given."""
+    """Makes CUDA's error of a full memory RunFailed, with the phase and flags that help."""
     try:
         yield
     except RuntimeError as e:  # of torch, or of an engine that wakes: vLLM has no class for it

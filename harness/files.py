@@ -49,8 +49,7 @@ def writing(path):
 
 
 def write(path, content):
-    """Replaces a file, by a text or bytes, atomically: a reader finds the old content or the new
-    one. Raises OSError."""
+    """Replaces a file, by a text or bytes, atomically. Raises OSError."""
     aside = path.with_name(f".{path.name}")
     with writing(path):
         aside.unlink(missing_ok=True)  # a killed process's
@@ -84,8 +83,7 @@ def checkpoint_folders(out):
 
 
 def folder_fault(model):
-    """A sentence on a path that is no model's folder; None for a model's, and for an id of the
-    Hub."""
+    """A sentence on a path that is no model's folder; None for one that is, or an id of the Hub."""
     folder = Path(model)
     if (folder / "metrics.jsonl").exists():
         checkpoints = ", ".join(map(str, checkpoint_folders(folder))) or "none yet"

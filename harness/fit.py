@@ -4,11 +4,10 @@
     python train.py --fit cpu24 --model models/gemma                           a CPU with 24 GB
 
 The run's own code loads, scores, updates and syncs, as rank 0 of a process group that sends
-nothing. Weights are fake tensors (torch's FakeTensorMode), shapes without numbers; ids, lengths and
-masks are real, because sizes depend on them. A Ledger adds up the bytes of the tensors alive.
-Not counted: workspaces of kernels, CUDA's context, NCCL's buffers, fragmentation, and the layer
-that FSDP gathers ahead; USABLE leaves room for them. A CPU's memory holds the program, too; keys
-and values of its sampler are not counted.
+nothing. Weights are fake tensors (torch's FakeTensorMode); ids, lengths and masks are real, because
+sizes depend on them. A Ledger adds up the bytes of the tensors alive. Not counted: workspaces,
+CUDA's context, NCCL's buffers, fragmentation, the layer that FSDP gathers ahead (USABLE leaves room
+for them); on a CPU, whose memory holds the program, too, keys and values of its sampler.
 """
 
 import gc
@@ -45,8 +44,7 @@ USABLE = 0.95  # of a GPU's memory
 MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), less "
         "--gpu_memory_utilization (beside an awake vLLM), --lora_rank, --offload (with torchrun) "
         "or more GPUs make room")
-MORE_OF_A_CPU = ("--activation_checkpointing, fewer --tokens_per_micro_batch or --lora_rank make "
-                 "room")
+MORE_OF_A_CPU = "--activation_checkpointing, --tokens_per_micro_batch or --lora_rank make room"
 
 
 def empty_model(model):
@@ -233,8 +231,7 @@ def rehearse(args, method, memory, cpu=False):
 # ---------------------------------------------------------------------------- the verdict
 
 def program_bytes(model):
-    """-> the most memory that this process had, with the model's tokenizer: the tensors of a
-    rehearsal take none. Says where a folder has no tokenizer to be counted."""
+    """-> the most memory that this process had, with the model's tokenizer, without its tensors."""
     try:
         AutoTokenizer.from_pretrained(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
@@ -243,8 +240,8 @@ def program_bytes(model):
 
 
 def verdict(args, f, memory, gpus, program=0):
-    """-> the table of a rehearsal f, and why the run does not fit, or None. program: bytes of
-    Python and its libraries, which a CPU's memory holds beside the sampler."""
+    """-> the table of a rehearsal f, and why the run does not fit, or None. program: its bytes on a
+    CPU, of Python and its libraries."""
     weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
     awake = asleep = waking = weights + program
     if args.sampler == "vllm":

@@ -23,18 +23,17 @@ from losses import METHODS, keyword_only
 refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a resumed run may change: training does not depend on them
-CHANGEABLE = {"rollouts", "eval_every", "eval_data", "eval_problems", "eval_samples", "save_every",
-              "save_rollouts", "keep", "wandb", "tokens_per_micro_batch", "share_prompts",
-              "activation_checkpointing", "offload", "tp", "max_num_seqs",
-              "gpu_memory_utilization", "deterministic", "allow_unsafe_code", "data_dir",
-              "held-out problems"}
+CHANGEABLE = {"held-out problems", *(
+    "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
+    "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
+    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
-OF_A_RECIPE = {"rollouts", "problems_per_rollout", "group_size", "steps_per_rollout", "max_tokens",
-               "max_prompt_tokens", "tokens_per_micro_batch", "temperature", "template", "lr",
-               "warmup", "schedule", "weight_decay", "max_grad_norm", "kl_coef", "lora_rank",
-               "eval_every", "eval_problems", "eval_samples"}
+OF_A_RECIPE = (
+    "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
+    "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
+    "kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
-OF_THIS_START = {"out", "resume", "force", "check", "fit", "help", "origin", "checksums"}
+OF_THIS_START = set("out resume force check fit help origin checksums".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 SAVED, GIVEN, FOLLOWS = "as the run had it", "given", "follows from other flags"
 
@@ -42,8 +41,7 @@ SAVED, GIVEN, FOLLOWS = "as the run had it", "given", "follows from other flags"
 # ---------------------------------------------------------------------------- parsing
 
 def did_you_mean(name, names):
-    near = difflib.get_close_matches(name, list(names), 3)
-    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
+    near = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -87,9 +85,8 @@ class Parser(argparse.ArgumentParser):
         return vars(found), unknown
 
     def merge(self, given, *files):
-        """given: values of the command line. files: (words for it, {flag: value}), each over those
-        before it, and `given` over all. None is no value, and a name that is no flag is left out.
-        -> args; args.origin is {flag: words for the source of its value}."""
+        """given: the command line's values. files: (words, {flag: value}), each over those before
+        it, and `given` over all; None is no value. -> args, with origin: {flag: words}"""
         args = argparse.Namespace(**{**self.defaults, **given}, origin=dict.fromkeys(given, GIVEN))
         for words, values in files:
             for name, value in values.items():
@@ -107,8 +104,8 @@ class Parser(argparse.ArgumentParser):
 
     def check_type(self, name, value, words):
         kind, choices, *_ = self.rows[name]
-        whole = kind is float and type(value) is int
-        if not (whole or isinstance(value, kind)) or choices and value not in choices:
+        right = type(value) is kind or kind is float and type(value) is int
+        if not right or choices and value not in choices:
             self.error(f"{words} has {name} = {value!r}, which --{name} does not take")
 
     def show_help(self, args):
@@ -254,9 +251,8 @@ def recipe_of(model):
     source = "the model's recipe.json" if model else "the embedded base's"
     with refusing():
         settings = settings_of(model)
-    for name in set(settings) - OF_A_RECIPE:
-        refuse(f"{source} has {name} = {settings[name]!r}: it may set "
-               f"{', '.join(sorted(OF_A_RECIPE))}")
+    for name in settings.keys() - {*OF_A_RECIPE}:
+        refuse(f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
     return source, settings
 
 
@@ -337,8 +333,7 @@ def derived(args):
 
 
 def print_changes(args):
-    """Prints the flags of a resumed run that have changed; refuses those that change training,
-    unless --force is given."""
+    """Prints a resumed run's changed flags; refuses those that change training, but for --force."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags
     config, now = saved_config(args), flags_of(args)

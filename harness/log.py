@@ -1,9 +1,8 @@
 """The log: one JSON object per rollout in metrics.jsonl, under the field's names.
 
 reward/ groups/ len/ grader/ describe all completions that were sampled; adv/ policy/ clip/ loss/
-optim/ are means over the rollout's optimizer steps, each of which is in the list "steps"; sampler/
-is the gap between sampler and trainer; the rest is time/ perf/ eval/. Every record has the x-axes:
-rollout, step, tokens, seconds and flops until then.
+optim/ are means over the rollout's optimizer steps, which are in the list "steps"; sampler/ is the
+gap of sampler and trainer. The x-axes are rollout, step, tokens, seconds and flops until then.
 """
 
 import math
@@ -39,8 +38,7 @@ def mean_of_some(values):
 
 
 def outcome(groups):
-    """reward/, groups/, len/ and grader/ of data.Groups; a reward of 1 is solved, and a mixed group
-    has different rewards."""
+    """reward/, groups/, len/ and grader/ of data.Groups. A reward of 1 is a solved problem."""
     rewards = [reward for group in groups for reward in group.rewards]
     completions = [c for group in groups for c in group.completions]
     lengths = [len(c.tokens) for c in completions]
@@ -75,8 +73,7 @@ def sampler_gap(logprobs, batch):
 
 
 def optimizer_steps(records):
-    """The metrics of each optimizer step -> their means under the log's names, and all of them
-    under "steps"."""
+    """The metrics of each optimizer step -> their means under the log's names, all as "steps"."""
     def rename(name):
         if name.startswith("clip_"):
             return name.replace("clip_", "clip/", 1)

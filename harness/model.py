@@ -93,9 +93,8 @@ def check_positions(args, positions):
 # ---------------------------------------------------------------------------- of train.py
 
 def load_data(args):
-    """-> the problems to learn from, the held-out ones, and the ids of those left out because
-    their gold answer cannot be graded. args.checksums gets those of problems, weights
-    and verifiers."""
+    """-> the problems to learn from, those held out, and the ids of those left out for their gold
+    answer. args.checksums gets those of problems, weights and verifiers."""
     left_out, test_set = [], []
     try:
         if args.eval_every:
@@ -131,7 +130,7 @@ def not_too_long(args, problems, lengths, source, made=False):
     """The problems whose prompts have at most --max_prompt_tokens. Refuses where none has, and
     where those that are made one by one have not all."""
     limit = args.max_prompt_tokens
-    short = [problem for problem, n in zip(problems, lengths, strict=True) if n <= limit]
+    short = [problem for problem, n in zip(problems, lengths) if n <= limit]
     if len(short) < len(problems):
         if made or not short:
             refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
@@ -142,8 +141,7 @@ def not_too_long(args, problems, lengths, source, made=False):
 
 def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
-    held out whose prompts are not too long: all that needs no weights. Refuses a model that cannot
-    make prompts of them."""
+    held out whose prompts are not too long. Refuses a model that cannot make prompts of them."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
     made = not isinstance(train_set, list)
@@ -184,14 +182,14 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                     offload=args.offload, share_prompts=args.share_prompts,
                     longest=args.max_prompt_tokens + args.max_tokens)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    same = ("lora_rank", "lora_alpha", "activation_checkpointing", "max_tokens", "lr",
-            "weight_decay", "max_grad_norm", *COEFFICIENTS)  # as the flags have them
+    same = ("lora_rank lora_alpha activation_checkpointing max_tokens lr weight_decay "
+            "max_grad_norm").split()  # as the flags have them
     with refusing(f"--model {args.model} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, settings, weights=resumed and resumed.folder,
             budget=args.tokens_per_micro_batch,
             factor=loading.lr_factor(args.warmup, args.schedule, steps),
-            **{name: getattr(args, name) for name in same})
+            **{name: getattr(args, name) for name in (*same, *COEFFICIENTS)})
     if resumed:
         with checkpoint.reading(resumed.folder):
             trainer.restore(resumed.state)

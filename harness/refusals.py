@@ -1,5 +1,4 @@
-"""Combinations of flags that cannot work, and faults in a row of METHODS: each is one sentence and
-exit code 2, before a model loads."""
+"""Combinations of flags that cannot work, and faults in a row of METHODS: each is a sentence."""
 
 import importlib.util
 import inspect
@@ -113,8 +112,8 @@ class Fault(Exception):
 
 
 def toy():
-    """-> Tokens [8, 6] of uneven lengths. Row 0 has ratio 1, row 4 has A = 0, and the two halves
-    have other means and share their prompts."""
+    """-> Tokens [8, 6]. Row 0 has ratio 1, row 4 A = 0; the halves have other means, and prompts in
+    common."""
     rows = torch.arange(8)[:, None]
     draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
@@ -155,13 +154,27 @@ def check_numbers(numbers, kinds):
                         "tokens.mean(x) from an objective make one")
 
 
+def slope(method, f, total, leaf):
+    """The gradient of a scalar, 0 where it has none. Raises Fault."""
+    if total.requires_grad:
+        gradient, = torch.autograd.grad(total, leaf)
+        if gradient.isfinite().all():
+            return gradient
+        raise Fault("has a gradient of nan or infinity; torch.where does not stop one in the "
+                    "branch not taken, a clamp before it does")
+    if f is method.objective:
+        raise Fault("has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio or "
+                    "tokens.ratio (tokens.probs is without one)")
+    return torch.zeros_like(leaf)
+
+
 def token_effect(method, f, tokens):
     """-> the values of a select or an objective and their gradients, [2, B, T], 0 in padding."""
     leaf = tokens.logprobs.clone().requires_grad_()
     value, numbers = call(method, f, tokens.mask.shape, replace(tokens, logprobs=leaf))
     check_numbers(numbers, (int, float, torch.Tensor))
-    return torch.stack([value.detach() * tokens.mask,
-                        slope(method, f, (value * tokens.entropy).sum(), leaf)])
+    gradient = slope(method, f, (value * tokens.entropy).sum(), leaf)
+    return torch.stack([value.detach() * tokens.mask, gradient])
 
 
 def aggregate_effect(method, f, tokens, size):
@@ -169,20 +182,6 @@ def aggregate_effect(method, f, tokens, size):
     leaf = tokens.logprobs.where(tokens.mask, IN_PADDING).requires_grad_()
     total, _ = call(method, f, (), leaf, tokens.mask, size, group=tokens.group)
     return slope(method, f, total, leaf)[None]
-
-
-def slope(method, f, total, leaf):
-    """The gradient of a scalar, 0 where it has none. Raises Fault."""
-    if not total.requires_grad:
-        if f is method.objective:
-            raise Fault("has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio or "
-                        "tokens.ratio (tokens.probs is without one)")
-        return torch.zeros_like(leaf)
-    gradient, = torch.autograd.grad(total, leaf)
-    if not gradient.isfinite().all():
-        raise Fault("has a gradient of nan or infinity; torch.where does not stop one in the "
-                    "branch not taken, a clamp before it does")
-    return gradient
 
 
 def check_cell(method, f):

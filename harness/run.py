@@ -28,8 +28,7 @@ from harness.flags import derived, flags_of, refuse
 
 
 def claim_folder(args):
-    """-> the run's folder, which belongs to this process from here on. A new run gets one that no
-    other has."""
+    """-> the run's folder, this process's alone from here on. A new run gets a new one."""
     out = first = default_out(args)
     for number in count(2):
         try:

@@ -38,8 +38,7 @@ def by_cluster(values, clusters=None):
 
 
 def standard_error(values, clusters=None):
-    """Of the mean of the problems' values; None where there is one cluster. Clusters are
-    independent, their problems need not be (arXiv 2411.00640, sec. 2.2)."""
+    """Of the mean of the problems' values, over clusters (arXiv 2411.00640, sec. 2.2), or None."""
     middle, parts = mean(values), by_cluster(values, clusters)
     if len(parts) == 1:
         return None
@@ -48,8 +47,7 @@ def standard_error(values, clusters=None):
 
 
 def by_problem(groups):
-    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two; a
-    reward of 1 is right."""
+    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two."""
     n = len(groups[0])
     correct = [sum(row["reward"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
@@ -89,17 +87,17 @@ def interval(values, clusters=None, limits=None, draws=2000):
 
 
 def majorities(problems, groups):
-    """maj@n of each problem. Where comparing takes more than a minute, answers of one key are one.
-    An answer on which the verifier failed has no vote."""
+    """maj@n of each problem. Where comparing takes a minute, answers of one key are one. An
+    answer on which the verifier failed has no vote."""
     jobs = []
-    for problem, rows in zip(problems, groups, strict=True):
+    for problem, rows in zip(problems, groups):
         right = sum(row["reward"] == 1 for row in rows)
         wrong = [final_answer(row["completion"]) for row in rows
                  if row["reward"] != 1 and row["fault"] in (None, "hedge")]
         jobs.append(worker.Job(problem["verifier"], [wrong, right], 60.0))
     results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
     return [votes.majority(*job.arguments) if result.fault else result.reward
-            for job, result in zip(jobs, results, strict=True)]
+            for job, result in zip(jobs, results)]
 
 
 def summarise(problems, groups):

@@ -12,6 +12,7 @@ import torch
 from analysis.rollout import open_rollout, walk
 from data.recipe import BASE
 from engine.loading import layers_of, pretrained
+from engine.policy import backward
 from harness.files import checkpoint_folders, numbers
 from harness.tables import markdown_table
 from losses import ppo_clip
@@ -80,9 +81,8 @@ def gradient_of(kept, matrices, method=None, weight=None):
     """{name: gradient of a matrix} of the rollout as one optimizer step, by another method's loss
     if one is given. weight [N, T]: of its tokens; None is 1."""
     kept.policy.zero_grad()
-    own, kept.method = kept.method, method or kept.method
-    kept.backward(replace(kept.batch, weight=weight))
-    kept.method = own
+    backward(kept.policy, replace(kept.batch, weight=weight), method or kept.method,
+             kept.flags["max_tokens"], **kept.coefficients)
     return {n: p.grad.detach().clone() for n, p in matrices.items()}
 
 

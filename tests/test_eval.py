@@ -463,7 +463,7 @@ def claimed(tmp_path_factory):
     out = tmp_path_factory.mktemp("claimed")
     args = eval.parse_args(["--out", str(out), "--samples", "1"])
     problem = dict(place=("own", 0), id="0", verifier="countdown", answer=dict(nums=[1], target=1))
-    eval.begin(args, [problem], out, 1)
+    eval.claim(args, out)
     row = dict(benchmark="own", id="0", completion="x", tokens=1, truncated=False)
     write(out / "completions.jsonl", [row])
     return args, out, problem
@@ -476,11 +476,12 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(flag, claimed, cap
     # a new flag has to be among them
     assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS
     with pytest.raises(SystemExit) as stop:
-        eval.begin(SimpleNamespace(**{**vars(args), flag: OTHER[flag]}), [problem], out, 1)
+        eval.claim(SimpleNamespace(**{**vars(args), flag: OTHER[flag]}), out)
     words = f"was begun with --{flag} {getattr(args, flag)}, not {OTHER[flag]}\n"
     assert stop.value.code == 2 and words in capsys.readouterr().err
     free = SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": True})
-    assert len(eval.begin(free, [problem], out, 1)) == 1
+    eval.claim(free, out)
+    assert len(eval.previous_rows(free, [problem], out, 1)) == 1
 
 
 def test_completions_of_unknown_settings(sampled, tmp_path, refused):

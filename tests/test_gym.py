@@ -121,7 +121,7 @@ def test_the_verifier_of_an_example_runs_in_the_workers(copy):
     rows = [dict(learnt[0], id=i, completion=text) for i, text in enumerate((
         f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right))]
     (copy / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "-m", "data", "rows.jsonl"), re.M)
+    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "examples/own_file.py", "rows.jsonl"), re.M)
     assert dict(counts) == dict(problems="3", right="1", wrong="1", unparsed_answer="1")
 
 

@@ -44,7 +44,7 @@ def test_the_blocks_run_as_printed(section, copy, base):
     done = subprocess.run(["bash", "-e", "-c", small + "\n".join(blocks("sh", section))], cwd=copy,
                           env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
-    if "-m data runs/" in section:
+    if "own_file.py runs/" in section:
         assert "right: 48" in done.stdout
     out, = re.findall(r"train.py .* --out (\S+)", section)
     records = (copy / out / "metrics.jsonl").read_text().splitlines()

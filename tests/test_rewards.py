@@ -323,7 +323,7 @@ def test_a_file_is_graded(tmp_path):
         path.write_text("".join(
             (row if isinstance(row, str) else json.dumps(dict(row, prompt="?"))) + "\n"
             for row in rows))
-        return subprocess.run([sys.executable, "-m", "data", *map(str, files)], cwd=ROOT,
+        return subprocess.run([sys.executable, "examples/own_file.py", *map(str, files)], cwd=ROOT,
             capture_output=True, text=True)
     done = graded(rows, path)
     assert done.stdout.splitlines() == ["problems: 5", "right: 2", "wrong: 1", "unparsed_answer: 1"]

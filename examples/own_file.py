@@ -1,11 +1,12 @@
 """Files of your own: can their problems be used? Of rows with a completion, how many are right?
 
-    python -m data FILE.jsonl ...
+    python examples/own_file.py FILE.jsonl ...
 """
 
 import sys
 from collections import Counter
 
+sys.path[0] += "/.."  # imports begin at the project's folder
 import data
 from rewards import grade
 
