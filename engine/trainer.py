@@ -72,8 +72,8 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         metrics["grad_norm"] = parallel.full(norm)
         overflow = not metrics["grad_norm"].isfinite()
-        scale = self.scaler.get_scale()  # 1 without a scaler
-        if not metrics["loss"].isfinite() or (overflow and scale <= 1):
+        # without a scaler get_scale() is 1
+        if not metrics["loss"].isfinite() or (overflow and self.scaler.get_scale() <= 1):
             raise NotFinite(
                 f"optimizer step {self.schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
                 f"gradient norm {metrics['grad_norm'].item()}", minibatch)

@@ -1,6 +1,4 @@
-"""train.py's command line: its flags, and every error that can be said before a model loads. Wrong
-flags, data or models are one sentence and exit code 2.
-"""
+"""train.py's command line. Wrong flags, data or models are one sentence and exit code 2."""
 
 import argparse
 import difflib
@@ -41,7 +39,8 @@ SAVED, GIVEN, FOLLOWS = "as the run had it", "given", "follows from other flags"
 # ---------------------------------------------------------------------------- parsing
 
 def did_you_mean(name, names):
-    near = difflib.get_close_matches(name, list(names), 1)
+    near = difflib.get_close_matches(name, names)
+    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -251,7 +250,7 @@ def recipe_of(model):
     source = "the model's recipe.json" if model else "the embedded base's"
     with refusing():
         settings = settings_of(model)
-    for name in settings.keys() - {*OF_A_RECIPE}:
+    for name in settings.keys() - OF_A_RECIPE:
         refuse(f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
     return source, settings
 

@@ -11,10 +11,10 @@ from math_verify.errors import TimeoutException
 
 from conftest import BENCHMARKS, needs_benchmarks
 from data import sources
-from graders import answers, math_equal
+from graders import answers, math_equal, worker
 from graders.answers import last_boxed, number
 from graders.math_equal import readable
-from rewards import cell, entries, equal, final_answer, grade, math, table
+from rewards import REWARDS, cell, entries, equal, final_answer, grade
 
 
 @pytest.mark.parametrize("pred, gold, same", [
@@ -263,8 +263,8 @@ def test_a_gold_answer_has_half_the_time_that_data_load_allows(monkeypatch):
     monkeypatch.setattr(math_equal, "timeout", lambda limit: asked.append(limit) or (lambda f: f))
     monkeypatch.setattr(math_equal, "verify",
                         lambda *_, timeout_seconds: asked.append(timeout_seconds) or True)
-    monkeypatch.setattr(sources, "grade", lambda *_, timeout, details: (
-        asked.append(timeout), details.append([1.0, None, 0.0])))
+    monkeypatch.setattr(worker, "run_jobs", lambda _, jobs, __: [
+        asked.append(job.seconds) or worker.Result(1.0, None, 0.0) for job in jobs])
     problem = dict(verifier="math", answer="x \\in [-2,7]", id="0")
     assert readable.__wrapped__(problem["answer"])
     assert sources.with_right_golds("a set", [problem], ["a row"]) == [problem]
@@ -323,9 +323,9 @@ def test_final_answer(completion, answer):
     if answer is None:
         with pytest.raises(ValueError):
             final_answer(completion)
-        assert math(completion, "5") == 0
+        assert REWARDS["math"](completion, "5") == 0
     else:
-        assert final_answer(completion) == answer and math(completion, answer) == 1
+        assert final_answer(completion) == answer and REWARDS["math"](completion, answer) == 1
 
 
 def test_last_boxed_is_quick_on_many_open_braces():
@@ -363,7 +363,7 @@ def test_last_boxed_is_quick_on_many_open_braces():
     ('<answer>{"answer": [5, 6]}</answer>', [5], 0), ('<answer>[{"answer": 5}]</answer>', [5], 0)
 ])
 def test_table(completion, gold, reward):
-    assert table(completion, gold) == reward
+    assert REWARDS["table"](completion, gold) == reward
 
 
 @pytest.mark.parametrize("text, count, expected", [
@@ -390,8 +390,8 @@ def test_cells(value, expected):
 
 
 def test_a_wrong_answer_is_0_also_where_the_gold_cannot_be_read():
-    assert math("\\boxed{6}", "5") == math("\\boxed{6}", "\\frac{1}{2") == 0
-    assert math("\\boxed{\\frac{1}{2}", "\\frac{1}{2") == 0
+    assert REWARDS["math"]("\\boxed{6}", "5") == REWARDS["math"]("\\boxed{6}", "\\frac{1}{2") == 0
+    assert REWARDS["math"]("\\boxed{\\frac{1}{2}", "\\frac{1}{2") == 0
 
 
 def test_unreadable_golds_are_counted():
