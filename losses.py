@@ -69,8 +69,8 @@ class Tokens:
         """Mean over the tokens of each completion of x [B, T]: [B, 1]."""
         return (x * self.mask).sum(1, keepdim=True) / self.mask.sum(1, keepdim=True).clamp(min=1)
 
-    def without_junk(self):
-        """A copy in float32 or better, 0 in padding: no NaN leaks, and a sum needs no mask."""
+    def masked(self):
+        """A copy in float32 or better, 0 where mask is False, so that a NaN there cannot leak."""
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
         return replace(self, **{f.name: clean(x) for f in fields(self)
@@ -228,8 +228,8 @@ def every_token(tokens):
 def entropy_rank(tokens, share, largest):
     """1 for the `share` of the tokens with the largest (smallest) entropy, ties included.
 
-    Tokens of one context, such as the first ones of a group, have one entropy, but for rounding,
-    which is another in every micro-batch: ties go by a tolerance."""
+    Equal contexts, such as those of a group's first tokens, give entropies equal up to rounding,
+    which depends on the micro-batch: within TIED they tie."""
     require(0 < share <= 1, f"--entropy_share must be above 0 and at most 1, not {share}")
     ranked = tokens.entropy[tokens.mask].sort(descending=largest).values
     last = ranked[math.ceil(share * len(ranked)) - 1]
@@ -687,9 +687,9 @@ def group_advantages(method, rewards, state, **hp):
 
 def loss_terms(method, tokens, max_tokens, size=None, correction=None, correction_low=None,
                correction_high=None, kl_coef=0.0, **hp):
-    """policy_loss's arguments -> the bound Method; the Tokens without junk; {name: scalar}, whose
+    """policy_loss's arguments -> the bound Method; the masked Tokens; {name: scalar}, whose
     sum is the loss; and {name: number} to log."""
-    method, tokens = with_hyperparameters(method, hp), tokens.without_junk()
+    method, tokens = with_hyperparameters(method, hp), tokens.masked()
     size = size or step_size(tokens.mask, max_tokens, tokens.group)
     token_loss, numbers = objective_of(method, tokens)
     pass_weight = 1 if tokens.weight is None else tokens.weight

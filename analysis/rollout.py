@@ -140,5 +140,5 @@ def walk(kept, steps=None, lr=None):
 
 def logged(tokens, method, *names):
     """{name: number} of the tokens as of one optimizer step, as train.py logs it."""
-    measured = measure(method, tokens.without_junk())
+    measured = measure(method, tokens.masked())
     return {name: measured[name].item() for name in names}

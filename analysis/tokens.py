@@ -76,7 +76,7 @@ def token_numbers(tokens, method, shown, coefficients):
     if not torch.isfinite(tokens.logprobs[shown]).all():
         raise ValueError("they lead to weights whose probabilities are no numbers; a smaller --lr "
                          "may do")
-    clean = tokens.without_junk()
+    clean = tokens.masked()
     weight, selected = weight_on_logprob(method, clean), method.call(method.select, clean)
     if coefficients.get("correction"):
         bounds = coefficients["correction_low"], coefficients["correction_high"]

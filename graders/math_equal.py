@@ -58,7 +58,7 @@ def expand(text):
     return ", ".join(value for item in items(text) for value in signs(item))
 
 
-def interval(text):
+def as_interval(text):
     """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
     no list of inequalities in one name."""
     ranges = []
@@ -272,7 +272,7 @@ def same_equation(pred, gold):
 SECONDS = 30  # by the clock, for one question; data.load's workers have 60 for a gold answer
 
 
-def answered(question, *answers):
+def within(question, *answers):
     """The value of a question on answers: False after SECONDS, or where it raises an exception.
 
     The limit is a signal, and so the main thread's alone."""
@@ -286,13 +286,13 @@ def answered(question, *answers):
 def equal(pred, gold):
     """Are two bare answers the same? Numbers are compared exactly; a decimal of six digits or more
     may round a fraction that has no end. Never raises."""
-    return answered(same_with_units, pred, gold)
+    return within(same_with_units, pred, gold)
 
 
 @functools.lru_cache(maxsize=1024)
 def readable(gold):
     """Is a gold answer a number, a word, or equal to itself by more than its letters?"""
-    return answered(same_as_itself, gold)
+    return within(same_as_itself, gold)
 
 
 def same_as_itself(gold):
@@ -301,7 +301,7 @@ def same_as_itself(gold):
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
             "nan", "inf"):
         return False
-    text, _ = interval(text)
+    text, _ = as_interval(text)
     return amount(text) is not None or is_word(text) or same(text, text)
 
 
@@ -361,7 +361,7 @@ def same_answer(pred, gold):
         pred = "\\begin{pmatrix}" + r" \\ ".join(items(pred[1:-1])) + "\\end{pmatrix}"
     if tight(pred) == tight(gold) or same_equation(pred, gold):
         return True
-    (pred, name), (gold, gold_name) = interval(pred), interval(gold)
+    (pred, name), (gold, gold_name) = as_interval(pred), as_interval(gold)
     if not name and (verdict := without_names(pred, gold)) is not None:
         return verdict
     if name and gold_name and name != gold_name or foreign(pred, gold):

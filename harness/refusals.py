@@ -121,7 +121,7 @@ def toy():
     return Tokens(
         logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
         mask=torch.arange(6) <= 5 * rows % 6, entropy=entropy + 0.2 * rows,
-        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6)).without_junk()
+        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6)).masked()
 
 
 def call(method, f, shape, *inputs, **offered):

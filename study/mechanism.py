@@ -73,7 +73,7 @@ def columns(rollouts):
             for name, column in found.items()}
 
 
-def interval(found, name):
+def interval_of(found, name):
     """Of a number by its name, or of the difference of two, 'a - b'."""
     a, *b = (found[part] for part in name.split(" - "))
     return Interval.of(x - y for x, y in zip(a, b[0], strict=True)) if b else Interval.of(a)
@@ -147,8 +147,8 @@ def rows(updates):
     """-> the Rows: means over the rollouts and their 95% intervals."""
     found, numbers = formulas(updates["theory"]), columns(updates["seeds"])
     for claim in CLAIMS:
-        judged, texts = interval(numbers, claim.name), [
-            f"{words} {as_text(interval(numbers, name), claim.unit)}".strip()
+        judged, texts = interval_of(numbers, claim.name), [
+            f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
             for words, name in (("", claim.name), *claim.beside)]
         found.append(Row(claim.place, claim.words, claim.paper, "; ".join(texts),
                          judge(claim.says, judged, claim.than, claim.size)))
@@ -178,7 +178,7 @@ def draw(updates, file):
     for walk, style in (("near", "o-"), ("far", "s--")):
         *_, last = steps = list(rollouts[0][walk])
         for i, side in enumerate(("|G_L|", "|G_H|")):
-            of = [interval(found, f"{side} {taken} of {last}") for taken in steps]
+            of = [interval_of(found, f"{side} {taken} of {last}") for taken in steps]
             by_step.errorbar([int(x) for x in steps], [x.mean for x in of], fmt=style, ms=3, lw=1,
                              yerr=[x.mean - x.ends(0.05)[0] for x in of], capsize=2,
                              color=f"C{i}", label=f"{side}, run of {last} steps")

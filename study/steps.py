@@ -40,7 +40,7 @@ def steps(kept, steps=None, lr=None):
     for _ in walk(kept, steps, lr):
         tokens = kept.tokens()
         lines.append(dict(logged(tokens, kept.method, "clip_frac", "ess", "approx_kl"),
-                          bins=token_statistics(tokens.without_junk(), kept.method)))
+                          bins=token_statistics(tokens.masked(), kept.method)))
     return dict(steps=lines)
 
 

@@ -640,7 +640,7 @@ def test_vespo_far_off_policy_is_zero():
     (-1.0, [1, 0, 1, 1, 0, 1]), (0.0, [1, 1, 1, 1, 0, 1]), (0.5, [1, 1, 1, 1, 1, 1])])
 def test_opsm_is_the_peers_mask(delta, mask):
     """TRL's get_off_policy_mask, computed with its own code at the inputs of the fixture."""
-    tokens = peers_tokens().without_junk()
+    tokens = peers_tokens().masked()
     weight = METHODS["opsm"].select(tokens, opsm_delta=delta)
     wanted = torch.tensor(mask).double()[:, None].expand(6, 8)
     assert torch.equal(weight[tokens.mask], wanted[tokens.mask])

@@ -39,7 +39,7 @@ def test_g_is_counted_in_the_direction_that_it_has_over_all_rollouts():
         rollout["near"]["16"] = [low, -0.1]
     found = mechanism.columns(rollouts)
     assert found["|G_L| 16 of 16"] == [-x for x in noise] and found["|G_H| 16 of 16"] == [0.1] * 8
-    gap = mechanism.interval(found, "|G_L| 16 of 16 - |G_H| 16 of 16")
+    gap = mechanism.interval_of(found, "|G_L| 16 of 16 - |G_H| 16 of 16")
     assert gap.mean == pytest.approx(0.02 - 0.1) and gap.n == 8
 
 
