@@ -1,8 +1,29 @@
-"""What several tests make or run."""
+"""What several tests make, run or compare."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
+import train
+from conftest import ROOT
 from engine import policy
+
+CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
+        "data/__init__.py", "data/countdown.py"]
+# a run of two rollouts
+SMALL = (
+    "--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 "
+    "--steps_per_rollout 2 --max_tokens 12 --max_prompt_tokens 16 --lr 1e-4 --eval_every 1 "
+    "--eval_problems 4 --eval_samples 2").split()
+MEASURED = ("time/", "perf/", "seconds")  # by a clock
+needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
+                                reason="no .venv here: ./run_all.sh test makes it")
 
 
 def make_batch(prompts, completions, device="cpu"):
@@ -11,3 +32,69 @@ def make_batch(prompts, completions, device="cpu"):
     batch = policy.make_batch([(prompt, [c]) for prompt, c in pairs], device)
     batch.group = torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts])
     return batch.to(device)
+
+
+def run(model, out, *flags):
+    """A whole run, by default SMALL -> its records, the first being the evaluation before
+    training."""
+    train.main(["--model", model, "--out", str(out), *SMALL, *flags])
+    return [json.loads(line) for line in Path(out, "metrics.jsonl").open()]
+
+
+def run_all(*args, **env):
+    """BENCHMARKS is a list of names to study/full.sh, and a folder to the tests."""
+    return subprocess.run(["./run_all.sh", *args], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "BENCHMARKS": "", **env})
+
+
+def torchrun(ranks, *command, timeout=1800, check=True, **variables):
+    """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
+    one. variables: of the environment."""
+    start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone",
+                                   "--nproc_per_node", str(ranks)]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    env.update(variables, OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=timeout, env=env)
+    said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
+    assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]
+    return done
+
+
+def refused(capsys, command, *args):
+    """-> the one sentence with which command(args) ends, exit code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        command([*map(str, args)])
+    *bars, said = capsys.readouterr().err.splitlines(True)
+    assert stop.value.code == 2, said
+    assert not [bar for bar in bars if bar.strip() and not bar.startswith("Loading weights")], bars
+    return said
+
+
+# ---------------------------------------------------------------------------- runs, compared
+
+def records(out):
+    """metrics.jsonl without what a clock measured."""
+    return [{name: x for name, x in json.loads(line).items() if not name.startswith(MEASURED)}
+            for line in Path(out, "metrics.jsonl").open()]
+
+
+def weights(out, rollout=4):
+    return Path(out, "checkpoints", f"rollout_{rollout:06d}", "model.safetensors").read_bytes()
+
+
+def without(whole, out, *rollouts):
+    """A copy of the run without some checkpoints."""
+    shutil.copytree(whole, out)
+    for rollout in rollouts:
+        shutil.rmtree(out / "checkpoints" / f"rollout_{rollout:06d}")
+    return out
+
+
+def same(out, whole):
+    """Are two runs' last weights, logs and samples identical?"""
+    assert weights(out) == weights(whole)
+    assert records(out) == records(whole)
+    assert (out / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    return True

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import data
+import helpers
 from analysis import figures, rollout, runs
 from analysis.__main__ import COMMANDS, main, make_parser
 from conftest import ROOT
@@ -193,13 +194,8 @@ def test_a_seed_counts_once(tmp_path, capsys):
 
 
 def refused(capsys, *args):
-    """-> the one sentence with which the command ends, exit code 2"""
-    with pytest.raises(SystemExit) as e:
-        main([*map(str, args)])
-    assert e.value.code == 2
-    *bars, said = capsys.readouterr().err.splitlines()
-    assert all(bar.startswith("Loading weights") for bar in bars if bar), bars  # of transformers
-    return said
+    """-> the sentence with which the command is refused."""
+    return helpers.refused(capsys, main, *args)
 
 
 def test_what_is_wrong_is_said(folders, tmp_path, capsys):

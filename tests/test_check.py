@@ -12,7 +12,7 @@ from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import has_vllm
 from harness import check, refusals
-from test_parallel import torchrun
+from helpers import torchrun
 
 AFTER_SYNC = "log probabilities of sampler and trainer, after two more weight syncs"
 FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems 16".split()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import pytest
 
 import data
 import eval
+import helpers
 from conftest import ROOT
 from engine.completion import Completion, seed_of
 from graders import sandbox, votes, worker
@@ -176,15 +178,8 @@ def test_a_model_brings_its_settings(tmp_path, capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """refused(*flags) -> the one sentence with which the command is refused."""
-    def run(*flags):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            eval.main(list(map(str, flags)))
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and error.count("\n") == 1, error
-        return error
-    return run
+    """refused(*flags) -> the sentence with which the command is refused."""
+    return partial(helpers.refused, capsys, eval.main)
 
 
 @pytest.mark.quick

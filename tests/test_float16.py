@@ -10,10 +10,9 @@ from engine import policy
 from engine.loading import lr_factor
 from engine.sampler import has_vllm
 from engine.trainer import NotFinite, Trainer
+from helpers import SMALL, same, without
 from losses import METHODS
 from ranks import load, rollout
-from test_resume import same, without
-from test_train import SMALL
 
 
 def setting(small, method, init_scale, enabled=True, dtype="float32"):

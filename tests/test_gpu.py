@@ -18,9 +18,8 @@ from engine.sampler import Completion, VLLMSampler, has_vllm
 from engine.trainer import Trainer
 from harness import model
 from harness.failures import RunFailed, room_for
+from helpers import run, torchrun
 from ranks import load, rollout
-from test_parallel import torchrun
-from test_train import run
 
 # ---------------------------------------------------------------------------- the engine's sleep
 

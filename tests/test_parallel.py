@@ -2,10 +2,7 @@
 torchrun."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,25 +11,11 @@ from safetensors.torch import load_file
 
 import ranks
 import train
-from conftest import ROOT
 from engine import policy
 from engine.sampler import has_vllm
 from harness import log
+from helpers import torchrun
 from losses import METHODS
-
-
-def torchrun(ranks, *command, timeout=1800, check=True, **variables):
-    """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
-    one. variables: of the environment."""
-    start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone",
-                                   "--nproc_per_node", str(ranks)]
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    env.update(variables, OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=timeout, env=env)
-    said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
-    assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]
-    return done
 
 
 def records_of(folder):

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import re
 import runpy
 import shlex
@@ -22,8 +21,8 @@ import eval
 import losses
 import train
 from conftest import ROOT
+from helpers import CORE, needs_venv, run_all
 from losses import METHODS, every_token
-from test_style import CORE
 
 README = (ROOT / "README.md").read_text()
 PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
@@ -188,16 +187,6 @@ def test_losses_py_prints_every_card(monkeypatch, capsys):
 
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
          "--eval_samples 2")
-needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
-                                reason="no .venv here: ./run_all.sh test makes it")
-
-
-def run_all(*args, **env):
-    """BENCHMARKS is a list of names to study/full.sh, and a folder to the tests."""
-    return subprocess.run(["./run_all.sh", *args], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "BENCHMARKS": "", **env})
-
-
 @pytest.mark.slow
 @needs_venv
 def test_run_all(tmp_path):

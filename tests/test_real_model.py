@@ -24,8 +24,8 @@ import train
 from conftest import ROOT
 from engine.trainer import Trainer
 from examples import comparisons, countdown_in_words, from_gguf, sft
+from helpers import needs_venv, run_all
 from rewards import REWARDS
-from test_readme import needs_venv, run_all
 
 
 def larger(i):

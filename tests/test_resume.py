@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +21,13 @@ from huggingface_hub import HfApi
 from huggingface_hub.cli.hf import app
 
 import eval as evaluation
+import helpers
 import train
 from analysis.__main__ import main as analyse
 from conftest import ROOT
 from harness import checkpoint, files, run
 from harness.files import checkpoint_folders
+from helpers import records, same, weights, without
 
 SMALL = (
     "--sampler transformers --rollouts 4 --problems_per_rollout 4 --group_size 4 "
@@ -34,19 +35,6 @@ SMALL = (
     "--max_prompt_tokens 16 --lr 1e-4 --eval_every 2 --eval_problems 4 --eval_samples 2 "
     "--save_every 1 --schedule cosine --warmup 2"
 ).split()
-MEASURED = ("time/", "perf/", "seconds")
-
-
-def records(out):
-    """metrics.jsonl without what a clock measured."""
-    return [{name: x for name, x in json.loads(line).items() if not name.startswith(MEASURED)}
-            for line in Path(out, "metrics.jsonl").open()]
-
-
-def weights(out, rollout=4):
-    return Path(out, "checkpoints", f"rollout_{rollout:06d}", "model.safetensors").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
     """A run that nothing interrupted, with all the state that a run can have."""
@@ -57,32 +45,13 @@ def whole(base, tmp_path_factory):
     return out, flags
 
 
-def without(whole, out, *rollouts):
-    """A copy of the run without some checkpoints."""
-    shutil.copytree(whole, out)
-    for rollout in rollouts:
-        shutil.rmtree(out / "checkpoints" / f"rollout_{rollout:06d}")
-    return out
-
-
 def resume(out, *flags):
     train.main(["--out", str(out), "--resume", *flags])
 
 
 def refused(capsys, out, *flags):
     """-> the sentence with which --resume is refused."""
-    with pytest.raises(SystemExit) as stop:
-        resume(out, *flags)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1, said
-    return said
-
-
-def same(out, whole):
-    assert weights(out) == weights(whole)
-    assert records(out) == records(whole)
-    assert (out / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
-    return True
+    return helpers.refused(capsys, train.main, "--out", out, "--resume", *flags)
 
 
 def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):

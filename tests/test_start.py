@@ -9,6 +9,7 @@ import pytest
 
 import data
 import eval as evaluation
+import helpers
 import train
 from data.recipe import settings_of
 from graders import worker
@@ -16,8 +17,8 @@ from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
 from harness.model import read_tokenizer
+from helpers import run
 from losses import METHODS
-from test_train import run
 
 
 def graded_alike(reward, fault=None):
@@ -29,11 +30,7 @@ def graded_alike(reward, fault=None):
 
 
 def refused(capsys, *flags):
-    with pytest.raises(SystemExit) as stop:
-        train.parse_args(list(flags))
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1, said
-    return said
+    return helpers.refused(capsys, train.parse_args, *flags)
 
 
 def help_of(capsys, *flags):

@@ -11,9 +11,8 @@ import tokenize
 import pytest
 
 from conftest import QUICK, ROOT
+from helpers import CORE
 
-CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
-        "data/__init__.py", "data/countdown.py"]
 CORE_SIZE, TOOL_SIZE = (2200, 15_700), (8450, 63_100)  # lines, tokens
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}

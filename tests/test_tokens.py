@@ -24,15 +24,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import train
 from analysis import tokens
 from analysis.__main__ import main
+from analysis.__main__ import main as analyse
 from analysis.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
 from harness.checkpoint import save_rollout
 from harness.flags import flags_of
+from helpers import refused
 from losses import measure
 from study.quantities import signed_gradient
-from test_analysis import refused
 
 HOSTILE = "<script>window.hacked=1</script>"
 COMPLETIONS = [  # of two problems
@@ -329,14 +330,14 @@ def test_no_text_is_markup(page):
 def test_what_is_wrong_is_said(rollout, model, tmp_path, capsys):
     for number, text in enumerate(("ccc\nfoo\n", "cos\nfoo\n", "")):  # pickle takes c for a name
         (tmp_path / f"{number}.pt").write_text(text)
-        assert "no rollout that" in refused(capsys, "tokens", tmp_path / f"{number}.pt")
+        assert "no rollout that" in refused(capsys, analyse, "tokens", tmp_path / f"{number}.pt")
     for part in ("rewards", "hp", "state"):
         without = changed(rollout, tmp_path / "part.pt", **{part: None})
-        assert "no rollout that" in refused(capsys, "tokens", without)
-    assert "--problems" in refused(capsys, "tokens", rollout, "--problems", "0")
+        assert "no rollout that" in refused(capsys, analyse, "tokens", without)
+    assert "--problems" in refused(capsys, analyse, "tokens", rollout, "--problems", "0")
     bare = tmp_path / "bare"
     shutil.copytree(model, bare, ignore=shutil.ignore_patterns("token*", "vocab*", "merges*"))
-    said = refused(capsys, "tokens", rollout, "--model", bare)
+    said = refused(capsys, analyse, "tokens", rollout, "--model", bare)
     assert f"--model {bare} has no tokenizer" in said
 
 
@@ -352,7 +353,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
             ([none], "none of its completions has a gradient"),
             ([half, "--methods", "grpo,passk"],
              "the steps of passk cannot be taken: passk counts successes")):
-        assert words in refused(capsys, "tokens", *args), args
+        assert words in refused(capsys, analyse, "tokens", *args), args
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):

@@ -22,21 +22,8 @@ from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
 from engine.trainer import Trainer
 from harness.flags import flags_of
+from helpers import SMALL, run
 from losses import METHODS, Method, asym, centred, token_mean
-
-SMALL = (
-    "--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 "
-    "--steps_per_rollout 2 --max_tokens 12 "
-    "--max_prompt_tokens 16 --lr 1e-4 --eval_every 1 --eval_problems 4 --eval_samples 2"
-).split()
-
-
-def run(model, out, *flags):
-    """A whole run of two small rollouts -> its records, the first being the evaluation before
-    training."""
-    train.main(["--model", model, "--out", str(out), *SMALL, *flags])
-    return [json.loads(line) for line in Path(out, "metrics.jsonl").open()]
-
 
 # ---------------------------------------------------------------------------- flags
 
