@@ -71,11 +71,12 @@ def parse_args(argv=None):
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
     with failures.refusing("eval.py"):
-        recipe = settings_of(given.get("model"))
-    args = parser.merge(given, ("the model's recipe.json", {
-        name: recipe.get(name) for name in ("max_tokens", "max_prompt_tokens")}))
+        settings = settings_of(given.get("model"))
+    recipe = "the model's recipe.json", {
+        name: settings.get(name) for name in ("max_tokens", "max_prompt_tokens")}
     if "help" in given:
-        parser.show_help(args)
+        parser.show_help(parser.merge({}, recipe))
+    args = parser.merge(given, recipe)
     del args.origin
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"

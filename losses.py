@@ -528,8 +528,8 @@ def token_mean(loss, mask, size):
 def prompt_mean(loss, mask, size, group):
     """mean over prompts of the mean over the tokens of all their completions in the optimizer step
 
-    A step that holds some of a prompt's completions takes the mean over these. Tokens.group has to
-    say which completions share a prompt."""
+    A step that holds some of a prompt's completions takes the mean over these; a prompt that a
+    rollout has twice counts as two, as Tokens.group has them."""
     return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / size.prompts.count_nonzero()
 
 

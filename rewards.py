@@ -246,9 +246,9 @@ def prepare(names):
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
     """The rewards of a rollout.
 
-    problems: P dicts with "verifier" (a name in REWARDS) and "answer". completions: for each, a
-    list of texts. timeout: seconds for one completion, instead of its verifier's. details: a list
-    to which the worker.Result of each completion is added.
+    problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
+    each, a list of texts. timeout: seconds for one completion, instead of its verifier's. details:
+    a list to which the worker.Result of each completion is added.
     Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, hedge, timeout, error.
     A verifier's exceptions are counted and not raised."""
     jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)

@@ -101,7 +101,8 @@ def open_rollout(path, model=None):
     try:
         policy = load(model, None, probe.rows(torch.arange(4) % len(batch.ids)),
                       temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
-                      dtype=flags["dtype"], share_prompts=flags["share_prompts"])
+                      dtype=flags["dtype"], head_dtype=flags["head_dtype"],
+                      share_prompts=flags["share_prompts"])
     except (OSError, LookupError, RuntimeError, ValueError) as e:
         raise ValueError(f"the model {model} cannot be used with it: {first_line(e)}") from None
     kept = Kept(batch=batch, method=method, policy=policy, **own,

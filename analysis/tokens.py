@@ -137,8 +137,8 @@ def rounded(arrays, part):
 
 
 def reference_numbers(kept, shown, start):
-    """Log pi_old of the shown tokens, and the trainer's log probability less the sampler's: pi_old,
-    or with --old_logprobs sampler that before the first step (start, a walk's numbers)."""
+    """Log pi_old of the shown tokens, and the trainer's log probability less the sampler's. The
+    trainer's is pi_old, or with --old_logprobs sampler that at the start, a walk's numbers."""
     old, sampler = (x[shown].double().cpu().numpy()
                     for x in (kept.batch.old_logprobs, kept.batch.sampler_logprobs))
     trainer = start["logprob"][:, 0] if kept.flags["old_logprobs"] == "sampler" else old

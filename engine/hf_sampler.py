@@ -132,7 +132,7 @@ class TransformersSampler:
                            stopped=end and t[k - 1] not in self.eos) for t, lp, k, end in cut]
 
     def decode(self, ids, real, rows, max_tokens, settings):
-        """ids [D, W]: distinct prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
+        """ids [D, W]: prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
         completion -> tokens, logprobs, ends (does it end here?) [N, T], undefined after its end."""
         cache = DynamicCache(config=self.model.config)
         eos = torch.tensor(self.eos, device=ids.device)

@@ -112,10 +112,10 @@ def verify(policy, probe, share_prompts):
 
 def halve_frozen(policy):
     """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits."""
-    tied = policy.model.get_input_embeddings().weight
+    embeddings = policy.model.get_input_embeddings()  # which may share the LM head's weights
     for module in policy.model.modules():
         if (isinstance(module, torch.nn.Linear) and not module.weight.requires_grad
-                and module.weight is not tied):
+                and module.weight is not embeddings.weight):
             module.to(getattr(torch, policy.dtype))
 
 

@@ -152,7 +152,7 @@ def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
     if entropy_coef or kl_coef or not method.skips_zero_advantage:
         return [*range(len(batch.ids))]
     learnt = (batch.mask & (batch.advantages != 0)).any(1)
-    return learnt.nonzero()[:, 0].tolist() or [0]
+    return learnt.nonzero().flatten().tolist() or [0]
 
 
 @torch.no_grad()

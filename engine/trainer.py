@@ -6,7 +6,7 @@ from torch.distributed.checkpoint import state_dict as gathered
 from engine import loading, parallel
 from engine.policy import backward
 
-# the names of policy.backward's options
+# of the loss, and flags of the same names
 COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
 
 
@@ -61,7 +61,7 @@ class Trainer:
         return cls(policy, method, reference=reference, kl_coef=kl_coef, **training)
 
     def step(self, minibatch):
-        """One optimizer step on a Batch. Returns its metrics.
+        """One optimizer step on a Batch, whose gradient is added to .grad. Returns its metrics.
 
         In float16 the gradient is scaled, and scaled back before it is used. Where it overflows,
         the step is not taken, and the next has a smaller scale. Raises NotFinite, with no weight

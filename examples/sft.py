@@ -23,7 +23,7 @@ from data.sources import DataError, json_lines
 from engine import loading, parallel
 from engine.completion import Completion
 from engine.policy import make_batch
-from engine.trainer import Trainer
+from engine.trainer import NotFinite, Trainer
 from losses import METHODS
 
 
@@ -101,8 +101,12 @@ def main(argv=None):
     each = len(pairs) // args.batch  # steps of an epoch
     steps, rng = args.epochs * each, random.Random(args.seed)
     orders = (rng.sample(pairs, len(pairs)) for _ in range(args.epochs))
-    fit(policy, (order[i::each][:args.batch] for order in orders for i in range(each)), steps,
-        lambda i: min((i + 1) / (0.1 * steps + 1), (steps - i) / steps), lr=args.lr, weight_decay=0)
+    batches = (order[i::each][:args.batch] for order in orders for i in range(each))
+    try:
+        fit(policy, batches, steps, lr=args.lr,
+            factor=lambda i: min((i + 1) / (0.1 * steps + 1), (steps - i) / steps))
+    except NotFinite as e:
+        sys.exit(f"sft.py: {e}: a lower --lr may help")
     part = args.out.with_name(args.out.name + ".part")  # a folder of the name is whole
     policy.model.save_pretrained(part, state_dict=dict(parallel.weights(policy)))
     tokenizer.save_pretrained(part)

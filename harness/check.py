@@ -196,11 +196,11 @@ def check_memory(s):
 
 @torch.no_grad()
 def check_sync(s):
-    """The last check: it changes the weights, by more than bfloat16 rounds."""
+    """The last check: it changes the weights by more than bfloat16 rounds."""
     s.sampler.wake()
     for factor in (-1.0, 0.5):
         for name, p in s.policy.named_parameters():
-            if "lora_B" in name:  # 0 until now; an adapter adds a quarter of its input's size
+            if "lora_B" in name:  # about 0 until now; an adapter adds a quarter of its input's size
                 p.normal_(std=0.5 * s.args.lora_rank**0.5 / s.args.lora_alpha)
             elif p.requires_grad:
                 p.mul_(factor)

@@ -55,8 +55,9 @@ def reading(folder):
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # such a file may hold anything
-        raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): with this folder renamed, "
-                        "--resume continues from the checkpoint before it") from None
+        raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): if it is damaged, --resume "
+                        "continues from the checkpoint before, once this folder is renamed"
+                        ) from None
 
 
 def save(out, trainer, tokenizer, recipe, keep, **state):

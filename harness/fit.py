@@ -41,10 +41,9 @@ from harness.model import load_trainer
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory
-MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), less "
-        "--gpu_memory_utilization (beside an awake vLLM), --lora_rank, --offload (with torchrun) "
-        "or more GPUs make room")
-MORE_OF_A_CPU = "--activation_checkpointing, --tokens_per_micro_batch or --lora_rank make room"
+MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), "
+        "--lora_rank, and on a GPU less --gpu_memory_utilization (beside an awake vLLM), --offload "
+        "(with torchrun) or more GPUs make room")
 
 
 def empty_model(model):
@@ -262,7 +261,7 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together
         table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"
                   f"{(trainer + sampler) / GB:10.1f}{'  too much' * full}\n")
         if full:
-            fault = fault or (MORE_OF_A_CPU if program else MORE)
+            fault = fault or MORE
     if args.sampler == "vllm" and awake < 1.1 * weights:
         fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "

@@ -16,6 +16,7 @@ from engine import parallel
 from engine.sampler import default_kind
 from harness import checksums, failures, refusals
 from harness.files import checkpoint_folders, default_out, folder_fault, out_fault
+from harness.refusals import GIVEN
 from losses import METHODS, keyword_only
 
 refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
@@ -33,7 +34,7 @@ OF_A_RECIPE = (
 # they have no place in config.json
 OF_THIS_START = set("out resume force check fit help origin checksums".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
-SAVED, GIVEN, FOLLOWS = "as the run had it", "given", "follows from other flags"
+SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 
 
 # ---------------------------------------------------------------------------- parsing
@@ -78,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
         self.group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help, **options)
 
-    def given(self, argv=None):
+    def given(self, argv):
         """-> {argument: value} of those that argv has, and the words that are none."""
         found, unknown = self.parse_known_args(argv)
         return vars(found), unknown
@@ -108,11 +109,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{words} has {name} = {value!r}, which --{name} does not take")
 
     def show_help(self, args):
-        """Prints the page of flags, with the defaults that are in force, and ends."""
+        """Prints the page of flags, with these values, and ends."""
         for action in self._actions:
             value = getattr(args, action.dest, None)
-            if value is not None and value is not False and "default" not in action.help:
-                action.help += f" ({value})".replace("%", "%%")
+            if value is not None and value is not False:
+                action.help = f"{action.help} ({value})".replace("%", "%%")
         self.print_help()
         self.exit()
 
@@ -221,18 +222,18 @@ def parse_args(argv, description):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
                         help="show this page, for --loss NAME")
-    given, rest = parser.given(argv)
+    given, _ = parser.given(argv)
     config = saved_config(parser.merge(given))
     saved = {name: x for name, x in config.get("flags", {}).items()
              if name not in config["derived"]}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     add_method_flags(parser, chosen.loss, method)
-    of_method, unknown = parser.given(rest)
-    given |= of_method
-    args = parser.merge(given, recipe_of(chosen.model), (SAVED, saved))
+    given, unknown = parser.given(argv)
+    files = recipe_of(chosen.model), (SAVED, saved)
     if "help" in given:
-        parser.show_help(args)
+        parser.show_help(parser.merge({}, *files))
+    args = parser.merge(given, *files)
     if unknown:
         refuse_unknown(unknown[0].split("=")[0], chosen.loss, method, parser.rows)
     if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
@@ -263,7 +264,7 @@ def add_method_flags(parser, name, method):
             parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
         for flag in flags:
             value = method.flags[flag]
-            parser.flag(flag, value, f"default {value}", type=float if value is None else None)
+            parser.flag(flag, value, "", type=float if value is None else None)
 
 
 def check_folders(args):
@@ -324,11 +325,6 @@ def flags_of(args):
     """The flags as config.json keeps them. The embedded base is None: its folder moves."""
     flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
     return dict(flags, model=None if args.origin.get("model") == FOLLOWS else args.model)
-
-
-def derived(args):
-    """The flags that follow from others, and do so anew when the run is resumed."""
-    return [name for name, words in args.origin.items() if words == FOLLOWS]
 
 
 def print_changes(args):

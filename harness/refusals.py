@@ -19,6 +19,7 @@ from losses import Tokens
 
 refuse = partial(failures.refuse, "train.py")
 
+GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
              correction_low="correction", correction_high="correction")
@@ -28,7 +29,7 @@ def check(args, method):
     if sentence := parallel.unusable_gpu():
         refuse(sentence)
     for name, other in NEEDS.items():
-        if args.origin.get(name) == "given" and not getattr(args, other):
+        if args.origin.get(name) == GIVEN and not getattr(args, other):
             refuse(f"--{name} is for --{other}, which is not given")
     with failures.refusing("train.py"):
         data.template_kwargs(args.template_kwargs, args.template)
@@ -58,7 +59,7 @@ def combinations(args, method):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs),
          "--tp and --max_num_seqs are for --sampler vllm"),
-        (args.origin.get("gpu_memory_utilization") == "given" and not args.fit
+        (args.origin.get("gpu_memory_utilization") == GIVEN and not args.fit
          and not (vllm and torch.cuda.is_available()),
          "--gpu_memory_utilization is for --sampler vllm on a GPU"),
         (vllm and not has_vllm() and not args.fit,

@@ -24,7 +24,7 @@ from engine.trainer import NotFinite
 from harness import checkpoint, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import derived, flags_of, refuse
+from harness.flags import FOLLOWS, flags_of, refuse
 
 
 def claim_folder(args):
@@ -49,7 +49,8 @@ def begin(args, method, resumed):
     """-> the run's folder, with the logs until now, and its config.json: flags, method, versions,
     commit, and the same of the run until a resume."""
     out = claim_folder(args)
-    config = dict(flags=flags_of(args), derived=derived(args),
+    follow = [name for name, words in args.origin.items() if words == FOLLOWS]
+    config = dict(flags=flags_of(args), derived=follow,  # anew, when the run is resumed
                   method=losses.describe(args.loss, method), checksums=args.checksums,
                   command=sys.argv, versions=log.versions(), git=log.commit(),
                   id=uuid.uuid4().hex, before=[])

@@ -59,7 +59,7 @@ def paired(values, others, clusters):
     first, of the second, the difference, and low and high of its 95% interval over the clusters}"""
     result = {}
     for name, found in values.items():
-        gaps = [a - b for a, b in zip(found, others[name], strict=True)]
+        gaps = [a - b for a, b in zip(found, others[name])]
         low, high = interval(gaps, clusters, (-1, 1))
         result[name] = dict(value=mean(found), other=mean(others[name]), difference=mean(gaps),
                             low=low, high=high)

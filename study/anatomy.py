@@ -83,7 +83,9 @@ def gradient_of(kept, matrices, method=None, weight=None):
     kept.policy.zero_grad()
     backward(kept.policy, replace(kept.batch, weight=weight), method or kept.method,
              kept.flags["max_tokens"], **kept.coefficients)
-    return {n: p.grad.detach().clone() for n, p in matrices.items()}
+    gradients = {n: p.grad.detach().clone() for n, p in matrices.items()}
+    kept.policy.zero_grad()  # a walk's next step adds to what is left
+    return gradients
 
 
 def gradient_of_selected(kept, matrices, method, chosen):

@@ -91,7 +91,17 @@ def test_help_shows_the_defaults_that_are_in_force(capsys):
     assert "learning rate (5e-05)" in text and "longest completion, in tokens (16)" in text
     text = help_of(capsys, "--model", "x")
     assert "learning rate (1e-06)" in text and "(None)" not in text and "(False)" not in text
-    assert "--eps_high X default 0.28" in help_of(capsys, "--loss", "dapo")
+    assert "--eps_high X (0.28)" in help_of(capsys, "--loss", "dapo")
+
+
+def test_help_shows_defaults_and_not_what_is_given(capsys):
+    assert "learning rate (5e-05)" in help_of(capsys, "--lr", "5")
+    assert "learning rate; 0 is off (0)" in help_of(capsys)  # of --lora_rank
+
+
+def test_a_word_is_the_value_of_the_flag_before_it_alone(capsys):
+    said = refused(capsys, "--eps_low", "--lr", "1e-3", "0.3")
+    assert "--eps_low: expected one argument" in said
 
 
 def test_a_bool_is_a_switch_and_can_be_switched_off(monkeypatch):
@@ -135,7 +145,7 @@ def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsy
     out = ["--out", str(kept_run), "--resume"]
     assert train.parse_args(out)[0].save_rollouts is True
     args, _ = train.parse_args([*out, "--no-save_rollouts"])
-    assert args.save_rollouts is False and args.origin["lr"] == "as the run had it"
+    assert args.save_rollouts is False and args.origin["lr"] == "the run's config.json"
     assert "rollouts in all (1)" in help_of(capsys, *out)
     parser = Parser("x")
     parser.flag("soft", True, "a switch that is on")

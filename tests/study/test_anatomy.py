@@ -27,6 +27,11 @@ def test_subsets_of_tokens_add_up_to_the_gradient(kept):
     assert one_step["norm"] > 0.1 and one_step["angle"] > 1
 
 
+def test_a_gradient_leaves_nothing_for_the_next_step_of_a_walk(kept):
+    anatomy.gradient_of(kept, anatomy.sampled_matrices(kept.policy.model, 2))
+    assert all(p.grad is None for p in kept.policy.parameters())
+
+
 def test_anatomy_of_a_rollout(kept, kept_run):
     result = anatomy.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
     json.dumps(files.numbers(result), allow_nan=False)
