@@ -47,8 +47,8 @@ evaluate() { # a model and its folder: all held-out problems, and the difference
 }
 evaluate "$MODEL" "$RUNS/eval-base"
 for out in "$RUNS"/*/checkpoints; do
-  name=$(basename "$(dirname "$out")")
-  evaluate "$(ls -d "$out"/rollout_* | tail -n 1)" "$RUNS/eval-$name" --against "$RUNS/eval-base"
+  name=$(basename "$(dirname "$out")") last=$(ls -d "$out"/rollout_* | tail -n 1)
+  evaluate "$last" "$RUNS/eval-$name-${last##*rollout_}" --against "$RUNS/eval-base"
 done
 $python - "$RUNS"/eval-*/completions.jsonl <<'END'
 import json
