@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from graders import Hedge, Unparsed, UnparsedGold, answers, sandbox, worker
+from graders import Ungraded, Unparsed, UnparsedGold, answers, sandbox, worker
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
@@ -214,7 +214,7 @@ class Verifier(NamedTuple):
         """The reward; 0 for what `grade` counts: a hedge, or an answer that cannot be read."""
         try:
             return self.grade(completion, answer)
-        except (Hedge, Unparsed, UnparsedGold):
+        except Ungraded:
             return 0.0
 
 

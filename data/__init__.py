@@ -91,7 +91,7 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
                                      max_tokens=max_tokens, top_p=top_p)
     with timed("reward"):
         texts = [[decode(tokenizer, c, prompt) for c in group]
-                 for prompt, group in zip(prompts, completions)]
+                 for prompt, group in zip(prompts, completions, strict=True)]
         details = []
         rewards, _ = grade(problems, texts, details=details)
     faults = [[result.fault for result in details[i:i + samples]]

@@ -4,19 +4,20 @@ Nothing here imports the rest of the project.
 """
 
 
-class Unparsed(ValueError):
-    """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
+class Ungraded(ValueError):
+    """What a verifier raises in place of a reward: 0, counted by its kind."""
 
+
+class Unparsed(Ungraded):
+    """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
     kind = "unparsed_answer"
 
 
-class Hedge(ValueError):
+class Hedge(Ungraded):
     """The answer is several candidates, a relation, or an operation left to do: reward 0."""
-
     kind = "hedge"
 
 
-class UnparsedGold(ValueError):
+class UnparsedGold(Ungraded):
     """The gold answer cannot be graded: reward 0, counted."""
-
     kind = "unparsed_gold"

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from traceback import walk_tb
 
-from graders import Hedge, Unparsed, UnparsedGold
+from graders import Ungraded
 from graders.sandbox import LineReader
 
 FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # their kinds
@@ -155,7 +155,7 @@ def graded(call, name, arguments):
         reward = float(call(name, *arguments))
         return [reward, None] if math.isfinite(reward) else [
             0.0, ("error", f"the reward is {reward}")]
-    except (Unparsed, Hedge, UnparsedGold) as e:
+    except Ungraded as e:
         return [0.0, (e.kind, "")]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"

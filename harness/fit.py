@@ -6,8 +6,7 @@
 The run's own code loads, scores, updates and syncs, as rank 0 of a process group that sends
 nothing. Weights are fake tensors (torch's FakeTensorMode); ids, lengths and masks are real, because
 sizes depend on them. A Ledger adds up the bytes of the tensors alive. Not counted: workspaces,
-CUDA's context, NCCL's buffers, fragmentation, the layer that FSDP gathers ahead (USABLE leaves room
-for them); on a CPU, whose memory holds the program, too, keys and values of its sampler.
+CUDA's context, NCCL's buffers, fragmentation, FSDP's next layer (USABLE leaves room for them).
 """
 
 import gc

@@ -31,7 +31,8 @@ found, again = all_results(), all_results()
 KEPT.pop()._destroy()
 for i, (a, b, stock) in enumerate(zip(found, again, all_results(), strict=True)):
     gap = (a - stock).abs().max() / stock.abs().max() / torch.finfo(a.dtype).eps
-    assert 0 < gap < 100 and a.equal(b), (i, gap)
+    most = 100 if i % 11 == 10 else 10  # attention's gradient: up to 27 were seen
+    assert 0 < gap < most and a.equal(b), (i, gap)
 """
 
 
