@@ -184,7 +184,6 @@ def claim(args, out):
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
     weights = settings["weights"] = args.model and checksums.of_weights(args.model)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         lock(out)
         path = out / "completions.jsonl"
         if path.exists() and path.stat().st_size:

@@ -188,16 +188,15 @@ def code(completion, answer):
 
 
 def code_gold(gold):
-    """Tests are texts; those of a function are JSON: a line for each argument, and the result."""
+    """Tests are texts; those of a function are JSON: a line for each argument, and the result.
+    Raises ValueError for a line that is not."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
     if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
         return False
-    lines = "\n".join(texts).split("\n") if name is not None else ()
-    try:
-        [json.loads(line) for line in lines if line.strip()]
-    except ValueError:
-        return False
+    for line in "\n".join(texts).split("\n") if name is not None else ():
+        if line.strip():
+            json.loads(line)
     return True
 
 
@@ -257,16 +256,15 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)
-    failures = Counter((job.name, job.seconds, fault)
-                       for job, (_, fault, _) in zip(jobs, results)
-                       if fault and fault.kind in ("error", "timeout"))
-    for (name, seconds, fault), times in failures.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
-              + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
-    found = Counter(result.fault.kind for result in results if result.fault)
-    rewards = iter(result.reward for result in results)
-    return ([[next(rewards) for _ in texts] for texts in completions],
-            {kind: found[kind] for kind in worker.FAULTS})
+    faults = Counter((job.name, job.seconds, result.fault) for job, result in zip(jobs, results))
+    counts, rewards = dict.fromkeys(worker.FAULTS, 0), iter(result.reward for result in results)
+    for (name, seconds, fault), times in faults.items():
+        if fault:
+            counts[fault.kind] += times
+        if fault and fault.kind in ("error", "timeout"):
+            print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
+                  + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
+    return [[next(rewards) for _ in texts] for texts in completions], counts
 
 
 def gradable(problems):

@@ -1,15 +1,14 @@
 """train.py --check: silent faults, tried on a few completions before the GPU hours are spent.
 
-Each check yields rows (subject, figure, is it right, flags to change). tests/test_check.py breaks
-each of them.
+Each check takes s, the parts of a run and the completions that they are tried on, and yields rows
+(subject, figure, is it right, flags to change). tests/test_check.py breaks each of them.
 """
 
 import math
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 
@@ -17,40 +16,15 @@ import data
 from engine import parallel
 from engine.completion import Completion, seed_of
 from engine.parallel import say
-from engine.policy import Batch, backward, compute_logprobs, make_batch, minibatches
+from engine.policy import backward, compute_logprobs, make_batch, minibatches
 from rewards import grade
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
 WRONG = "<answer>-987654321</answer> \\boxed{-987654321}\n```python\n-987654321\n```"
 
 
-@dataclass
-class Setting:
-    """The parts of a run, and the completions that they are tried on."""
-
-    args: Any
-    trainer: Any
-    sampler: Any
-    tokenizer: Any
-    eos: list
-    train_set: Any
-    test_set: list
-    left_out: list
-    groups: list = None       # data.Groups: EACH completions of PROMPTS problems
-    batch: Batch = None       # of all of them
-
-    @property
-    def policy(self):
-        return self.trainer.policy
-
-    @property
-    def exact(self):
-        """Is everything computed in float32?"""
-        return self.args.dtype == self.args.sampler_dtype == "float32"
-
-
 def sampled(s, temperature, seed):
-    """-> the Groups, each engine sampling its share, and the Batch of them."""
+    """-> EACH completions of PROMPTS problems as data.Groups, and the Batch of all."""
     sample = partial(data.sample_groups, s.sampler, s.tokenizer, samples=EACH,
                      temperature=temperature, max_tokens=s.args.max_tokens,
                      template=s.args.template)
@@ -213,10 +187,11 @@ CHECKS = (check_sampler, check_ends, check_rewards, check_golds, check_memory, c
           check_sync)
 
 
-def run(*setting):
+def run(args, trainer, sampler, tokenizer, eos, train_set, test_set, left_out):
     """Prints the rows as they come -> the exit code: 0 if all are right, else 1."""
-    s = Setting(*setting)
-    s.groups, s.batch = sampled(s, s.args.temperature, 0)
+    s = SimpleNamespace(**locals(), policy=trainer.policy,
+                        exact=args.dtype == args.sampler_dtype == "float32")
+    s.groups, s.batch = sampled(s, args.temperature, 0)
     failed = 0
     for check in CHECKS:
         for subject, figure, right, change in check(s):
@@ -224,6 +199,6 @@ def run(*setting):
             say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"
                 + ("" if right else f"\n      to change: {change}"))
     say(f"{failed} of the rows failed" if failed else "all of it is as it should be")
-    s.sampler.close()
+    sampler.close()
     parallel.stop()
     return 1 if failed else 0

@@ -12,24 +12,10 @@ from safetensors import SafetensorError
 LOCKED = set()  # folders that this process has locked, as (device, inode): names may change
 
 
-def out_fault(out):
-    """A sentence on a path that is no folder, or holds a symbolic link: one in a stranger's run
-    would lead what is written to other places. wandb makes links of its own, each time anew."""
-    if os.path.lexists(out) and not os.path.isdir(out):
-        return f"{out} is no folder"
-    for folder, folders, files in os.walk(out):
-        for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink():
-                return f"{path} is a symbolic link, through which nothing is written"
-        folders[:] = [name for name in folders if name != "wandb"]
-    return None
-
-
 def lock(out):
-    """Keeps other processes out of a folder while this one lives. Raises BlockingIOError, or
-    OSError for one that out_fault refuses."""
-    if fault := out_fault(out):
-        raise OSError(fault)
+    """Makes a folder and keeps other processes out of it while this one lives. Raises OSError; for
+    another process's BlockingIOError."""
+    out.mkdir(parents=True, exist_ok=True)
     seen = out.stat()
     place = seen.st_dev, seen.st_ino
     if place not in LOCKED:
@@ -52,9 +38,7 @@ def write(path, content):
     """Replaces a file, by a text or bytes, atomically. Raises OSError."""
     aside = path.with_name(f".{path.name}")
     with writing(path):
-        aside.unlink(missing_ok=True)  # a killed process's
-        with aside.open("xb") as file:  # which follows no link
-            file.write(content if isinstance(content, bytes) else content.encode())
+        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
         aside.replace(path)
 
 

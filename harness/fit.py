@@ -64,8 +64,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, fake):
         super().__init__()
         self.fake, self.peak = fake, 0
-        # {address: storage}; a fake's data_ptr is always 0
-        self.alive, self.on_cpu = WeakValueDictionary(), WeakValueDictionary()
+        self.alive = WeakValueDictionary()  # {address: storage}; a fake's data_ptr is always 0
 
     @property
     def live(self):
@@ -73,15 +72,9 @@ class Ledger(TorchDispatchMode):
 
     def count(self, tensor):
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.alive and storage._cdata not in self.on_cpu:
+        if storage._cdata not in self.alive:
             self.alive[storage._cdata] = storage
             self.peak = max(self.peak, self.live)
-
-    def leave_out(self, tensors):
-        """These are in the node's memory, not the GPU's."""
-        for tensor in tensors:
-            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-            self.on_cpu[storage._cdata] = self.alive.pop(storage._cdata)
 
     def peak_of(self, action):
         gc.collect()
@@ -135,14 +128,10 @@ def stage(ledger, memory, by_kernel):
     by_kernel: attention is flash, for 16 bits; else keys and values are repeated; None: a CPU."""
     gpu = by_kernel is not None
 
-    def token_budget(policy, probe, longest, *settings, find=loading.token_budget):
+    def token_budget(*given, find=loading.token_budget):
         device = torch.device("cuda" if gpu else "cpu")
         with mock.patch.object(parallel, "device", lambda: device):  # its limit
-            try:
-                return find(policy, probe, longest, *settings)
-            except ValueError as e:  # the rehearsal goes on, with one row at once
-                policy.no_room = f"The model {e}"
-                return longest
+            return find(*given)
 
     with ExitStack() as stack:
         def replace(owner, **values):
@@ -190,7 +179,6 @@ def rehearse(args, method, memory, cpu=False):
     rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
                                     G if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
-    leave_out = ledger.leave_out if args.offload else list
     with stage(ledger, memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None)
         policy, reference, optimizer = trainer.policy, trainer.reference, trainer.optimizer
@@ -198,31 +186,35 @@ def rehearse(args, method, memory, cpu=False):
         trained = optimizer.param_groups[0]["params"]
         f = SimpleNamespace(
             base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
-            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
-            no_room=getattr(policy, "no_room", None))
-        leave_out(p for model in models if isinstance(model, torch.nn.Module)
-                  for p in model.parameters())
-        f.start = ledger.live
+            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget)
+
+        def on_cpu():
+            """Bytes of --offload's weights, gradients and moments."""
+            kept = [p for model in models if isinstance(model, torch.nn.Module)
+                    for p in model.parameters()]
+            kept += [p.grad for p in trained if p.grad is not None]
+            kept += [x for state in optimizer.state.values() for x in state.values()]
+            return args.offload * sum(getattr(x, "_local_tensor", x).nbytes for x in kept)
 
         def fill_gradients():
             for p in trained:
                 p.grad = torch.zeros_like(p)
-                leave_out([p.grad])
+        f.start = ledger.live - on_cpu()
         fill_gradients()
         optimizer.step()  # it makes AdamW's moments
-        leave_out(x for state in optimizer.state.values() for x in state.values())
         optimizer.zero_grad()
-        f.between = ledger.live
+        f.between = ledger.live - on_cpu()
         batch, _ = largest(rollout, policy)
         f.scoring = ledger.peak_of(
-            lambda: [policies.compute_logprobs(model, batch) for model in models])
+            lambda: [policies.compute_logprobs(model, batch) for model in models]) - on_cpu()
         batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
         batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
         batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
-        f.update = ledger.peak_of(lambda: trainer.step(batch))
-        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0))
+        f.update = -on_cpu()  # with the gradients, which the step gives up
+        f.update += ledger.peak_of(lambda: trainer.step(batch))
+        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0)) - on_cpu()
     return f
 
 
@@ -254,7 +246,7 @@ each rank in an optimizer step: {f.parts}
 
 GB{"" if program else " of each GPU":13}  trainer   sampler  together
 """
-    fault = f.no_room
+    fault = None
     for name, (trainer, sampler) in phases.items():
         full = trainer + sampler > USABLE * memory
         table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"

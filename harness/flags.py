@@ -15,7 +15,7 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
 from harness import checksums, failures, refusals
-from harness.files import checkpoint_folders, default_out, folder_fault, out_fault
+from harness.files import checkpoint_folders, default_out, folder_fault
 from harness.refusals import GIVEN
 from losses import METHODS, keyword_only
 
@@ -272,8 +272,8 @@ def check_folders(args):
     if (args.out and Path(args.out, "metrics.jsonl").exists()
             and not (args.resume or args.check or args.fit)):
         refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
-    if fault := (args.out or args.resume) and out_fault(default_out(args)):
-        refuse(f"--out {fault}")
+    if default_out(args).exists() and not default_out(args).is_dir():
+        refuse(f"--out {default_out(args)} is no folder")
     if fault := folder_fault(args.model):
         refuse(fault)
 
@@ -287,7 +287,7 @@ def saved_config(args):
     try:
         config = json.loads(path.read_text())
         return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, id=str, before=list).items()}
+            flags=dict, checksums=dict, derived=list, id=str).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
         if not checkpoint_folders(path.parent):
             return {}

@@ -24,27 +24,20 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     from transformers import AutoConfig, AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, positions_of
-    folder = Path(model)
-    if folder.is_dir() and not [*folder.glob("*token*"), *folder.glob("vocab*")]:
-        raise ValueError(f"--model {model} has no tokenizer: no tokenizer.json is in the folder")
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         config = AutoConfig.from_pretrained(model).get_text_config()
         eos, positions = eos_ids(model, tokenizer), positions_of(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        where = ("cannot be used" if folder.exists()
+        where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
-    if not eos:
-        raise ValueError(f"--model {model} names no end-of-sequence token, in its tokenizer or its "
-                         "configuration")
     options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
     known = inspect.signature(tokenizer.apply_chat_template).parameters
-    for name in options:
-        if name in known or name not in str(chat):
-            raise ValueError(f"--template_kwargs: the chat template of --model {model} has no "
-                             f"variable {name} to be set")
+    if unused := [name for name in options if name in known or name not in str(chat)]:
+        raise ValueError(f"--template_kwargs: the chat template of --model {model} has no "
+                         f"variable {unused[0]} to be set")
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
@@ -56,31 +49,33 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
-    check_prompts(f"--model {model}: ", tokenizer, config, eos, prompts)
+    check_prompts(model, tokenizer, config, eos, prompts)
     return tokenizer, eos, positions, list(map(len, prompts))
 
 
-def check_prompts(subject, tokenizer, config, eos, prompts):
+def check_prompts(model, tokenizer, config, eos, prompts):
     """Warns of prompts (lists of ids) that a model will hardly understand. Raises ValueError for
-    those that it cannot take. config: of its text model."""
-    if not all(prompts):  # transformers makes an empty tokenizer of a folder without one
-        raise ValueError(f"{subject}its tokenizer makes nothing of a prompt; are its files "
-                         "complete?")
-    if (largest := max(map(max, prompts), default=0)) >= config.vocab_size:
-        raise ValueError(f"{subject}its tokenizer has a token {largest}, and its embedding "
-                         f"{config.vocab_size}: they are of different models")
-    bos = tokenizer.bos_token_id
+    those that it cannot take. config: of its text model; eos: ids that end a completion."""
+    bos, largest = tokenizer.bos_token_id, max(map(max, filter(None, prompts)), default=0)
+    starts_with_bos = bos is not None and bos not in eos and bos == getattr(
+        config, "bos_token_id", None)  # GPT-2's is its end-of-sequence token
     for wrong, sentence in (
-            # GPT-2's is its end-of-sequence token, which it does not put in front
-            (bos not in (None, *eos) and bos == getattr(config, "bos_token_id", None)
-             and any(prompt[0] != bos for prompt in prompts),
+            (not eos, "names no end-of-sequence token, in its tokenizer or its configuration"),
+            (not all(prompts),  # transformers makes an empty tokenizer of a folder without one
+             "has no tokenizer that makes tokens of a prompt; are its files complete?"),
+            (largest >= config.vocab_size,
+             f"has a token {largest} in its tokenizer, and {config.vocab_size} in its embedding")):
+        if wrong:
+            raise ValueError(f"--model {model} {sentence}")
+    for wrong, sentence in (
+            (starts_with_bos and any(prompt[0] != bos for prompt in prompts),
              f"do not begin with {tokenizer.bos_token}, as texts of the model do"),
             (any(prompt[-1] in eos for prompt in prompts),
              "end with an end-of-sequence token, after which the model begins another text"),
             (len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts),
              "are all the same: does the chat template leave the question out?")):
         if wrong:
-            say(f"WARNING  {subject}prompts {sentence}")
+            say(f"WARNING  --model {model}: prompts {sentence}")
 
 
 def check_positions(args, positions):
@@ -99,19 +94,15 @@ def load_data(args):
     try:
         if args.eval_every:
             test_set = data.load(args.eval_data or args.data, "test", args.data_dir)
+            test_set = test_set[:args.eval_problems]
+            args.eval_problems = len(test_set)
         train_set = data.load(args.data, "train", args.data_dir, left_out)
-    except data.DataError as e:
+        rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
+        sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
+    except (data.DataError, PermissionError) as e:
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
         refuse(f"{e}{other}")
-    if test_set:
-        test_set = test_set[:args.eval_problems]
-        args.eval_problems = len(test_set)
-    rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
-    try:
-        sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
-    except PermissionError as e:
-        refuse(str(e))
     learnt = {str(p["prompt"]) for p in rows}
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
@@ -121,7 +112,7 @@ def load_data(args):
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
     for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}:
-        args.checksums[f"verifier {name}"] = checksums.of_code([verifier(name).grade])
+        args.checksums[f"verifier {name}"] = checksums.of_functions([verifier(name).grade])
     print_changes(args)
     return train_set, test_set, left_out
 

@@ -105,11 +105,8 @@ def check_row(name, method, common):
                        "of the row; one flag has one default")
 
 
-IN_PADDING = 7.0  # a loss there, which an aggregate has to leave out
-
-
 class Fault(Exception):
-    """A fault of a function of a row: the end of a sentence that begins with its name."""
+    """A fault of a row: a sentence."""
 
 
 def toy():
@@ -126,7 +123,9 @@ def toy():
 
 
 def call(method, f, shape, *inputs, **offered):
-    """-> the tensor that a function returns, and the numbers that it logs."""
+    """-> the tensor that a function returns. Raises Fault. The numbers that it logs have to be
+    numbers: those of an objective, or a `state`."""
+    where = f"the function {f.__name__} of losses.py"
     tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
                if torch.is_tensor(x)]
     versions = [x._version for x in tensors]  # a write into a tensor counts it up
@@ -135,112 +134,93 @@ def call(method, f, shape, *inputs, **offered):
     except ValueError as e:  # a hyperparameter out of range
         refuse(str(e))
     except Exception as e:  # a user's function may raise anything
-        raise Fault(f"raises {type(e).__name__}: {e}") from None
+        raise Fault(f"{where} raises {type(e).__name__}: {e}") from None
     if versions != [x._version for x in tensors]:
-        raise Fault("writes into its arguments, as clamp_ and += do; clamp does not")
+        raise Fault(f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
     value, numbers = result if isinstance(result, tuple) else (result, {})
     found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
     if found != list(shape):
-        raise Fault(f"returns {found}, where a tensor of shape {list(shape)} belongs")
+        raise Fault(f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
     if not value.isfinite().all():
-        raise Fault("returns nan or infinity: it divides by 0 in a group of equal rewards, at "
-                    "ratio 1, at A = 0, or in padding, where all fields are 0")
-    return value, numbers
-
-
-def check_numbers(numbers, kinds):
-    for key, number in numbers.items():
+        raise Fault(f"{where} returns nan or infinity: it divides by 0 in a group of equal "
+                    "rewards, at ratio 1, at A = 0, or in padding, where all fields are 0")
+    kinds = int, float, *[torch.Tensor] * (f is method.objective)
+    for key, number in {**numbers, **(inputs[-1] if isinstance(inputs[-1], dict) else {})}.items():
         if not isinstance(number, kinds) or torch.as_tensor(number).numel() != 1:
-            raise Fault(f"logs {key!r}, which is not one number: float(x) in state, and "
+            raise Fault(f"{where} logs {key!r}, which is not one number: float(x) in state, and "
                         "tokens.mean(x) from an objective make one")
+    return value
 
 
-def slope(method, f, total, leaf):
-    """The gradient of a scalar, 0 where it has none. Raises Fault."""
-    if total.requires_grad:
-        gradient, = torch.autograd.grad(total, leaf)
-        if gradient.isfinite().all():
-            return gradient
-        raise Fault("has a gradient of nan or infinity; torch.where does not stop one in the "
-                    "branch not taken, a clamp before it does")
-    if f is method.objective:
-        raise Fault("has no gradient: it has to depend on tokens.logprobs, tokens.log_ratio or "
-                    "tokens.ratio (tokens.probs is without one)")
-    return torch.zeros_like(leaf)
+def gradient(method, tokens, size):
+    """d loss / d log pi [B, T] of a step or of a part of it. Raises Fault."""
+    tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
+    for f in dict.fromkeys([method.select, *method.passes]):
+        call(method, f, tokens.mask.shape, tokens)
+    token_loss = call(method, method.objective, tokens.mask.shape, tokens)
+    junk = token_loss.detach().where(tokens.mask, 7.0).requires_grad_()  # a loss in padding
+    loss = call(method, method.aggregate, (), junk, tokens.mask, size, group=tokens.group)
+    of_junk, = torch.autograd.grad(loss, junk)
+    if of_junk[~tokens.mask].any():
+        raise Fault(f"the function {method.aggregate.__name__} of losses.py depends on padding, "
+                    "which (loss * mask).sum() leaves out")
+    if not token_loss.requires_grad:
+        raise Fault(f"the function {method.objective.__name__} of losses.py has no gradient: it "
+                    "has to depend on tokens.logprobs, tokens.log_ratio or tokens.ratio "
+                    "(tokens.probs is without one)")
+    loss = losses.policy_loss(method, tokens, size.max_tokens, size=size)
+    found, = torch.autograd.grad(loss, tokens.logprobs)
+    if not found.isfinite().all():
+        raise Fault("its gradient is nan or infinity somewhere; torch.where does not stop one in "
+                    "the branch not taken, a clamp before it does")
+    return found
 
 
-def token_effect(method, f, tokens):
-    """-> the values of a select or an objective and their gradients, [2, B, T], 0 in padding."""
-    leaf = tokens.logprobs.clone().requires_grad_()
-    value, numbers = call(method, f, tokens.mask.shape, replace(tokens, logprobs=leaf))
-    check_numbers(numbers, (int, float, torch.Tensor))
-    gradient = slope(method, f, (value * tokens.entropy).sum(), leaf)
-    return torch.stack([value.detach() * tokens.mask, gradient])
-
-
-def aggregate_effect(method, f, tokens, size):
-    """-> the weight that an aggregate gives to each token's loss, [1, B, T]."""
-    leaf = tokens.logprobs.where(tokens.mask, IN_PADDING).requires_grad_()
-    total, _ = call(method, f, (), leaf, tokens.mask, size, group=tokens.group)
-    return slope(method, f, total, leaf)[None]
-
-
-def check_cell(method, f):
-    """Tries a function on the step, on the step with more padding, and on its halves."""
+def check_step(method):
+    """Tries a row on a step, on the step with more padding, on its halves, and at ratio 1."""
     tokens = toy()
     size = losses.step_size(tokens.mask, 1024, tokens.group)
 
-    def effect_of(change):
+    def gradient_of(change):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
-        if f is method.aggregate:
-            return aggregate_effect(method, f, part, size)
-        return token_effect(method, f, part)
+        return gradient(method, part, size)
     before = torch.get_rng_state()
-    whole = effect_of(lambda x: x)
+    whole = gradient_of(lambda x: x)
     draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
-    wide = effect_of(lambda x: pad(x, (0, 3)))[..., :6]
-    if whole[-1][~tokens.mask].any() or not (draws or torch.allclose(wide, whole, 1e-5)):
-        right = "(loss * mask).sum()" if f is method.aggregate else "tokens.mean(x)"
-        raise Fault(f"depends on padding: means and sums have to leave it out, as {right} does")
-    if not (method.whole_step or f in method.passes):
-        halves = torch.cat([effect_of(lambda x: x[:4]), effect_of(lambda x: x[4:])], 1)
-        if not torch.allclose(halves, whole, 1e-5):
-            raise Fault("depends on how the optimizer step is cut into micro-batches: " + (
-                "its denominators have to be those of size" if f is method.aggregate
-                else "@whole_step above it shows it the whole step"))
-    learns = whole[-1][tokens.advantages == 0].any()
-    if learns and f is method.objective and f in losses.BY_ADVANTAGE:
-        raise Fault("is in BY_ADVANTAGE and has a gradient where A = 0")
+    wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
+    if not (draws or torch.allclose(wide, whole, 1e-5)):
+        raise Fault("its gradient depends on padding: means and sums have to leave it out, as "
+                    "tokens.mean(x) and (loss * mask).sum() do")
+    halves = () if method.whole_step else (lambda x: x[:4], lambda x: x[4:])
+    if halves and not torch.allclose(torch.cat([*map(gradient_of, halves)]), whole, 1e-5):
+        raise Fault("its gradient depends on how the optimizer step is cut into micro-batches: a "
+                    "function that looks at other completions has @whole_step above it, and the "
+                    "denominators of an aggregate are those of size")
+    if method.skips_zero_advantage and whole[4].any():
+        raise Fault("its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
+    tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
+    pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
+    if method.like_reinforce and max(pushed[:4].sum(), pushed[5:].sum()) > 0:
+        raise Fault("at ratio 1 its gradient has the other sign than the policy gradient's: is a "
+                    "minus missing? like_reinforce=False in the row says that this is meant")
 
 
 def check_advantage(method, group_size, shaped):
     """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
-    state = dict(entropy=1.0)
-    advantages, _ = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped, state)
+    advantages = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
+                      dict(entropy=1.0))
     if method.like_reinforce and (advantages * (rewards - rewards.mean(1, True))).sum() < 0:
-        raise Fault("gives successes less than failures; like_reinforce=False in the row says that "
-                    "this is meant")
-    check_numbers(state, (int, float))
+        raise Fault(f"the function {method.advantage.__name__} of losses.py gives successes less "
+                    "than failures; like_reinforce=False in the row says that this is meant")
 
 
 def check_method(name, method, group_size, shaped=False):
-    """Tries each function of a row. shaped: rewards are other than 0 and 1."""
-    with torch.random.fork_rng(devices=[]):
-        for f in dict.fromkeys(method.functions):
-            try:
-                if f is method.advantage:
-                    check_advantage(method, group_size, shaped)
-                else:
-                    check_cell(method, f)
-            except Fault as fault:
-                refuse(f"{name}: the function {f.__name__} of losses.py {fault}")
-        tokens = toy()
-        tokens.logprobs.requires_grad_()
-        tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs.detach()
-        gradient, = torch.autograd.grad(losses.policy_loss(method, tokens, 1024), tokens.logprobs)
-    pushed = gradient * tokens.advantages  # by the policy gradient below 0 on either side
-    if method.like_reinforce and max(pushed[:4].sum(), pushed[5:].sum()) > 0:
-        refuse(f"{name}: at ratio 1 its gradient has the other sign than the policy gradient's: is "
-               "a minus missing? like_reinforce=False in the row says that this is meant")
+    """Refuses a row with a fault. shaped: rewards are other than 0 and 1."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            check_advantage(method, group_size, shaped)
+            check_step(method)
+    except Fault as fault:
+        refuse(f"{name}: {fault}")

@@ -32,7 +32,6 @@ def claim_folder(args):
     out = first = default_out(args)
     for number in count(2):
         try:
-            out.mkdir(parents=True, exist_ok=True)
             lock(out)
             if not args.resume:
                 (out / "metrics.jsonl").open("x").close()
@@ -47,20 +46,18 @@ def claim_folder(args):
 
 def begin(args, method, resumed):
     """-> the run's folder, with the logs until now, and its config.json: flags, method, versions,
-    commit, and the same of the run until a resume."""
+    commit."""
     out = claim_folder(args)
     follow = [name for name, words in args.origin.items() if words == FOLLOWS]
     config = dict(flags=flags_of(args), derived=follow,  # anew, when the run is resumed
                   method=losses.describe(args.loss, method), checksums=args.checksums,
                   command=sys.argv, versions=log.versions(), git=log.commit(),
-                  id=uuid.uuid4().hex, before=[])
+                  id=uuid.uuid4().hex)
     rollout = resumed.state["rollout"] if resumed else None
     if args.resume:
         checkpoint.rewind(out, rollout)
     if resumed:  # the id is that of Weights & Biases, too
-        last = json.loads((out / "config.json").read_text())
-        before = [*last.pop("before"), dict(last, until_rollout=rollout)]
-        config.update(id=last["id"], before=before)
+        config.update(id=json.loads((out / "config.json").read_text())["id"])
     write(out / "config.json", json.dumps(config, indent=1))
     return out, config
 

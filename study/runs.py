@@ -217,7 +217,7 @@ def code_of(flags):
     from harness import checksums
     from rewards import REWARDS
     args, _ = train.parse_args(shlex.split(flags))
-    return args.checksums[f"row {args.loss}"] | checksums.of_code([REWARDS["countdown"].grade])
+    return args.checksums[f"row {args.loss}"] | checksums.of_functions([REWARDS["countdown"].grade])
 
 
 def of_other_code(plan):

@@ -1,13 +1,14 @@
-"""What a run's numbers depend on: another definition that its row or verifier reaches, or other
-weights, is another checksum; anything else is the same."""
+"""What a run's numbers depend on: another function of its row or verifier, or other weights, is
+another checksum; anything else is the same."""
 
 import dataclasses
+import importlib
 import json
-import re
+import linecache
 import shutil
+import sys
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
@@ -15,58 +16,48 @@ import rewards
 from harness import checksums
 from losses import METHODS
 
+OWN = '''
+def helper(x):
+    return x + 1
 
-def of(name, correction=None):
-    if name in rewards.REWARDS:
-        return checksums.of_code([rewards.REWARDS[name].grade])
-    return checksums.of_method(name, METHODS[name], correction)
+def other(x):
+    return helper(x)
 
-
-@pytest.mark.quick
-@pytest.mark.parametrize("module, name, here, elsewhere", [
-    ("losses", "weigh_failures", ["fade", "asym"], ["power", "grpo", "countdown"]),
-    ("losses", "TIED", ["top_entropy"], ["fade"]), ("losses", "opsm", ["opsm"], ["grpo"]),
-    ("losses", "loss_terms", ["fade", "grpo"], ["math"]), ("losses", "measure", [], ["grpo"]),
-    ("rewards", "same_cell", ["table"], ["math", "countdown"]),
-    ("rewards", "OPERATORS", ["countdown"], ["math"]),
-    ("graders.answers", "LONGEST", ["math"], ["table", "code"]),
-    ("graders.sandbox", "run_tests", ["code"], ["math"]),
-    ("graders.runner", "confine", ["code"], ["math"]),
-], ids=str)
-def test_an_edit_counts_where_it_is_reached(module, name, here, elsewhere, copy, monkeypatch):
-    def of_all(text):
-        file.write_text(text)
-        checksums.definitions.cache_clear()
-        return {x: of(x) for x in here + elsewhere}
-    file, before = copy / (module.replace(".", "/") + ".py"), {x: of(x) for x in here + elsewhere}
-    text, head = file.read_text(), f"\ndef {name}(" if name.islower() else f"\n{name} ="
-    assert text.count(head) == 1
-    monkeypatch.setattr(checksums, "ROOT", copy)
-    try:
-        reworded = re.sub(r'(\n    """)(?=\w)', r"\1Another text: ", text)
-        assert of_all(reworded.replace(head, f"\n\n# a comment{head}")) == before
-        after = of_all(text.replace(head, f"{head}changed, " if name.islower() else f"{head} 1 or"))
-    finally:
-        checksums.definitions.cache_clear()
-    for each, sums in before.items():
-        assert after[each].keys() == sums.keys()
-        assert [x for x in sums if after[each][x] != sums[x]] == [
-            f"{module}.{name}"] * (each in here)
+def row(x):
+    return helper(x) + len("row")
+'''
 
 
 @pytest.mark.quick
-def test_rows_corrections_and_functions_without_a_file(monkeypatch):
-    grpo = of("grpo")
-    assert set(of("grpo", "token_mask")) - set(grpo) == {
-        "losses.token_mask", "losses.sampler_log_ratio"}
-    monkeypatch.setitem(METHODS, "grpo", dataclasses.replace(METHODS["grpo"],
-                                                             preset=dict(eps_high=0.3)))
-    now = of("grpo")
-    assert [x for x in now if now[x] != grpo[x]] == ["losses.METHODS['grpo']"]
-    one = checksums.of_code([lambda completion, answer: 1.0])
-    two = checksums.of_code([lambda completion, answer: 2.0])
-    assert one != two and one.keys() == two.keys()
-    assert checksums.of_code([print]) == {}
+@pytest.mark.parametrize("old, new, changed", [
+    ("x + 1", "x + 2", {"helper"}), ('len("row")', "2", {"row"}),
+    ("return helper(x)\n", "return 2 * helper(x)\n", set())])
+def test_an_edit_counts_where_it_is_reached(old, new, changed, tmp_path, monkeypatch):
+    def sums(text):
+        (tmp_path / "own_rows.py").write_text(text)
+        linecache.checkcache()
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, "own_rows", raising=False)
+        return checksums.of_functions([importlib.import_module("own_rows").row])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before, after = sums(OWN), sums(OWN.replace(old, new, 1))
+    assert before.keys() == after.keys() == {"row", "helper"}
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+@pytest.mark.quick
+def test_rows_corrections_and_functions_without_a_text(monkeypatch):
+    def of(correction=None):
+        return checksums.of_method("grpo", METHODS["grpo"], correction)
+    grpo, helpers = of(), {"token_mask", "sampler_log_ratio"}
+    assert {"zscore", "centred", "ppo_clip", "clipped", "seq_mean"} < set(grpo)
+    assert set(of("token_mask")) - set(grpo) == helpers
+    changed = dataclasses.replace(METHODS["grpo"], preset=dict(eps_high=0.3))
+    monkeypatch.setitem(METHODS, "grpo", changed)
+    assert [x for x in grpo if of()[x] != grpo[x]] == ["METHODS['grpo']"]
+    assert checksums.of_functions([print]) == {}
+    assert "arithmetic" in checksums.of_functions([rewards.REWARDS["countdown"].grade])
 
 
 @pytest.fixture
@@ -74,27 +65,18 @@ def folder(base, tmp_path):
     return shutil.copytree(base, tmp_path / "model")
 
 
-def scaled(folder, factor=2.0):
-    weights = load_file(folder / "model.safetensors")
-    name = max(weights, key=lambda name: ".mlp." in name and weights[name].numel())
-    weights[name] *= factor
-    return weights
+def other_weights(folder):
+    weights = {name: 2 * weight for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
 
 
-def test_other_weights_of_the_same_sizes_are_seen_in_every_kind_of_file(folder):
+def test_other_weights_of_the_same_sizes_are_seen_in_each_kind_of_file(folder):
     first = checksums.of_weights(folder)
-    weights = scaled(folder)
-    names = sorted(weights)
-    for i, some in enumerate((names[:5], names[5:]), 1):
-        save_file({x: weights[x] for x in some}, folder / f"model-{i}.safetensors")
-    (folder / "model.safetensors").unlink()
-    sharded = checksums.of_weights(folder)
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    assert first != sharded == checksums.of_weights(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"no weights")
-    assert checksums.of_weights(folder) is None is checksums.of_weights("no/such")
+    other_weights(folder)
+    assert first != checksums.of_weights(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert checksums.of_weights(folder) not in (first, None)
+    assert checksums.of_weights("no/such") is None
 
 
 def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsys):
@@ -102,7 +84,7 @@ def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsy
             "--max_tokens 4 --max_prompt_tokens 32").split()
     evaluation.main(argv)
     evaluation.main(argv)
-    save_file(scaled(folder), folder / "model.safetensors", metadata=dict(format="pt"))
+    other_weights(folder)
     with pytest.raises(SystemExit) as stop:
         evaluation.main(argv)
     assert stop.value.code == 2 and "was begun with other weights in --model" in (

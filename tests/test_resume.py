@@ -20,12 +20,11 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.cli.hf import app
 
-import eval as evaluation
 import helpers
 import train
 from analysis.__main__ import main as analyse
 from conftest import ROOT
-from harness import checkpoint, files, run
+from harness import checkpoint, run
 from harness.files import checkpoint_folders
 from helpers import records, same, weights, without
 
@@ -61,7 +60,7 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys):
     resume(out)  # the run's own flags
     assert same(out, whole[0]) and "from rollout 1" in capsys.readouterr().out
     config, first = (json.loads((folder / "config.json").read_text()) for folder in (out, whole[0]))
-    assert config["before"][0]["until_rollout"] == 1 and config["id"] == first["id"]
+    assert config["id"] == first["id"]
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for flags in ("", "--force --loss grpo --lr 1"):  # done already: nothing happens
         resume(out, *flags.split())
@@ -254,10 +253,10 @@ def with_checksums(out, change):
 
 
 @pytest.mark.parametrize("change, said", [
-    (lambda sums: sums["row fade"].update({"losses.weigh_failures": 1}),
-     "the row fade changed in losses.weigh_failures: "),
-    (lambda sums: sums["verifier countdown"].pop("rewards.arithmetic"),
-     "the verifier countdown changed in rewards.arithmetic: "),
+    (lambda sums: sums["row fade"].update(weigh_failures=1),
+     "the row fade changed in weigh_failures: "),
+    (lambda sums: sums["verifier countdown"].pop("arithmetic"),
+     "the verifier countdown changed in arithmetic: "),
     (lambda sums: sums.update({"weights of --model": 1}), "the weights of --model changed: "),
 ], ids=["row", "verifier", "weights"])
 @pytest.mark.parametrize("finished", [True, False])
@@ -268,30 +267,6 @@ def test_other_code_is_named_and_needs_force(whole, tmp_path, change, said, fini
     resume(out, "--force")
     told = capsys.readouterr().out
     assert f"resuming, but {said[:-2]}" in told and ("rollouts are done" in told) == finished
-    assert same(out, whole[0])
-
-
-@pytest.mark.parametrize("name", [".metrics.jsonl", "samples.jsonl", "checkpoints/unfinished",
-                                  "rollouts", "checkpoints/rollout_000003/trainer.pt"])
-def test_nothing_is_written_through_a_link_in_the_folder(whole, tmp_path, name, capsys):
-    out, victim = without(whole[0], tmp_path / "run", 4), tmp_path / "victim"
-    victim.write_text("mine")
-    link = out / name
-    link.unlink(missing_ok=True)
-    link.symlink_to(victim)
-    assert f"{link} is a symbolic link" in refused(capsys, out)
-    with pytest.raises(SystemExit) as stop:
-        evaluation.main(["--out", str(out), "--limit", "1", "--sampler", "transformers"])
-    assert stop.value.code == 2 and f"{link} is a symbolic link" in capsys.readouterr().err
-    assert victim.read_text() == "mine" and records(out)
-    files.write(out / link.name.removeprefix("."), "new")  # not even without that check
-    assert victim.read_text() == "mine"
-
-
-def test_the_folder_itself_may_be_reached_through_a_link(whole, tmp_path):
-    out = without(whole[0], tmp_path / "run", 4)
-    (tmp_path / "link").symlink_to(out)
-    resume(tmp_path / "link")
     assert same(out, whole[0])
 
 
