@@ -18,6 +18,7 @@ ranks, and writes into no argument.
 
 import functools
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -95,8 +96,7 @@ def step_size(mask, max_tokens, group=None):
 
 
 def whole_step(f):
-    """Marks a function whose value at one token depends on other tokens of the optimizer step.
-
+    """Marks a function whose value at one token depends on other tokens of the optimizer step:
     engine.policy.backward shows it the whole step, however small the micro-batches are."""
     f.whole_step = True
     return f
@@ -132,6 +132,11 @@ def rollout_zscore(rewards, state):
     return advantages / (advantages.std() + 1e-6)
 
 
+def none(rewards, state):
+    """A = 0: --teacher alone"""
+    return torch.zeros_like(rewards)
+
+
 def leave_one_out(rewards, state):
     """A = (r - rbar) G / (G - 1): the baseline is the mean of the others"""
     return centred(rewards, state) * (rewards.shape[1] / (rewards.shape[1] - 1))
@@ -165,10 +170,9 @@ def fade(rewards, state, *, alpha_max=3.0, delta_min=0.3, entropy_target=None, f
     delta = clip(1 + H - H*, delta_min, 1), H a moving average of the entropy, from the first, H0
 
     entropy_target is H* in nats; None is half of H0, for an absolute number does not carry over
-    between models. fade_ema is the weight of the NEW value. We know the rule from a summary of
-    the paper, which has p <- b p + (1 - b) rbar with b = 0.02 and would forget 98% of the past at
-    every rollout; here p <- (1 - fade_ema) p + fade_ema rbar. Both averages take the new rollout in
-    before they are used. state["entropy"] must hold the rollout's mean entropy in nats."""
+    between models. fade_ema is the weight of the NEW value; a summary of the paper has it as that
+    of the old one, and would forget 98% of the past at every rollout. Both averages take the new
+    rollout in before they are used. state["entropy"] holds its mean entropy in nats."""
     require(0 <= fade_ema <= 1,
             f"--fade_ema is the weight of the new value, from 0 to 1, not {fade_ema}")
     require(alpha_max >= 1, f"--alpha_max must be 1 or more, not {alpha_max}")
@@ -225,28 +229,28 @@ def every_token(tokens):
     return torch.ones_like(tokens.entropy)
 
 
-def entropy_rank(tokens, share, largest):
-    """1 for the `share` of the tokens with the largest (smallest) entropy, ties included.
-
-    Equal contexts, such as those of a group's first tokens, give entropies equal up to rounding,
-    which depends on the micro-batch: within TIED they tie."""
-    require(0 < share <= 1, f"--entropy_share must be above 0 and at most 1, not {share}")
-    ranked = tokens.entropy[tokens.mask].sort(descending=largest).values
-    last = ranked[math.ceil(share * len(ranked)) - 1]
-    chosen = tokens.entropy >= last * (1 - TIED) if largest else tokens.entropy <= last * (1 + TIED)
-    return chosen.to(tokens.entropy)
+def largest(x, among, tokens, rounding=math.ceil, **share):
+    """1 for the tokens of `among` [B, T] with the largest x, else 0: for a share of the step's
+    tokens, given under its flag's name, and one at least. Equal contexts, as those of a group's
+    first tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
+    (flag, value), = share.items()
+    require(0 < value <= 1, f"--{flag} must be above 0 and at most 1, not {value}")
+    count = max(1, rounding(value * int(tokens.mask.sum())))
+    ranked = x[among].sort(descending=True).values[:count]
+    least = ranked[-1] if len(ranked) else x.new_tensor(math.inf)
+    return (among & (x >= least - TIED * least.abs())).to(x)
 
 
 @whole_step
 def top_entropy(tokens, *, entropy_share=0.2):
     """w = 1 for the share of the step's tokens with the highest entropy, else 0"""
-    return entropy_rank(tokens, entropy_share, largest=True)
+    return largest(tokens.entropy, tokens.mask, tokens, entropy_share=entropy_share)
 
 
 @whole_step
 def bottom_entropy(tokens, *, entropy_share=0.8):
     """w = 1 for the share of the step's tokens with the lowest entropy, else 0"""
-    return entropy_rank(tokens, entropy_share, largest=False)
+    return largest(-tokens.entropy, tokens.mask, tokens, entropy_share=entropy_share)
 
 
 def by_probability(tokens, *, prob_alpha=0.3):
@@ -278,8 +282,8 @@ def successes(tokens):
 def opsm(tokens, *, opsm_delta=0.5):
     """w = 0 where A < 0 and the completion's mean of log(pi_old / pi) is above opsm_delta, else 1
 
-    Off-policy sequence masking: a failure that has become unlikely since is not pushed further.
-    The paper gives no value of delta; 0.5 is where TRL advises to start."""
+    A failure that has become unlikely since is not pushed further. The paper gives no delta; TRL
+    advises to start at 0.5, slime has 1e-4."""
     gone = tokens.sequence_mean(-tokens.log_ratio.detach()) > opsm_delta
     return (~((tokens.advantages < 0) & gone)).to(tokens.entropy)
 
@@ -325,7 +329,7 @@ def sequence_mask(tokens, *, low=0.0, high=3.0):
 
 
 def geometric_mask(tokens, *, low=0.999, high=1.001):
-    """w = 1 where low <= U^(1 / length) <= high, else 0: verl's geo_rs, which weighs no token"""
+    """w = 1 where low <= U^(1 / length) <= high, else 0: verl's geo_rs; SkyRL has 0.99 and 1.01"""
     mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp()
     return ((low <= mean) & (mean <= high)).to(mean).expand_as(tokens.mask)
 
@@ -334,21 +338,31 @@ CORRECTIONS = {f.__name__: f for f in (token_truncate, token_mask, sequence_trun
                                        geometric_mask)}
 
 
-def correction_bounds(name, low=None, high=None):
-    """The bounds of a correction, its own where None is given. Raises ValueError."""
-    own = keyword_only(CORRECTIONS[name])
-    low, high = (own["low"] if low is None else low), (own["high"] if high is None else high)
-    require(0 <= low <= 1 <= high,
-            f"--correction {name} would keep ratios from {low} to {high}: "
-            "--correction_low must be from 0 to 1, --correction_high 1 or more")
-    return dict(low=low, high=high)
+def chosen_corrections(names, low=None, high=None):
+    """-> [(function, bounds)] of corrections, names with commas between. low, high: a bound for
+    each, with commas between; None or nothing is the correction's own. Raises ValueError."""
+    names = names.split(",")
+    lows, highs = (str("" if x is None else x).split(",") for x in (low, high))
+    require(max(len(lows), len(highs)) <= len(names), "there are more bounds than corrections")
+    pairs = []
+    for name, low, high in itertools.zip_longest(names, lows, highs):
+        require(name in CORRECTIONS, f"--correction {name} is none of {', '.join(CORRECTIONS)}")
+        given = {key: float(x) for key, x in dict(low=low, high=high).items() if x}
+        bounds = keyword_only(CORRECTIONS[name]) | given
+        require(0 <= bounds["low"] <= 1 <= bounds["high"] < math.inf,
+                f"--correction {name} would keep ratios from {bounds['low']} to {bounds['high']}: "
+                "--correction_low must be from 0 to 1, --correction_high 1 or more")
+        pairs.append((CORRECTIONS[name], bounds))
+    return pairs
 
 
-def correct(tokens, name, low=None, high=None):
-    """-> the weight of a correction [B, T], and its mean, the share of tokens that it drops, and of
-    those that it bounds."""
-    weight = CORRECTIONS[name](tokens, **correction_bounds(name, low, high))
-    free, dropped = CORRECTIONS[name](tokens, low=0.0, high=math.inf), weight == 0
+def correct(tokens, names, low=None, high=None):
+    """-> the product of corrections' weights [B, T], and its mean, the share of tokens that it
+    drops, and of those that it bounds."""
+    chosen = chosen_corrections(names, low, high)
+    weight = math.prod(f(tokens, **bounds) for f, bounds in chosen)
+    free = math.prod(f(tokens, low=0.0, high=math.inf) for f, _ in chosen)
+    dropped = weight == 0
     return weight, dict(correction_mean=tokens.mean(weight),
                         correction_dropped=tokens.mean(dropped.float()),
                         correction_truncated=tokens.mean(((weight != free) & ~dropped).float()))
@@ -390,7 +404,7 @@ def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
     with drop_low, drop_high (both or neither): 0 for a token that PPO would clip, where A > 0 and
     rho > 1 + drop_high, or A < 0 and rho < 1 - drop_low, as ACPO's baseline of the name has it
 
-    ratio_max is the absolute bound on rho. In verl and NeMo-RL it is an offset from 1; in TRL it is
+    ratio_max bounds rho itself. In verl and NeMo-RL it is an offset from 1; in TRL it is
     epsilon_high, whose inherited default of 0.2 scales every gradient by 0.2."""
     require(ratio_max >= 1, f"--ratio_max bounds the ratio itself, at 1 or more, not {ratio_max} "
             f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
@@ -407,8 +421,7 @@ def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
     """L = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
     s = exp(mean over the completion of log rho)
 
-    It is in its token form, s_t = sg(s) pi / sg(pi): value and gradient are the same, and select
-    can leave a token out."""
+    In its token form, s_t = sg(s) pi / sg(pi), with the same gradient, select can leave one out."""
     sequence = tokens.sequence_mean(tokens.log_ratio).exp().detach()
     ratio = sequence * (tokens.logprobs - tokens.logprobs.detach()).exp()
     return clipped(ratio, tokens.advantages, eps_low, eps_high)
@@ -437,8 +450,8 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0):
     with binary_kl = d also 0 where A (pi - pi_old) > 0 and, in nats,
     pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)) > d
 
-    A total variation of v has a binary KL of 2 v^2 or more: up to d = 0.08 the KL alone decides at
-    the bounds of 0.2. SkyRL's d is 0.05."""
+    Up to d = 0.08 the KL, at least twice the square of the total variation, alone decides at the
+    bounds of 0.2. SkyRL's d is 0.05."""
     old = tokens.old_logprobs.exp()
     moved = tokens.probs - old
     gone = torch.where(tokens.advantages > 0, moved > tv_high, moved < -tv_low)
@@ -495,19 +508,71 @@ def effective_sample_size(tokens):
     return tokens.mean(ratio) ** 2 / tokens.mean(ratio ** 2)
 
 
+def by_sample_size(tokens, anchor, ess, cap=True, kl=True):
+    """p3o's loss with the effective sample size ess, and log probabilities `anchor` of the KL."""
+    x = (tokens.logprobs - anchor).clamp(-10, 10)
+    weight = tokens.ratio.detach().clamp(max=ess if cap else math.inf)
+    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * (x + (-x).exp() - 1) * kl
+    return loss, dict(capped_frac=capped(tokens, ess) * cap, p3o_ess=ess)
+
+
 @whole_step
 def p3o(tokens, *, ess_cap=True, ess_kl=True):
     """L = -sg(min(rho, ess)) A log pi + (1 - ess) (log rho + 1 / rho - 1)
     ess = the step's effective sample size, a share of its tokens
 
-    Without ess_cap the first term has rho itself, without ess_kl there is no second term: the
-    method's two parts, one at a time."""
+    Without ess_cap the first term has rho itself, without ess_kl there is no second term."""
     ess = effective_sample_size(tokens)
-    x = tokens.log_ratio.clamp(-10, 10)
-    kl = x + (-x).exp() - 1
-    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else math.inf)
-    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * kl * ess_kl
-    return loss, dict(capped_frac=capped(tokens, ess) * ess_cap, p3o_ess=ess)
+    return by_sample_size(tokens, tokens.old_logprobs, ess, ess_cap, ess_kl)
+
+
+@whole_step
+def p4o(tokens):
+    """L = -sg(min(rho_s, ess)) A log pi + (1 - ess) (x + e^-x - 1), x = log(pi / pi_mix)
+    rho_s = pi / pi_sampler, ess = the lesser effective sample size of rho_s and rho
+    pi_mix = the mean of pi_sampler and pi_old, weighted by 1 less their sample sizes
+
+    FeynRL's code, which nothing documents. Without sampler_logprobs both are pi_old: p3o."""
+    of_sampler = tokens if tokens.sampler_logprobs is None else replace(
+        tokens, old_logprobs=tokens.sampler_logprobs)
+    pair = of_sampler, tokens
+    lack = torch.stack([1 - effective_sample_size(x) for x in pair]).clamp(min=1e-30)  # log 0
+    mix = torch.logaddexp(*(w.log() + x.old_logprobs for w, x in zip(lack, pair)))
+    return by_sample_size(of_sampler, mix - lack.sum().log(), 1 - lack.max())
+
+
+def dro(tokens, *, dro_beta=0.05):
+    """L = -A log pi + (dro_beta / 2) (log rho)^2; the default is Tinker's"""
+    return -tokens.advantages * tokens.logprobs + dro_beta / 2 * tokens.log_ratio ** 2
+
+
+def covariance(tokens):
+    """(A - mean A) (log pi - mean log pi), the means over the step's tokens, no gradient."""
+    log_pi = tokens.logprobs.detach()
+    return (tokens.advantages - tokens.mean(tokens.advantages)) * (log_pi - tokens.mean(log_pi))
+
+
+@whole_step
+def clip_cov(tokens, *, cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, eps_high=0.2):
+    """L = PPO's, 0 for the cov_share of the step's tokens with the largest covariance of A and
+    log pi, of those that PPO does not clip and whose covariance is from cov_low to cov_high
+
+    verl draws the tokens among those within the bounds at random."""
+    loss, cov = clipped(tokens.ratio, tokens.advantages, eps_low, eps_high), covariance(tokens)
+    free = tokens.mask & (loss == -tokens.ratio * tokens.advantages)
+    within = free & (cov_low < cov) & (cov < cov_high)
+    gone = largest(cov, within, tokens, int, cov_share=cov_share)
+    return loss * (1 - gone), dict(cov_frac=tokens.mean(gone))
+
+
+@whole_step
+def kl_cov(tokens, *, cov_share=2e-4, cov_kl=1.0):
+    """L = -rho A, plus cov_kl |log rho| for the cov_share of the step's tokens with the largest
+    covariance of A and log pi; 0 where |log rho| < 1e-5, because its sign is rounding there"""
+    chosen = largest(covariance(tokens), tokens.mask, tokens, int, cov_share=cov_share)
+    away = tokens.log_ratio.abs()
+    penalty = cov_kl * chosen * torch.where(away > TIED, away, 0.0)
+    return penalty - tokens.ratio * tokens.advantages, dict(cov_frac=tokens.mean(chosen))
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
@@ -528,8 +593,7 @@ def token_mean(loss, mask, size):
 def prompt_mean(loss, mask, size, group):
     """mean over prompts of the mean over the tokens of all their completions in the optimizer step
 
-    A step that holds some of a prompt's completions takes the mean over these; a prompt that a
-    rollout has twice counts as two, as Tokens.group has them."""
+    A prompt that a rollout has twice counts as two, as Tokens.group has them."""
     return (loss * mask / size.prompts.clamp(min=1)[group]).sum() / size.prompts.count_nonzero()
 
 
@@ -635,17 +699,22 @@ METHODS = {
                          source="arXiv 2606.22570"),
     "acpo": Method(zscore, acpo, seq_mean, preset=dict(dual_clip=3.0), source="arXiv 2606.22570"),
     "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
+    "p4o": Method(zscore, p4o, token_mean, old_logprobs="proximal", source="FeynRL"),
     "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),
     "asym": Method(asym, ppo_clip, constant, source="arXiv 2607.01490"),
     "power": Method(power, ppo_clip, constant, source="arXiv 2607.01490"),
     "maxrl": Method(maxrl, ppo_clip, constant, source="arXiv 2602.02710"),
     "passk": Method(passk, ppo_clip, token_mean, source="arXiv 2508.10751"),
+    "dro": Method(centred, dro, token_mean, source="arXiv 2405.19107"),
+    "opd": Method(none, ppo_clip, token_mean, source="arXiv 2306.08543"),
     "ar_lopti": Method(zscore, ppo_clip, token_mean, by_probability, dict(eps_high=0.24),
                        passes=(low_probability, high_probability), source="arXiv 2505.12929"),
     "top_entropy": Method(zscore, ppo_clip, token_mean, top_entropy, dict(eps_high=0.28),
                           source="arXiv 2506.01939"),
     "bottom_entropy": Method(zscore, ppo_clip, token_mean, bottom_entropy, dict(eps_high=0.28),
                              source="arXiv 2506.01939"),
+    "clip_cov": Method(zscore, clip_cov, token_mean, source="arXiv 2505.22617"),
+    "kl_cov": Method(zscore, kl_cov, token_mean, source="arXiv 2505.22617"),
 }
 
 AXES = ("advantage", "select", "objective", "aggregate")
@@ -686,7 +755,7 @@ def group_advantages(method, rewards, state, **hp):
 
 
 def loss_terms(method, tokens, max_tokens, size=None, correction=None, correction_low=None,
-               correction_high=None, kl_coef=0.0, **hp):
+               correction_high=None, kl_coef=0.0, kl_unbiased=False, **hp):
     """policy_loss's arguments -> the bound Method; the masked Tokens; {name: scalar}, whose
     sum is the loss; and {name: number} to log."""
     method, tokens = with_hyperparameters(method, hp), tokens.masked()
@@ -704,7 +773,8 @@ def loss_terms(method, tokens, max_tokens, size=None, correction=None, correctio
         require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = method.call(method.aggregate, k3 * pass_weight, tokens.mask, size, group=tokens.group)
+        kl = k3 * (tokens.ratio if kl_unbiased else 1) * pass_weight
+        kl = method.call(method.aggregate, kl, tokens.mask, size, group=tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     return method, tokens, terms, numbers
@@ -715,9 +785,9 @@ def policy_loss(method, tokens, max_tokens, *, size=None, **options):
 
     tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
     of all slices add up to the step's (a whole_step method must see all of it). Options:
-    correction, one of CORRECTIONS, by name, with its own bounds where correction_low and
-    correction_high are None; kl_coef weighs the k3 estimate of KL(pi | pi_ref); and hyperparameters
-    in place of the row's. Raises ValueError for a hyperparameter out of range."""
+    correction, correction_low and correction_high, of chosen_corrections; kl_coef weighs the k3
+    estimate of KL(pi | pi_ref), kl_unbiased multiplies it by rho; and hyperparameters in place of
+    the row's. Raises ValueError for a hyperparameter out of range."""
     _, _, terms, _ = loss_terms(method, tokens, max_tokens, size, **options)
     return sum(terms.values())
 

@@ -70,15 +70,25 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     return groups[:args.problems_per_rollout], groups
 
 
-def score(trainer, groups, args):
+def score(trainer, groups, args, number):
     """-> the Batch of the groups' completions with the entropies of the present weights and the
-    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler."""
+    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler. With
+    --score_every the other rollouts, by their number, have neither, and the sampler's pi_old."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
-    logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
-    batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
+    batch.old_logprobs = batch.sampler_logprobs
+    batch.entropy = torch.full_like(batch.sampler_logprobs, torch.nan)
+    metrics = {}
+    if number % args.score_every == 0:
+        logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
+        if args.old_logprobs != "sampler":
+            batch.old_logprobs = logprobs
+        metrics = log.sampler_gap(logprobs, batch)
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
-    metrics = log.sampler_gap(logprobs, batch)
+    if trainer.teacher:
+        gap = compute_logprobs(trainer.teacher, batch)[0] - batch.old_logprobs
+        batch.teacher = args.teacher_coef * gap
+        metrics["policy/kl_teacher"] = -gap[batch.mask].mean().item()
     metrics["policy/entropy"] = batch.entropy[batch.mask].mean().item()
     if args.mask_truncated:
         truncated = [c.truncated for group in groups for c in group.completions]
@@ -92,12 +102,12 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
     run.pending, with the log probabilities of the weights that sampled them."""
     for _ in run.rollouts():
-        sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
-                   for number in run.to_sample()]
+        sampled = [(number, *sample_and_grade(sampler, tokenizer, train_set, args, number,
+                                              run.timed)) for number in run.to_sample()]
         sampler.sleep()
-        for groups, all_groups in sampled:
+        for number, groups, all_groups in sampled:
             with run.timed("logp"):
-                batch, metrics = score(trainer, groups, args)
+                batch, metrics = score(trainer, groups, args, number)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             run.pending.append(Rollout(batch, rewards, {**log.outcome(all_groups), **metrics},
                                        log.examples(groups, tokenizer)))
@@ -171,7 +181,7 @@ def main(argv=None):
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
             advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
-            batch.advantages = advantages.reshape(-1, 1).expand(batch.mask.shape)
+            batch.set_advantages(advantages)
 
             # ---- S optimizer steps, each on its own share of the completions
             together = args.group_size if args.shuffle == "groups" else 1

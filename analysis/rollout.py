@@ -59,8 +59,8 @@ class Kept:
     def use(self, method):
         """Gives the batch the advantages of a method, which may raise ValueError."""
         self.method = method
-        advantages = group_advantages(method, self.shaped_rewards, dict(self.state))
-        self.batch.advantages = advantages.view(-1, 1).expand(self.batch.mask.shape)
+        self.batch.set_advantages(
+            group_advantages(method, self.shaped_rewards, dict(self.state)))
 
     def follow(self, text):
         """As use, by name and flags: the run's method has the run's flags and coefficients."""

@@ -63,13 +63,13 @@ def probe_batch(ids, eos):
 
 def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora_rank=0,
          lora_alpha=32, frozen=False, activation_checkpointing=False, offload=False,
-         reference=False, **settings):
+         beside=0, **settings):
     """-> the Policy, its master weights in float32, on the GPU if there is one, or sharded.
 
     probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
     budget: tokens that go through the model at once; None: from the memory. share_prompts: takes
-    the layout "shared" where it agrees with "padded". frozen: nothing is trained. reference:
-    counts the memory of a frozen model of the same size. settings: of Policy. Raises ValueError for
+    the layout "shared" where it agrees with "padded". frozen: nothing is trained. beside: frozen
+    models of the same size, whose memory counts. settings: of Policy. Raises ValueError for
     missing weights, a softcap or a scale after the LM head, or no memory for one row."""
     policy = Policy(build(folder, eos), chunk=head_chunk(), **settings)
     shared = verify(policy, probe, share_prompts)
@@ -86,7 +86,7 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
         halve_frozen(policy)
     probe = probe.to(parallel.device())
     policy.budget = budget or min(parallel.gather(
-        token_budget(policy, probe, longest, activation_checkpointing, offload, reference)))
+        token_budget(policy, probe, longest, activation_checkpointing, offload, beside)))
     if activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
     if shared:  # the GPU's kernel may lack the model's head size
@@ -237,14 +237,14 @@ def kept_bytes(policy, batch):
     return sum(size for size, _ in storages.values()), tokens
 
 
-def state_bytes(policy, offload, reference=False):
+def state_bytes(policy, offload, beside=0):
     """Bytes, on the GPU or else the CPU, that do not grow with the tokens: weights, gradients,
-    AdamW's two moments, a reference model of the same size, and 16-bit or gathered copies."""
+    AdamW's two moments, frozen models of the same size, and 16-bit or gathered copies."""
     parameters, size = [*policy.parameters()], getattr(torch, policy.dtype).itemsize
     n = sum(p.numel() for p in parameters)
     state = sum(p.numel() * (16 if p.requires_grad else p.element_size()) for p in parameters)
-    if reference:  # its linear layers are in 16 bits, unless FSDP shards them
-        state += n * (4 if parallel.sharded() else size)
+    # their linear layers are in 16 bits, unless FSDP shards them
+    state += beside * n * (4 if parallel.sharded() else size)
     if not parallel.sharded():  # autocast keeps a copy of every weight until the backward pass
         return state + size * sum(p.numel() for p in parameters if p.element_size() > size)
     # FSDP gathers two layers, and all outside of layers, with gradients in float32
@@ -254,7 +254,7 @@ def state_bytes(policy, offload, reference=False):
     return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
-def token_budget(policy, probe, longest, activation_checkpointing, offload, reference=False):
+def token_budget(policy, probe, longest, activation_checkpointing, offload, beside=0):
     """Tokens that may go through the model at once: 0.7 of the memory that other programs and
     `state_bytes` leave, over the bytes that autograd keeps of a token. On a CPU at most 16,384.
 
@@ -266,8 +266,8 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload, refe
     layers = max(1, len(layers_of(policy.model)))
     if activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
-    beside = state_bytes(policy, offload, reference)
-    free = 0.7 * (parallel.usable_memory() - beside) - 20 * policy.chunk
+    state = state_bytes(policy, offload, beside)
+    free = 0.7 * (parallel.usable_memory() - state) - 20 * policy.chunk
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
     if budget < longest:
         raise ValueError(

@@ -19,11 +19,12 @@ class Batch:
     prompt_len: torch.Tensor        # [N]
     completion_len: torch.Tensor    # [N]
     mask: torch.Tensor              # [N, T] bool: the completion tokens that count
-    sampler_logprobs: torch.Tensor  # [N, T], as are the next five
+    sampler_logprobs: torch.Tensor  # [N, T], as are the next six
     old_logprobs: torch.Tensor = None
     entropy: torch.Tensor = None
     advantages: torch.Tensor = None
     ref_logprobs: torch.Tensor = None
+    teacher: torch.Tensor = None    # what --teacher adds to the advantages
     weight: torch.Tensor = None     # of the tokens in this pass over the rollout
     group: torch.Tensor = None      # [N] rows of one number have one prompt
 
@@ -36,6 +37,12 @@ class Batch:
 
     def to(self, device):
         return self.map(lambda x: x.to(device))
+
+    def set_advantages(self, advantages):
+        """Gives each token its completion's advantage, of [P, G], and what a teacher adds."""
+        self.advantages = advantages.reshape(-1, 1).expand(self.mask.shape)
+        if self.teacher is not None:
+            self.advantages = self.advantages + self.teacher
 
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""

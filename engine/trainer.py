@@ -7,7 +7,8 @@ from engine import loading, parallel
 from engine.policy import backward
 
 # of the loss, and flags of the same names
-COEFFICIENTS = ("entropy_coef", "kl_coef", "correction", "correction_low", "correction_high")
+COEFFICIENTS = ("entropy_coef", "kl_coef", "kl_unbiased", "correction", "correction_low",
+                "correction_high")
 
 
 class NotFinite(ValueError):
@@ -23,13 +24,14 @@ class Trainer:
 
     policy: engine.policy.Policy, whose parameters with a gradient are trained. method: a
     losses.Method. max_tokens: of a completion. factor: optimizer step -> factor of the learning
-    rate. reference: what scores for a KL penalty, a Policy or one without its adapters; None
-    without. options: of policy.backward."""
+    rate. reference: what scores for a KL penalty, a Policy or one without its adapters; teacher: a
+    Policy; None without. options: of policy.backward."""
 
     def __init__(self, policy, method, *, max_tokens, lr, factor=lambda step: 1.0,
                  weight_decay=0.0, betas=(0.9, 0.999), max_grad_norm=1.0, reference=None,
-                 **options):
-        self.policy, self.method, self.reference = policy, method, reference
+                 teacher=None, **options):
+        self.policy, self.method = policy, method
+        self.reference, self.teacher = reference, teacher
         self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad], lr=lr, betas=betas,
@@ -41,8 +43,10 @@ class Trainer:
 
     @classmethod
     def load(cls, model, eos, probe, method, settings, *, weights=None, kl_coef=0.0, lora_rank=0,
-             lora_alpha=32.0, budget=None, activation_checkpointing=False, **training):
-        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0.
+             lora_alpha=32.0, budget=None, activation_checkpointing=False, teacher=None,
+             **training):
+        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0, and
+        with the teacher of a folder or id.
 
         settings: of loading.load, for the policy and the reference alike. weights: the folder of a
         checkpoint to continue from. Adapters (lora_rank) come with its state, on top of the
@@ -50,15 +54,14 @@ class Trainer:
         second = bool(kl_coef and not lora_rank)
         policy = loading.load(
             model if lora_rank else weights or model, eos, probe, budget=budget,
-            lora_rank=lora_rank, lora_alpha=lora_alpha, reference=second,
+            lora_rank=lora_rank, lora_alpha=lora_alpha, beside=second + bool(teacher),
             activation_checkpointing=activation_checkpointing, **settings)
-        reference = None
-        if second:
-            reference = loading.load(model, eos, probe, budget=policy.budget, frozen=True,
-                                     **settings)
-        elif kl_coef:
-            reference = loading.WithoutAdapters(policy)
-        return cls(policy, method, reference=reference, kl_coef=kl_coef, **training)
+
+        def frozen(name):
+            return loading.load(name, eos, probe, budget=policy.budget, frozen=True, **settings)
+        reference = loading.WithoutAdapters(policy) if kl_coef else None
+        return cls(policy, method, reference=frozen(model) if second else reference,
+                   teacher=frozen(teacher) if teacher else None, kl_coef=kl_coef, **training)
 
     def step(self, minibatch):
         """One optimizer step on a Batch, whose gradient is added to .grad. Returns its metrics.

@@ -32,7 +32,7 @@ def of_functions(functions):
 def of_method(loss, method, correction):
     """-> that of a row of METHODS with its values, and of a correction."""
     text = losses.describe(loss, losses.METHODS[loss])
-    corrections = [losses.CORRECTIONS[correction]] if correction else []
+    corrections = [f for f, _ in losses.chosen_corrections(correction)] if correction else []
     return {f"METHODS[{loss!r}]": zlib.crc32(text.encode()),
             **of_functions([*method.functions, *corrections])}
 

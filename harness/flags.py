@@ -177,11 +177,17 @@ def add_flags(flag, section):
     flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
          "returned), proximal (recomputed before the update)",
          choices=("trainer", "sampler", "proximal"))
-    flag("correction", None, "weighs tokens by pi_trainer / pi_sampler: "
-         f"{', '.join(losses.CORRECTIONS)}", choices=losses.CORRECTIONS, metavar="NAME")
-    flag("correction_low", None, "least ratio that it keeps; default the correction's", type=float)
-    flag("correction_high", None, "largest one; default the correction's", type=float)
+    flag("score_every", 1, "rollouts between two that are scored before the update, with "
+         "--old_logprobs sampler; the others log no entropy and no gap", least=1)
+    flag("correction", None, "weighs tokens by pi_trainer / pi_sampler; several with commas: "
+         f"{', '.join(losses.CORRECTIONS)}")
+    flag("correction_low", None, "least ratio that each keeps; default the correction's")
+    flag("correction_high", None, "largest one; default the correction's")
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
+    flag("kl_unbiased", False, "the KL's estimate times the ratio, whose gradient is the KL's")
+    flag("teacher", None, "a model with the same tokenizer, whose log pi_teacher - log pi_old is "
+         "added to each token's advantage")
+    flag("teacher_coef", 1.0, "weight of what is added", least=-100)
     flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-10, below=10)
     section("optimizer: AdamW on float32 weights")
     flag("lr", 1e-6, "learning rate", least=1e-12)

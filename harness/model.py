@@ -109,6 +109,8 @@ def load_data(args):
             "learnt from, too, and say little of others; --eval_data names other problems")
     args.checksums.update({"problems": checksums.of_problems(rows),
                            "weights of --model": checksums.of_weights(args.model)})
+    if args.teacher:
+        args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
     for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}:
@@ -173,8 +175,13 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                     offload=args.offload, share_prompts=args.share_prompts,
                     longest=args.max_prompt_tokens + args.max_tokens)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    same = ("lora_rank lora_alpha activation_checkpointing max_tokens lr weight_decay "
+    same = ("teacher lora_rank lora_alpha activation_checkpointing max_tokens lr weight_decay "
             "max_grad_norm").split()  # as the flags have them
+    if args.teacher and tokenizer:
+        vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
+        if vocabulary != tokenizer.get_vocab():
+            refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
+                   "scores the model's tokens, by their ids")
     with refusing(f"--model {args.model} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, settings, weights=resumed and resumed.folder,

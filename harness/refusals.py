@@ -22,7 +22,8 @@ refuse = partial(failures.refuse, "train.py")
 GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
-             correction_low="correction", correction_high="correction")
+             correction_low="correction", correction_high="correction", kl_unbiased="kl_coef",
+             teacher_coef="teacher")
 
 
 def check(args, method):
@@ -34,7 +35,7 @@ def check(args, method):
     with failures.refusing("train.py"):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
-            losses.correction_bounds(args.correction, args.correction_low, args.correction_high)
+            losses.chosen_corrections(args.correction, args.correction_low, args.correction_high)
     if args.wandb and not importlib.util.find_spec("wandb"):
         refuse("--wandb: the package wandb is not installed (pip install wandb)")
     if args.wandb and parallel.rank() == 0:
@@ -81,9 +82,30 @@ def combinations(args, method):
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
          "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
-        (args.correction and args.old_logprobs == "sampler",
+        (method.advantage is losses.none and not args.teacher,
+         "the advantage none learns from a teacher alone: --teacher MODEL"),
+        (args.teacher and args.drop_uniform_groups,
+         "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
+        (args.score_every > 1 and (
+            args.old_logprobs != "sampler" or args.teacher or args.kl_coef or args.correction
+            or args.entropy_coef or args.save_rollouts or reads_entropy(method, args.group_size)),
+         "--score_every is for --old_logprobs sampler, and goes with no --teacher, --kl_coef, "
+         "--correction, --entropy_coef, --save_rollouts or method that reads the entropy"),
+        (args.correction and (args.old_logprobs == "sampler" or method.objective is losses.p4o),
          f"--correction {args.correction} corrects for the sampler a second time: "
-         "--old_logprobs sampler is already its own")]
+         "--old_logprobs sampler is already its own, and so is p4o's")]
+
+
+def reads_entropy(method, group_size):
+    """Does an advantage, or a token's gradient, depend on the entropy that scoring computes?"""
+    tokens = toy()
+    size = losses.step_size(tokens.mask, 1024, tokens.group)
+    try:
+        call(method, method.advantage, (1, group_size), torch.ones(1, group_size), {})
+        return not torch.equal(*(gradient(method, replace(tokens, entropy=x), size)
+                                 for x in (tokens.entropy, 9 - tokens.entropy)))
+    except Fault:  # of a state without "entropy"
+        return True
 
 
 # ---------------------------------------------------------------------------- a row of METHODS

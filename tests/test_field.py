@@ -1,0 +1,228 @@
+"""Rows and options that other frameworks have, each against a loop over tokens in plain floats that
+follows the source of its framework, values and gradients."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+import losses
+from losses import METHODS, Method, Tokens, none, policy_loss, ppo_clip, token_mean
+
+pytestmark = pytest.mark.quick
+SIZES = (5, 3, 8, 1, 6, 8)  # tokens of each completion
+
+
+def step(seed, spread=0.4):
+    """-> Tokens of completions of SIZES, with junk in padding, and the same as lists of floats."""
+    rng, T = random.Random(seed), max(SIZES)
+    fields = {name: [[rng.gauss(0, spread) for _ in range(T)] for _ in SIZES]
+              for name in ("logprobs", "old_logprobs", "sampler_logprobs", "ref_logprobs")}
+    start = [[-2.5 * rng.random() - 0.6 for _ in range(T)] for _ in SIZES]
+    for rows in fields.values():
+        for row, at in zip(rows, start):
+            row[:] = [x / 3 + y for x, y in zip(row, at)]
+    fields["advantages"] = [[x] * T for x in (rng.gauss(0, 1.5) for _ in SIZES)]
+    tokens = Tokens(
+        **{name: torch.tensor(rows, dtype=torch.float64) for name, rows in fields.items()},
+        mask=torch.arange(T) < torch.tensor(SIZES)[:, None],
+        entropy=torch.rand(len(SIZES), T, dtype=torch.float64),
+        group=(torch.arange(len(SIZES)) // 2)[:, None].expand(-1, T))
+    real = [{name: rows[i][t] for name, rows in fields.items()} | dict(row=i)
+            for i, n in enumerate(SIZES) for t in range(n)]
+    return tokens, real
+
+
+def same(method, reference, seed=0, **options):
+    """Are a loss and its gradient those of reference(tokens as dicts) -> [(loss, d loss / d log pi)]
+    of each token, whose mean is the loss?"""
+    tokens, real = step(seed)
+    tokens.logprobs.requires_grad_()
+    loss = policy_loss(method, tokens, 8, **options)
+    loss.backward()
+    values, slopes = zip(*reference(real))
+    assert loss.item() == pytest.approx(sum(values) / len(real), abs=1e-9)
+    slopes = torch.tensor(slopes, dtype=torch.float64) / len(real)
+    assert torch.allclose(tokens.logprobs.grad[tokens.mask], slopes, rtol=0, atol=1e-9)
+    assert not tokens.logprobs.grad[~tokens.mask].any()
+    return slopes
+
+
+def rho(t, old="old_logprobs"):
+    return math.exp(t["logprobs"] - t[old])
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.7])
+def test_dro(beta):
+    """Tinker, verl: -(A log pi - beta / 2 (log pi - log pi_old)^2)"""
+    def reference(real):
+        for t in real:
+            away = t["logprobs"] - t["old_logprobs"]
+            yield (-(t["advantages"] * t["logprobs"] - beta / 2 * away * away),
+                   -t["advantages"] + beta * away)
+    same("dro", reference, dro_beta=beta)
+
+
+def covariances(real):
+    a, p = (sum(t[name] for t in real) / len(real) for name in ("advantages", "logprobs"))
+    return [(t["advantages"] - a) * (t["logprobs"] - p) for t in real]
+
+
+@pytest.mark.parametrize("seed, share, low, high", [
+    (0, 2e-4, 0.1, 5.0), (1, 0.2, 0.3, 5.0), (2, 0.5, 0.0, 0.5), (3, 0.1, 90.0, 99.0)])
+def test_clip_cov(seed, share, low, high):
+    """verl's compute_policy_loss_clip_cov, where it draws as many at random the largest."""
+    def reference(real):
+        cov, clip = covariances(real), []
+        for t in real:
+            pg1 = -t["advantages"] * rho(t)
+            pg2 = -t["advantages"] * min(max(rho(t), 0.8), 1.2)
+            clip.append(pg2 > pg1)
+        free = sorted((i for i, c in enumerate(cov) if low < c < high and not clip[i]),
+                      key=lambda i: -cov[i])
+        gone = free[:max(int(share * len(real)), 1)]
+        for i, t in enumerate(real):
+            value = -t["advantages"] * (min(max(rho(t), 0.8), 1.2) if clip[i] else rho(t))
+            slope = 0.0 if clip[i] else -t["advantages"] * rho(t)
+            yield (0.0, 0.0) if i in gone else (value, slope)
+    slopes = same("clip_cov", reference, seed, cov_share=share, cov_low=low, cov_high=high)
+    assert (slopes == 0).sum() > (low < 90)
+
+
+@pytest.mark.parametrize("seed, share, weight", [(0, 2e-4, 1.0), (1, 0.25, 0.5)])
+def test_kl_cov(seed, share, weight):
+    """verl's compute_policy_loss_kl_cov: the absolute log ratio for the largest covariances."""
+    def reference(real):
+        cov = covariances(real)
+        order = sorted(range(len(real)), key=lambda i: -cov[i])
+        chosen = order[:max(1, int(len(real) * share))]
+        for i, t in enumerate(real):
+            away = t["logprobs"] - t["old_logprobs"]
+            penalty = weight * (i in chosen)
+            yield (-t["advantages"] * rho(t) + penalty * abs(away),
+                   -t["advantages"] * rho(t) + penalty * math.copysign(1, away))
+    same("kl_cov", reference, seed, cov_share=share, cov_kl=weight)
+
+
+def test_kl_cov_has_no_slope_from_rounding():
+    tokens, _ = step(0)
+    for noise in (0, 1e-7, -1e-7):
+        leaf = tokens.old_logprobs.clone().requires_grad_()
+        at = losses.replace(tokens, logprobs=leaf + noise)
+        gradient, = torch.autograd.grad(policy_loss("kl_cov", at, 8, cov_share=1.0), leaf)
+        expected = -tokens.advantages * tokens.mask / tokens.mask.sum()
+        assert torch.allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_p4o(seed):
+    """FeynRL's P4O: the cap and the KL's weight by the lesser sample size, and a mixed anchor."""
+    def size(ratios):
+        return sum(ratios) ** 2 / sum(r * r for r in ratios) / len(ratios)
+
+    def reference(real):
+        of_sampler, of_old = (size([rho(t, old) for t in real])
+                              for old in ("sampler_logprobs", "old_logprobs"))
+        ess, w_s, w_old = min(of_sampler, of_old), 1 - of_sampler, 1 - of_old
+        for t in real:
+            mix = (w_s * math.exp(t["sampler_logprobs"]) + w_old * math.exp(t["old_logprobs"]))
+            x = t["logprobs"] - math.log(mix / (w_s + w_old))
+            weight = min(rho(t, "sampler_logprobs"), ess)
+            yield (-weight * t["advantages"] * t["logprobs"] + (1 - ess) * (x + math.exp(-x) - 1),
+                   -weight * t["advantages"] + (1 - ess) * (1 - math.exp(-x)))
+    same("p4o", reference, seed)
+
+
+def test_p4o_with_one_anchor_is_p3o():
+    tokens, _ = step(4)
+    tokens.sampler_logprobs = None
+    for at in (tokens, losses.replace(tokens, old_logprobs=tokens.logprobs)):
+        p3o, p4o = (policy_loss(name, at, 8).item() for name in ("p3o", "p4o"))
+        assert p4o == pytest.approx(p3o, abs=1e-12)
+
+
+NO_REWARD = Method(none, ppo_clip, token_mean, preset=dict(eps_low=1e-9, eps_high=1e9))
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_kl_and_its_gradient(unbiased):
+    """TRL's use_bias_correction_kl, slime's --use-unbiased-kl: k3 times the ratio, with gradient."""
+    def reference(real):
+        for t in real:
+            x = t["logprobs"] - t["ref_logprobs"]
+            k3, slope = math.exp(-x) - 1 + x, 1 - math.exp(-x)
+            if unbiased:
+                slope = rho(t) * (slope + k3)
+                k3 *= rho(t)
+            yield (-rho(t) * t["advantages"] + 0.3 * k3,
+                   -rho(t) * t["advantages"] + 0.3 * slope)
+    same(NO_REWARD.bind(eps_low=1.0), reference, kl_coef=0.3, kl_unbiased=unbiased)
+
+
+@pytest.mark.parametrize("old, now, ref", [(0.3, 0.3, 0.6), (0.3, 0.45, 0.6), (0.7, 0.2, 0.1)])
+def test_the_unbiased_kl_has_the_exact_gradient_in_expectation(old, now, ref):
+    """A policy of two outcomes, by enumeration over what pi_old samples; the biased one has not."""
+    logit = torch.tensor(math.log(now / (1 - now)), dtype=torch.float64, requires_grad=True)
+    pi = torch.stack([logit.sigmoid(), 1 - logit.sigmoid()])
+    exact = (pi * (pi.log() - torch.tensor([ref, 1 - ref], dtype=torch.float64).log())).sum()
+    right, = torch.autograd.grad(exact, logit, retain_graph=True)
+
+    def expected(unbiased):
+        total = 0.0
+        for outcome, chance in enumerate((old, 1 - old)):
+            log_pi = pi[outcome].log().view(1, 1)
+            constant = {name: torch.full((1, 1), math.log(p if outcome == 0 else 1 - p),
+                                         dtype=torch.float64)
+                        for name, p in dict(old_logprobs=old, ref_logprobs=ref).items()}
+            tokens = Tokens(log_pi, advantages=torch.zeros_like(log_pi), entropy=log_pi.detach(),
+                            mask=torch.ones(1, 1, dtype=torch.bool), **constant)
+            total += chance * policy_loss(NO_REWARD, tokens, 1, kl_coef=1.0, kl_unbiased=unbiased)
+        return torch.autograd.grad(total, logit, retain_graph=True)[0]
+    assert expected(True) == pytest.approx(right.item(), abs=1e-12)
+    assert abs(expected(False) - right) > 1e-3
+
+
+@pytest.mark.parametrize("low, high, bounds", [
+    (None, None, ((0.999, 1.001), (0.0, 2.0))), ("0.9,", "1.1,1.05", ((0.9, 1.1), (0.0, 1.05))),
+    ("0.99,0.5", "1.01", ((0.99, 1.01), (0.5, 2.0)))])
+def test_two_corrections_are_multiplied(low, high, bounds):
+    """verl's decoupled_geo_rs_token_tis: a mask of completions times a weight of tokens."""
+    def reference(real):
+        (least, most), (bottom, top) = bounds
+        for t in real:
+            own = [s["old_logprobs"] - s["sampler_logprobs"] for s in real if s["row"] == t["row"]]
+            kept = least <= math.exp(sum(own) / len(own)) <= most
+            u = math.exp(t["old_logprobs"] - t["sampler_logprobs"])
+            weight = kept * min(max(u, bottom), top)
+            yield -weight * t["advantages"] * t["logprobs"], -weight * t["advantages"]
+    for seed in range(3):
+        same("reinforce", reference, seed, correction="geometric_mask,token_truncate",
+             correction_low=low, correction_high=high)
+
+
+@pytest.mark.parametrize("names, low, high, said", [
+    ("token_mask,", None, None, "--correction  is none of token_truncate, "),
+    ("token_mask", "0.5,0.5", None, "there are more bounds than corrections"),
+    ("token_mask,token_mask", ",2", None, "token_mask would keep ratios from 2.0 to 5.0"),
+    ("token_mask", None, "inf", "from 0.5 to inf"), ("token_mask", "x", None, "'x'")])
+def test_bounds_that_cannot_be_are_a_sentence(names, low, high, said):
+    with pytest.raises(ValueError, match=said):
+        losses.chosen_corrections(names, low, high)
+
+
+def test_ties_are_taken_together():
+    """Equal contexts have entropies and covariances that differ by rounding alone."""
+    x = torch.tensor([[1.0, 2.0, 2.0 - 4e-6, 3.0], [2.0 + 4e-6, 0.0, -1.0, 9.0]])
+    tokens = Tokens(x, x, x, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool(), x)
+    found = losses.largest(x, tokens.mask, tokens, math.floor, cov_share=0.3)
+    assert found.tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
+    assert losses.largest(x, tokens.mask & False, tokens, cov_share=0.3).sum() == 0
+
+
+def test_each_has_a_card_and_the_flags_that_compute_it_elsewhere():
+    notes = json.loads((losses.Path(losses.__file__).parent / "docs/methods.json").read_text())
+    for name, word in dict(dro="verl", clip_cov="verl", kl_cov="verl", p4o="FeynRL",
+                           opd="TRL").items():
+        assert word in json.dumps(notes[name]) and METHODS[name].source in losses.card(name)
