@@ -713,7 +713,8 @@ METHODS = {
                           source="arXiv 2506.01939"),
     "bottom_entropy": Method(zscore, ppo_clip, token_mean, bottom_entropy, dict(eps_high=0.28),
                              source="arXiv 2506.01939"),
-    "clip_cov": Method(zscore, clip_cov, token_mean, source="arXiv 2505.22617"),
+    "clip_cov": Method(zscore, clip_cov, token_mean, like_reinforce=False,
+                       source="arXiv 2505.22617"),
     "kl_cov": Method(zscore, kl_cov, token_mean, source="arXiv 2505.22617"),
 }
 

@@ -70,10 +70,10 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     return groups[:args.problems_per_rollout], groups
 
 
-def score(trainer, groups, args, number):
+def score(trainer, groups, args, number=0):
     """-> the Batch of the groups' completions with the entropies of the present weights and the
     ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler. With
-    --score_every the other rollouts, by their number, have neither, and the sampler's pi_old."""
+    --score_every the other rollouts, by their `number`, have neither, and the sampler's pi_old."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     batch.old_logprobs = batch.sampler_logprobs
     batch.entropy = torch.full_like(batch.sampler_logprobs, torch.nan)

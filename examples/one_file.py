@@ -1,7 +1,7 @@
 """RL with verifiable rewards in one file: the algorithm of train.py without its engine.
 
     python examples/one_file.py                GRPO on the embedded base, 80 s on two CPU cores
-    python examples/one_file.py --loss fade    any row of losses.METHODS
+    python examples/one_file.py --loss fade    any row of losses.METHODS but opd
 
 A rollout is P problems with G completions each. The policy samples them, a verifier grades them,
 and the policy learns from them in S optimizer steps; the updated policy samples the next rollout.
@@ -103,7 +103,7 @@ def score(model, method, completions, rewards, state):
     # the reward is of the whole completion: all of its tokens have the same advantage
     advantages = advantages.reshape(-1, 1).expand(mask.shape)
     group = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])[:, None]
-    return Tokens(old_logprobs, old_logprobs, advantages, mask, entropy,
+    return Tokens(old_logprobs, old_logprobs, advantages, mask, entropy, sampler_logprobs,
                   group=group.expand(mask.shape))
 
 
@@ -115,8 +115,8 @@ def loss_of(model, method, completions, scored, weight, rows):
     logprobs, entropy = logprobs_and_entropy(
         model, completions.ids[rows], completions.attention_mask[rows], scored.mask.shape[1])
     tokens = Tokens(logprobs, scored.old_logprobs[rows], scored.advantages[rows],
-                    scored.mask[rows], entropy.detach(), weight=weight[rows],
-                    group=scored.group[rows])
+                    scored.mask[rows], entropy.detach(), scored.sampler_logprobs[rows],
+                    weight=weight[rows], group=scored.group[rows])
     return policy_loss(method, tokens, MAX_TOKENS)
 
 
@@ -158,8 +158,9 @@ def evaluate(model, tokenizer, problems, seed):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--loss", default="grpo", choices=METHODS, metavar="NAME",
-                        help=f"the method: {', '.join(METHODS)}")
+    names = [name for name in METHODS if name != "opd"]  # whose teacher is a second model
+    parser.add_argument("--loss", default="grpo", choices=names, metavar="NAME",
+                        help=f"the method: {', '.join(names)}")
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--problems", type=int, default=64, help="problems of a rollout, P")
     parser.add_argument("--group", type=int, default=16, help="completions of each, G")

@@ -1,6 +1,6 @@
 """Checks the exercises of this folder: right, or the first input where an answer differs.
 
-    python examples/exercises/check.py        all twelve
+    python examples/exercises/check.py        all thirteen
     python examples/exercises/check.py 3 4    exercises 3 and 4
 
 Write your answer into the function of the file, in place of `raise NotImplementedError`. Every
@@ -35,6 +35,7 @@ OLD = t([-0.1, -1.2, -3.0], [-0.7, -2.3, -9.9])
 NEW = t([-0.1, -1.0, -2.5], [-1.2, -2.4, -0.2])
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 SIGNS = t([1, 1, 1], [-1, -1, -1])
+LOGITS = [(t([0, 1, -2])[0], t([0.5, 0, 0])[0]), (t([3, 0])[0], t([3, 0])[0])]
 GROUPS = [(t([1, 0, 0, 0]),), (t([1, 1, 0], [0, 0, 0]),), (t([0.3, 0.9], [1, 1]),)]
 
 
@@ -90,6 +91,15 @@ def schedules(p, entropy, target, alpha_max, delta_min):
     losses.fade(t([p]).expand(1, 2), state, alpha_max=alpha_max, delta_min=delta_min,
                 entropy_target=target, fade_ema=1.0)
     return state["fade_alpha"], state["fade_delta"]
+
+
+def reverse_kl(logits, teacher_logits):
+    log_pi, log_q = logits.log_softmax(0), teacher_logits.log_softmax(0)
+    return (log_pi.exp() * (log_pi - log_q)).sum()
+
+
+def policy_gradient(logits, teacher_logits):
+    return -with_gradient(reverse_kl)(logits, teacher_logits)[1]
 
 
 def reward(completion, answer):
@@ -155,6 +165,11 @@ EXERCISES = {
     "ex12_reward": [
         Check("reward", reward, [(text, 42) for text in COMPLETIONS],
               "count both tags, and compare the whole text between them")],
+    "ex13_distillation": [
+        Check("reverse_kl", with_gradient(reverse_kl), LOGITS,
+              "the mean is over pi, the student: KL(q | pi) is another number"),
+        Check("policy_gradient", policy_gradient, LOGITS,
+              "d log pi(a) / d logit j is [a = j] - pi(j); A is not differentiated")],
 }
 
 
