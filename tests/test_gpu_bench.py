@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from conftest import ROOT
 from engine.sampler import has_vllm
@@ -73,29 +72,3 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path):
     assert found["c", "is beyond"]["figures"] == dict(gap=0.9, norm=2.0)
     assert found["c", "is beyond"]["limits"] == dict(gap=0.02)
     assert done.returncode == 1 and "\n5 cases failed" in done.stdout
-
-
-def count(name):
-    layers, hidden, heads, groups, mlp, vocabulary, tied = gpu.SHAPES[name]
-    attention = 2 * hidden * hidden * (1 + groups / heads)
-    return layers * (attention + 3 * hidden * mlp) + vocabulary * hidden * (2 - tied)
-
-
-@pytest.mark.parametrize("gigabytes, model, lora", [
-    (15.6, "0.5B", "1.5B"), (42.3, "1.5B", "3B"), (85, "1.5B", "7B")])
-def test_sizes_follow_the_cards_memory(gigabytes, model, lora, monkeypatch):
-    monkeypatch.setattr(gpu, "on_gpu", lambda: True)
-    monkeypatch.setattr(gpu.parallel, "memory", lambda: gigabytes * 1e9)
-    assert (gpu.sizes().model, gpu.sizes().lora) == (model, lora)
-    # weights and moments of the one, frozen weights of the other when they are made in float32
-    assert 12 * count(model) < 0.5 * gigabytes * 1e9 and 4 * count(lora) < 0.5 * gigabytes * 1e9
-
-
-def test_keys_and_values_are_repeated_for_a_torch_without_groups(monkeypatch):
-    from torch.nn.attention import varlen
-    seen = []
-    monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, cu, *, scale: seen.append((k, v)))
-    gpu.allow_groups()
-    q, k = torch.zeros(5, 4, 8), torch.arange(2.0)[None, :, None].expand(5, 2, 8)
-    varlen.varlen_attn(q, k, k, None, scale=1.0, enable_gqa=True)
-    assert all(x.shape == q.shape and x[0, :, 0].tolist() == [0, 0, 1, 1] for x in seen[0])
