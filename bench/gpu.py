@@ -8,8 +8,7 @@ A part is a process with a time limit, and a list of cases. A case fails where i
 is not below its limit; that, or a part without memory or time, stops no other part, and the exit
 code is 1. Each case is a row of the printed table and a line of gpu.jsonl (--out).
 
-Models have random weights and sizes by the card's memory (SIZES). Trainer and sampler are loaded as
-a run with the same flags loads them.
+Models have random weights, sizes by the card's memory (SIZES), and are loaded as a run loads them.
 """
 
 import argparse
@@ -106,6 +105,13 @@ def machine():
         {name: installed.get(name) for name in ("torch", "transformers", "vllm")}, commit=commit,
         cuda=torch.version.cuda, used_gb=used(),
         device=str(torch.cuda.get_device_properties(0)) if on_gpu() else "CPU")
+
+
+def train():
+    """The embedded base, tried and trained by train.py."""
+    command = [sys.executable, "train.py", "--sampler=transformers", "--rollouts=2"]
+    for flag in "--check", f"--out={tempfile.mkdtemp()}/run":
+        yield flag[:7], partial(subprocess.check_call, [*command, flag], cwd=ROOT)
 
 
 # ---------------------------------------------------------------------------- models and batches
@@ -237,14 +243,13 @@ def score(run, batch):
     batch.old_logprobs, batch.entropy = compute_logprobs(run.policy, batch)
 
 
-def rated(run, batch, operations, f, *given):
-    """watched, and tokens a second that went through the model, without padding and a shared prompt
-    once; tflops: of so many operations a parameter and token."""
+def rated(run, batch, f, *given):
+    """watched, and tokens a second of the model, without padding, a shared prompt once."""
     timed, prompts = watched(f, *given), batch.prompt_len
     if run.policy.layout == "shared":
         prompts = torch.stack([prompts[batch.group == g][0] for g in batch.group.unique()])
-    rate = int(prompts.sum() + batch.completion_len.sum()) / timed["s"]
-    return dict(timed, tokens_per_s=round(rate), tflops=operations * run.parameters * rate / 1e12)
+    rate = (prompts.sum() + batch.completion_len.sum()).item() / timed["s"]
+    return dict(timed, tokens_per_s=round(rate))
 
 
 def off(run, batch, reference):
@@ -308,8 +313,8 @@ def rollout(sampler="transformers"):
         peaks[name] = figures["peak_gb"]
         return figures
     yield f"score: {completions} x {size.tokens}", partial(
-        phase, "scoring", rated, run, rows, 2, score, run, rows)
-    yield f"update: {size.steps} steps", partial(phase, "update", rated, run, rows, 6, learn)
+        phase, "scoring", rated, run, rows, score, run, rows)
+    yield f"update: {size.steps} steps", partial(phase, "update", rated, run, rows, learn)
     yield "wake and sync", partial(phase, "sync", watched, run.hand_over)
     yield "gap", partial(gap, run)
     yield "gap after a sync of other weights", partial(gap_of_others, run)
@@ -344,27 +349,27 @@ def beside_fit(fit, peaks):
 
 # ---------------------------------------------------------------------------- updates, rounding
 
-def speed(run, batch, layout, norms, operations):
+def speed(run, batch, layout, norms):
     """A whole update, the second of two. norm_off: relative to the norm of norms' first case."""
     if not norms:
         score(run, batch)
     run.policy.use_layout(layout)
     norms.append(run.update(batch))
-    return dict(rated(run, batch, operations, run.update, batch), grad_norm=norms[-1],
+    return dict(rated(run, batch, run.update, batch), grad_norm=norms[-1],
                 norm_off=abs(norms[-1] / norms[0] - 1), limits=dict(norm_off=0.02))
 
 
 def updates():
     """Uneven completions, eight of each prompt, with all weights and with adapters."""
-    batch, all_weights = uneven_rows(48, 8), [([], 6), (["--activation_checkpointing"], 8)]
+    batch, all_weights = uneven_rows(48, 8), ([], ["--activation_checkpointing"])
     models = {sizes().model: all_weights, "0.5B": all_weights}
-    for name, variants in (*models.items(), (sizes().lora, [(["--lora_rank=16"], 4)])):
+    for name, variants in (*models.items(), (sizes().lora, [["--lora_rank=16"]])):
         norms = []
-        for flags, operations in variants:
+        for flags in variants:
             run, label = Run(name, *flags), " ".join((name, *flags))
             yield f"{label}: start", run.start_trainer
             for layout in LAYOUTS[::-1]:
-                yield f"{label}: {layout}", partial(speed, run, batch, layout, norms, operations)
+                yield f"{label}: {layout}", partial(speed, run, batch, layout, norms)
 
 
 def reference(name, batch, **more):
@@ -415,8 +420,8 @@ def world():
     batch = uneven_rows(16, 2)
     exact = reference("cut", batch)[1]
     norm = started("cut").update(batch)
-    rank = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT="0", NCCL_SOCKET_IFNAME="lo")
+    rank = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_PORT="0",
+                MASTER_ADDR="127.0.0.1", NCCL_SOCKET_IFNAME="lo")
     with mock.patch.dict(os.environ, rank):
         parallel.start()
         for flags in ("--dtype=float32", "", "--activation_checkpointing", "--offload"):
@@ -445,8 +450,9 @@ def repeat():
 # ---------------------------------------------------------------------------- the parts
 
 PARTS = {  # name: its limit on a GPU in seconds, -> an iterator over (case, function -> figures)
-    "machine": (20, machine), "rollout": (170, rollout), "updates": (140, updates),
-    "precision": (40, precision), "world": (50, world), "repeat": (25, repeat)}
+    "machine": (20, machine), "train": (60, train), "rollout": (170, rollout),
+    "updates": (140, updates), "precision": (40, precision), "world": (50, world),
+    "repeat": (25, repeat)}
 
 
 def report(out, part, case, measure):

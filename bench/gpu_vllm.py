@@ -4,8 +4,7 @@
     python bench/gpu_vllm.py --rehearse            every part on a CPU, with tiny shapes
     python bench/gpu_vllm.py --parts rollout gaps  some of the parts
 
-Parts, limits, sizes and output are as in bench/gpu.py; the file is gpu_vllm.jsonl. The first part
-starts cold where vLLM's cache of compiled code is empty.
+Parts, limits, sizes and output are as in bench/gpu.py; the file is gpu_vllm.jsonl.
 """
 
 import sys
@@ -58,16 +57,12 @@ def gaps(*flags):
 
 
 PARTS = {  # other flags on both sides are one line here
-    "machine": (20, gpu.machine),
-    "rollout": (270, partial(gpu.rollout, "vllm")),
-    "gaps": (95, gaps),
-    "float16": (45, partial(gaps, "--dtype=float16")),
-}
+    "machine": (20, gpu.machine), "rollout": (270, partial(gpu.rollout, "vllm")),
+    "gaps": (95, gaps), "float16": (45, partial(gaps, "--dtype=float16"))}
 
 
 if __name__ == "__main__":
     if not has_vllm():
-        print("bench/gpu_vllm.py: vllm is not installed; pip install -r requirements.txt brings "
-              "it, and bench/gpu.py needs none", file=sys.stderr)
+        print("bench/gpu_vllm.py: vllm is not installed; bench/gpu.py needs none", file=sys.stderr)
         sys.exit(2)
     sys.exit(gpu.main(__file__, __doc__, PARTS, "gpu_vllm.jsonl"))
