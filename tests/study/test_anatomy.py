@@ -2,15 +2,17 @@
 -m study."""
 
 import json
-import math
 import re
+import shutil
 
 import pytest
-import torch
 
 from harness import files
+from losses import METHODS
 from study import __main__ as command
 from study import anatomy
+from study.quantities import signed_gradient
+from study.steps import token_statistics
 
 
 def test_subsets_of_tokens_add_up_to_the_gradient(kept):
@@ -25,10 +27,7 @@ def test_subsets_of_tokens_add_up_to_the_gradient(kept):
     assert subsets["no clip"]["norm"] != subsets["full"]["norm"]
     one_step = subsets[anatomy.ONE_STEP]
     assert one_step["norm"] > 0.1 and one_step["angle"] > 1
-
-
-def test_a_gradient_leaves_nothing_for_the_next_step_of_a_walk(kept):
-    anatomy.gradient_of(kept, anatomy.sampled_matrices(kept.policy.model, 2))
+    # which would add to the next step of a walk
     assert all(p.grad is None for p in kept.policy.parameters())
 
 
@@ -53,25 +52,52 @@ def test_anatomy_of_a_rollout(kept, kept_run):
     assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8
 
 
-def test_principal_angles():
-    e = torch.eye(6, dtype=torch.float64)
-    assert anatomy.angle(e[:2], e[:2]) == pytest.approx(0, abs=1e-5)
-    assert anatomy.angle(e[:2], e[2:4]) == pytest.approx(90)
-    turned = torch.stack([math.cos(0.5) * e[0] + math.sin(0.5) * e[3], e[1]])
-    assert anatomy.angle(e[:2], turned) == pytest.approx(math.degrees(0.5) / 2, abs=1e-5)
-    matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5]))
-    largest = anatomy.right_subspace(matrix, 2)
-    assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
+@pytest.fixture
+def command_of(kept_run, tmp_path, capsys):
+    """command_of(name, flags) -> the numbers that a command writes beside its figure, and what it
+    prints."""
+    def run(name, *flags):
+        rollout = shutil.copy(kept_run / "rollouts" / "rollout_000001.pt", tmp_path)
+        command.main([name, rollout, *map(str, flags)])
+        said = capsys.readouterr().out
+        figure = flags[-1] if flags else tmp_path / f"rollout_000001-{name}.png"
+        assert said.splitlines()[-1] == f"written: {figure}, {figure.with_suffix('.json')}"
+        assert figure.stat().st_size > 10_000
+        return json.loads(figure.with_suffix(".json").read_text()), said
+    return run
 
 
-def test_the_command_writes_its_table_and_figure(kept_run, tmp_path, capsys):
-    out = tmp_path / "subsets.png"
-    command.main(["subsets", str(kept_run / "rollouts" / "rollout_000001.pt"), "--out", str(out)])
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == f"written: {out}, {tmp_path / 'subsets.json'}"
-    assert out.stat().st_size > 10_000 and "| norm_selected |" in said[0].replace("  ", "")
-    subsets = json.loads((tmp_path / "subsets.json").read_text())["subsets"]
-    assert subsets["full"]["norm_selected"] == pytest.approx(1)
+def test_the_subsets_of_a_rollout(command_of, tmp_path):
+    result, said = command_of("subsets", "--out", tmp_path / "subsets.png")
+    assert "| norm_selected |" in said.splitlines()[0].replace("  ", "")
+    assert result["subsets"]["full"]["norm_selected"] == pytest.approx(1)
+
+
+def test_the_steps_of_a_rollout(command_of):
+    result, said = command_of("steps")
+    assert (result["rollout"], result["method"], result["lr"]) == (1, "fade", 1e-3)
+    start, *after = result["steps"]
+    assert len(after) == 4 and start["clip_frac"] == 0 and start["ess"] == pytest.approx(1)
+    for line in result["steps"]:
+        assert len(line["bins"]) == 10
+        assert sum(b["gradient"] for b in line["bins"]) == pytest.approx(1, abs=1e-5)
+    # before the first step all ratios are 1: G is (1 - pi) A
+    assert all(b["clipped"] in (0, None) for b in start["bins"])
+    assert start["bins"][5]["size"] > start["bins"][9]["size"] > 0
+    assert after[-1]["bins"][5]["ratio_std"] > 0 and after[-1]["clip_frac"] > 0
+    table, explained = said.split("\n\n")[:2]
+    for column in [cell.strip() for cell in table.split("|---")[0].split("|")[1:-1]]:
+        assert re.sub("A [<>] 0: ", "", column).split(",")[0] in explained
+
+
+def test_a_selection_has_no_gradient_outside_of_it(kept):
+    """top_entropy's other tokens carry nothing, and are not called clipped."""
+    tokens, method = kept.tokens(), METHODS["top_entropy"]
+    size = signed_gradient(tokens, method).abs()[tokens.mask]
+    assert 0.05 < (size > 0).float().mean() <= 0.25
+    table = token_statistics(tokens, method)
+    assert all(line["clipped"] == 0 or not line["tokens"] for line in table)
+    assert sum(line["gradient"] for line in table) == pytest.approx(1, abs=1e-5)
 
 
 def test_the_rank_of_a_change(kept_run, capsys):

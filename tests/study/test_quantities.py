@@ -2,13 +2,14 @@
 closed form."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from analysis.rollout import Kept
+from engine.policy import Batch
 from losses import METHODS, Tokens
-from study import anatomy, quantities, theory
+from study import anatomy, quantities, steps, theory
 
 GRPO = METHODS["grpo"]
 
@@ -24,11 +25,20 @@ def some_tokens(pi, ratio, advantage, entropy=None):
     return Tokens(pi.log(), (pi / ratio).log(), advantage, mask, entropy)
 
 
-def test_g_has_a_sign_and_is_0_where_it_is_clipped():
+def test_the_gradient_of_a_token_by_hand():
+    """G = (1 - pi) rho A where PPO does not clip, 0 where it does; a line of token_statistics for
+    each sign of A and fifth of pi."""
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
     g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
+    lines = {(x["sign"], x["bin"]): x for x in steps.token_statistics(tokens, GRPO)}
+    low, high, none = lines[1, 0], lines[-1, 4], lines[1, 4]
+    assert (low["tokens"], low["clipped"], low["weight"]) == (2, 0.5, pytest.approx(0.55))
+    assert (low["size"], high["size"]) == (pytest.approx(0.9 * 1.1), pytest.approx(0.1 * 1.5 / 2))
+    assert low["gradient"] == pytest.approx(1.98 / (1.98 + 0.15))
+    assert low["ratio_std"] == pytest.approx(0.2) and high["ratio_std"] == pytest.approx(0.5)
+    assert none["tokens"] == 0 and math.isnan(none["clipped"])
 
 
 def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
@@ -73,31 +83,18 @@ def test_means_over_a_band_are_the_integrals(kappa, eq, high):
                                                      rel=1e-5, abs=1e-12)
 
 
-def test_what_no_float_holds_has_a_logarithm():
-    """Eq. 53 with a symmetric clip is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it
-    is largest at 0.8, by far."""
-    sign, log = theory.band_mean(0.01, (0.8, 1.0))
-    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
-    assert theory.low_over_high(0.01) > 50_000
-
-
 def test_the_reversal_over_kappa():
-    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none."""
+    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
+    a symmetric clip it is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it is largest
+    at 0.8, by far, and no float holds it."""
     result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
     assert result["reversed"][53] == []
     (start, end), = result["reversed"][56]
     assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
     assert min(result["log10"][53]) == pytest.approx(math.log10(372), abs=0.01)
     assert theory.low_over_high(1e4) == pytest.approx(math.log10(369), abs=1e-4)
-
-
-def test_the_second_term_of_equation_14_is_the_step_itself():
-    """log rho of a step of eq. 11 on a token's own logits, over lr A, is |e - pi|^2."""
-    logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
-    pi, step = logits.softmax(0), 1e-6
-    direction = torch.tensor([0, 1, 0]) - pi
-    log_rho = (logits + step * direction).log_softmax(0)[1] - pi[1].log()
-    assert log_rho.item() / step == pytest.approx((direction ** 2).sum().item(), rel=1e-5)
+    sign, log = theory.band_mean(0.01, (0.8, 1.0))
+    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
 
 
 @pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
@@ -153,78 +150,68 @@ def test_clipped_tokens_by_hand():
     assert clipped["entropy_if_low"] == pytest.approx(0.1)
     assert passed["entropy_if_low"] == pytest.approx(2.0)
     assert [line["clipped"] for line in result["by_entropy"]] == [1.0, 0.0, 1.0, 1.0, 0.0]
-
-
-def test_quantiles_cut_into_fifths():
     edges = quantities.quantiles(torch.arange(100.0))
     assert torch.bucketize(torch.arange(100.0), edges, right=True).bincount().tolist() == [20] * 5
 
 
-class Line(torch.nn.Module):
-    """A model with one matrix [1, 3]: the loss of a token with feature x is -A w x, so that the
-    gradient is a sum over tokens that can be added up by hand."""
+class OwnWeights(torch.nn.Module):
+    """A model with a weight for each token: the loss of a token is -A w, so that an entry of the
+    gradient is one token's."""
 
-    def __init__(self, features):
+    def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1, 3, dtype=torch.float64))
-        self.features, self.budget, self.layout = features, 10**6, "padded"
+        self.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.float64))
+        self.budget, self.layout = 10**6, "padded"
 
     def forward(self, batch):
-        logprobs = (self.features[batch.ids[:, 0]] @ self.weight[0]) + batch.old_logprobs
+        logprobs = self.weight[batch.ids[:, 0]] + batch.old_logprobs
         return logprobs * batch.mask, batch.entropy
 
 
 def three_completions():
-    """Three completions of 3, 2 and 1 tokens, A = 1, 2 and -4; token t of completion c has a
-    feature that no other has, as far as three places go."""
-    from engine.policy import Batch
-    features = torch.zeros(3, 3, 3, dtype=torch.float64)
-    features[0, :, 0] = torch.tensor([1.0, 10.0, 100.0])
-    features[1, :2, 1] = torch.tensor([1.0, 10.0])
-    features[2, 0, 2] = 1.0
+    """A Batch of three completions of 3, 2 and 1 tokens, with A = 1, 2 and -4."""
     lengths = torch.tensor([3, 2, 1])
     mask = torch.arange(3) < lengths[:, None]
     logprobs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
                             dtype=torch.float64).log() * mask
-    batch = Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
-                  completion_len=lengths, mask=mask, sampler_logprobs=logprobs,
-                  old_logprobs=logprobs, entropy=torch.zeros(3, 3, dtype=torch.float64),
-                  advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))
-    return Line(features), batch
+    return Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
+                 completion_len=lengths, mask=mask, sampler_logprobs=logprobs,
+                 old_logprobs=logprobs, entropy=torch.zeros(3, 3, dtype=torch.float64),
+                 advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))
 
 
-class Opened(Kept):
-    """A rollout whose advantages are given."""
-
-    def use(self, method):
-        self.method = method
-
-
-def unlikely(kept):
-    return kept.tokens().probs < 0.2
+def unlikely(batch):
+    return batch.old_logprobs.exp() < 0.2
 
 
 @pytest.mark.parametrize("method, choose, by_all, by_selected", [
     # the first and the last token of the first completion and the second of the second; the third
     # completion has none and is left out
-    ("grpo", unlikely, [101 / 3 / 3, 20 / 2 / 3, 0], [101 / 2 / 2, 20 / 1 / 2, 0]),
-    ("cispo", unlikely, [101 / 6, 20 / 6, 0], [101 / 3, 20 / 3, 0]),
+    ("grpo", unlikely, [[1 / 9, 0, 1 / 9], [0, 1 / 3], [0]], [[1 / 4, 0, 1 / 4], [0, 1], [0]]),
+    ("cispo", unlikely, [[1 / 6, 0, 1 / 6], [0, 1 / 3], [0]], [[1 / 3, 0, 1 / 3], [0, 2 / 3], [0]]),
     # whole completions: both differ by the share of the completions alone
-    ("grpo", lambda kept: kept.batch.advantages < 0, [0, 0, -4 / 3], [0, 0, -4]),
-    ("grpo", lambda kept: kept.batch.mask, [111 / 9, 22 / 6, -4 / 3], [111 / 9, 22 / 6, -4 / 3])])
+    ("grpo", lambda batch: batch.advantages < 0,
+     [[0, 0, 0], [0, 0], [-4 / 3]], [[0, 0, 0], [0, 0], [-4]]),
+    ("grpo", lambda batch: batch.mask, *[[[1 / 9] * 3, [1 / 3] * 2, [-4 / 3]]] * 2)])
 def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
-    policy, batch = three_completions()
-    rewards = torch.zeros(1, 3)
-    kept = Opened(batch, rewards, rewards, {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
-    chosen, matrices = choose(kept) & kept.batch.mask, {"weight": kept.policy.weight}
+    kept = SimpleNamespace(batch=three_completions(), method=METHODS[method], policy=OwnWeights(),
+                           flags=dict(max_tokens=8), coefficients={})
+    mask, matrices = kept.batch.mask, {"weight": kept.policy.weight}
+    chosen = choose(kept.batch) & mask
     found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
              anatomy.gradient_of_selected(kept, matrices, None, chosen))
     for gradient, expected in zip(found, (by_all, by_selected), strict=True):
-        assert (-gradient["weight"][0]).tolist() == pytest.approx(expected)
-    assert kept.batch.mask.sum() == 6  # the batch is as it was
+        assert (-gradient["weight"])[mask].tolist() == pytest.approx(sum(expected, []))
+    assert kept.batch.mask is mask  # the batch is as it was
 
 
-def test_norm_and_angle_to_a_reference():
+def test_norms_and_principal_angles():
+    e = torch.eye(6, dtype=torch.float64)
+    turned = torch.stack([math.cos(0.5) * e[0] + math.sin(0.5) * e[3], e[1]])
+    for other, degrees in ((e[:2], 0), (e[2:4], 90), (turned, math.degrees(0.5) / 2)):
+        assert anatomy.angle(e[:2], other) == pytest.approx(degrees, abs=1e-5)
+    largest = anatomy.right_subspace(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5])), 2)
+    assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
     full = anatomy.Reference(dict(a=torch.tensor([[3.0, 0.0]]), b=torch.tensor([[0.0, 4.0]])), 1)
     part = full.compare(dict(a=torch.tensor([[1.0, 1.0]]), b=torch.tensor([[0.0, 1.0]])))
     assert part == pytest.approx(dict(norm=math.sqrt(3) / 5, angle=45 / 2), abs=1e-4)
