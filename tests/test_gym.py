@@ -1,21 +1,19 @@
-"""examples/: a task from two functions, and reasoning-gym's; their verifiers in the workers."""
+"""examples/own_task.py and examples/reasoning_gym.py."""
 
 import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from conftest import ROOT
 from examples import own_task
 from graders import Unparsed
+from helpers import paste
 
 needs_package = pytest.mark.skipif(
     not importlib.util.find_spec("reasoning_gym"),
@@ -93,44 +91,28 @@ def test_another_problem_than_the_files_is_an_error(change, gym):
         gym.rg("<answer>1</answer>", {**ANSWER, **change})
 
 
-def run(folder, *command):
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=folder, text=True,
-                          capture_output=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def with_verifier(copy, lines):
-    """The copy of the project, with these lines below REWARDS in its rewards.py."""
-    shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
-    text = (copy / "rewards.py").read_text()
-    (copy / "rewards.py").write_text(re.sub(r"^(REWARDS = .*?)\n\n", rf"\1\n{lines}\n\n", text,
-                                              flags=re.M | re.S))
-
-
-def test_the_verifier_of_an_example_runs_in_the_workers(copy):
-    lines = re.findall(r"^    (from examples.*|REWARDS\[.*)$", own_task.__doc__, re.M)
-    with_verifier(copy, "\n".join(lines))
-    learnt, test = ([json.loads(line) for line in run(
-        copy, "examples/own_task.py", 300, *flags).splitlines()] for flags in ([], ["--held_out"]))
-    assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in test}
-    assert learnt[:9] == [own_task.problem(i, False) for i in range(9)]
-    start, length = learnt[0]["answer"].values()
-    word = (start + "a" * length)[:(length + 1) // 2]
-    right = word + word[:length // 2][::-1]
-    rows = [dict(learnt[0], id=i, completion=text) for i, text in enumerate((
-        f"<answer>{right}</answer>", f"<answer>{right}a</answer>", right))]
-    (copy / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    counts = re.findall(r"^(\w+): (\d+)$", run(copy, "examples/own_file.py", "rows.jsonl"), re.M)
-    assert dict(counts) == dict(problems="3", right="1", wrong="1", unparsed_answer="1")
+def test_a_task_from_two_functions():
+    """tests/test_own_task.py has its run."""
+    learnt, held_out = ({own_task.problem(i, split)["prompt"] for i in range(300)}
+                        for split in (False, True))
+    assert not learnt & held_out
+    answer = dict(start="abc", length=6)
+    for text, reward in (("abccba", 1), ("abcba", 0), ("abccbaa", 0), ("xbccbx", 0)):
+        assert own_task.palindrome(f"It is <answer> {text} </answer>", answer) == reward
+    with pytest.raises(Unparsed):
+        own_task.palindrome("abccba", answer)
 
 
 @needs_package
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "intermediate_integration"])
 def test_problems_of_reasoning_gym(task, copy):
     """They are functions of the task and the index, whose answers are right in a worker."""
-    with_verifier(copy, "from examples.reasoning_gym import rg\nREWARDS['rg'] = rg")
-    learnt, again, test = (run(copy, "examples/reasoning_gym.py", task, *flags) for flags in (
+    def run(*command):
+        return subprocess.run([sys.executable, *map(str, command)], cwd=copy, text=True, check=True,
+                              stdout=subprocess.PIPE).stdout
+    paste(copy / "rewards.py", "from examples.reasoning_gym import rg\nREWARDS['rg'] = rg",
+          "REWARDS")
+    learnt, again, test = (run("examples/reasoning_gym.py", task, *flags) for flags in (
         [20], [20], [5, "--held_out"]))
     assert learnt == again and len(learnt.splitlines()) == 20 and "Integral(" not in learnt
     rows = list(map(json.loads, learnt.splitlines()))
@@ -139,7 +121,7 @@ def test_problems_of_reasoning_gym(task, copy):
     texts = [rows[0]["answer"]["gold"] or "0", f"open({str(marker)!r}, 'w')", "7"]
     code = ("import json, sys; from rewards import grade\n"
             "print(json.dumps(grade([json.loads(sys.argv[1])], [json.loads(sys.argv[2])], 60)))")
-    scores, counts = json.loads(run(copy, "-c", code, json.dumps(rows[0]), json.dumps(
+    scores, counts = json.loads(run("-c", code, json.dumps(rows[0]), json.dumps(
         [f"<answer>{text}</answer>" for text in texts])))
     assert counts["error"] == counts["timeout"] == 0 and max(scores[0][1:]) < 1
     assert (scores[0][0] == 1 or task == "countdown") and not marker.exists()

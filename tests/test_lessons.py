@@ -1,11 +1,9 @@
-"""docs/lessons.md, its commands and examples; docs/lessons.ipynb: the same text, and its cells run;
-study/full.txt."""
+"""docs/lessons.md: its form and its verifier (test_readme.py has its commands); docs/lessons.ipynb:
+the same text, and its cells run."""
 
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import types
@@ -13,18 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import losses
 import rewards
-import train
-from analysis.__main__ import make_parser
 from conftest import ROOT
 from docs.notebook import cells_of, notebook
-from losses import METHODS
 
 NOTEBOOK = ROOT / "docs" / "lessons.ipynb"
 LESSONS = (ROOT / "docs" / "lessons.md").read_text()
-SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
-VERIFIER, LOSS = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
 # the sampler that starts fastest, and as few completions as every command takes
 SHORTER = ("--rollouts 2 --problems_per_rollout 16 --group_size 4 --eval_every 1 --eval_problems 8 "
            "--eval_samples 4 --sampler transformers")
@@ -41,64 +33,12 @@ def test_every_lesson_has_a_question_before_and_the_answer_after():
     assert len(lessons) == 13
 
 
-def train_commands():
-    """The flags of every train.py of the lessons, loops at their first value."""
-    found = []
-    for line in re.findall(r"^.*python train\.py.*$", LESSONS, re.M):
-        loop = re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line)
-        if loop:
-            line = loop[3].replace(f"${loop[1]}", loop[2])
-        found.append(line.replace("$SHORT", SHORT).split("train.py")[1])
-    return found
-
-
-@pytest.mark.parametrize("flags", train_commands())
-def test_commands_of_the_lessons_have_flags_that_exist(flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    names = dict(vars(losses), METHODS=dict(METHODS))
-    exec(LOSS, names)
-    monkeypatch.setitem(METHODS, "smooth", names["METHODS"]["smooth"])
-    near = tmp_path / "runs" / "lesson8" / "near.jsonl"
-    near.parent.mkdir(parents=True)
-    row = dict(prompt="1", answer=dict(nums=[1], target=1), verifier="countdown")
-    near.write_text(json.dumps(row) + "\n")
-    train.parse_args(shlex.split(flags))
-
-
-def test_commands_of_the_lessons_on_runs_and_rollouts_are_taken():
-    for command in re.findall(r"^python -m analysis (.*)$", LESSONS, re.M):
-        make_parser().parse_args(shlex.split(command))
-
-
-def test_the_list_of_full_has_flags_that_exist():
-    names = []
-    for line in (ROOT / "study" / "full.txt").read_text().splitlines():
-        if not line.startswith("#"):
-            name, rest = line.split(maxsplit=1)
-            steps, flags = rest.split("--", 1)
-            for s in steps.split():
-                args, _ = train.parse_args(shlex.split("--" + flags) + ["--steps_per_rollout", s])
-                assert args.loss in METHODS
-                names.append((name, s))
-    assert len(names) == len(set(names)) >= 10
-
-
-def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
-    """In a copy with the lesson's lines directly below `REWARDS = ...`: the workers grade by it,
-    and take any gold answer."""
-    shutil.copytree(ROOT / "graders", tmp_path / "graders")
-    text = (ROOT / "rewards.py").read_text()
-    pasted = re.sub(r"^REWARDS = .*?\n\n", lambda table: f"{table[0]}\n{VERIFIER}\n", text,
-                    flags=re.M | re.S)
-    (tmp_path / "rewards.py").write_text(pasted)
-    script = ("import rewards; a = dict(nums=[1, 2], target=7); "
-              "problems = [dict(answer=a, verifier='near')]; "
-              "texts = [['<answer>9</answer>', '<answer>99</answer>']]; "
-              "print(rewards.grade(problems, texts)[0], rewards.gradable(problems)[0].reward)")
-    process = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True,
-                             text=True)
-    assert process.stdout.strip() == "[[1.0, 0.0]] 1.0", process.stderr
-    assert rewards.REWARDS["countdown"]("<answer>9</answer>", dict(nums=[1, 2], target=7)) == 0
+def test_the_verifier_of_the_lesson_can_be_fooled():
+    names = dict(vars(rewards), REWARDS={})
+    exec(re.search(r"```python\n(.*?)```", LESSONS, re.S)[1], names)
+    texts, answer = ("<answer>9</answer>", "<answer>99</answer>"), dict(nums=[1, 2], target=7)
+    assert [names["REWARDS"]["near"](text, answer) for text in texts] == [1, 0]
+    assert rewards.REWARDS["countdown"](texts[0], answer) == 0
 
 
 # ---------------------------------------------------------------------------- the notebook

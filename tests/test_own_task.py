@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from helpers import paste
 
 PAGE = (ROOT / "docs" / "own_task.md").read_text()
 FIRST, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)
-# where the page says to paste
-PLACES = {"rewards.py": r"^REWARDS = (?:.+\n)+", "data/sets.py": r"\Z"}
 
 
 def blocks(kind, text):
@@ -32,12 +30,9 @@ def test_there_are_three_ways_and_an_example():
 def test_the_blocks_run_as_printed(section, copy, base):
     if "reasoning-gym" in section.split("\n")[0] and not importlib.util.find_spec("reasoning_gym"):
         pytest.skip("no reasoning-gym here: pip install reasoning-gym==0.1.25")
-    shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
     for code in blocks("python", section):
-        place = next(name for name in PLACES if f"`{name}`" in section)
-        text = (copy / place).read_text()
-        end = re.search(PLACES[place], text, re.M).end()
-        (copy / place).write_text(f"{text[:end]}\n{code}\n{text[end:]}")
+        verifier = "the table `REWARDS`" in section  # else a set, at the end of its file
+        paste(copy / ("rewards.py" if verifier else "data/sets.py"), code, verifier and "REWARDS")
     small = blocks("sh", FIRST)[0].split("\n", 1)[1]
     env = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
                PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

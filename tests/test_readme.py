@@ -5,7 +5,6 @@
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -20,31 +19,43 @@ import data
 import eval
 import losses
 import train
+from analysis.__main__ import make_parser
 from conftest import ROOT
-from helpers import CORE, needs_venv, run_all
+from helpers import CORE, needs_venv, paste, run_all
 from losses import METHODS, every_token
 
 README = (ROOT / "README.md").read_text()
 PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
-COMMANDS = [
-    line.split("  #")[0].strip()
-    for text in PAGES.values()
-    for block in re.findall(r"```sh\n(.*?)```", text, re.S)
-    for line in block.splitlines()
-    if "$" not in line
-]
+LESSONS = PAGES[ROOT / "docs" / "lessons.md"]
+SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
+
+
+def commands_of(text):
+    """The commands in a page's blocks of sh, of a loop that at its first value. Those with other
+    variables than the lessons' are left out."""
+    for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines():
+        if loop := re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line):
+            line = loop[3].replace(f"${loop[1]}", loop[2])
+        line = line.split("  #")[0].strip().replace("$SHORT", SHORT)
+        if "$" not in line:
+            yield line
+
+
+COMMANDS = {command for text in PAGES.values() for command in commands_of(text)}
 SKETCHES = re.findall(r"```python\n(.*?)```", README, re.S)
 LENGTH = re.compile(r"^(\| `([\w./]+)` \| )(\d+) \|", re.M)  # a row of the table of the core
 
 
 # ---------------------------------------------------------------------------- tables
 
+NOTES = json.loads((ROOT / "docs" / "methods.json").read_text())
+
+
 def row_of(name, method):
     """A method's line in the table of methods."""
-    notes = json.loads((ROOT / "docs" / "methods.json").read_text())
-    source = notes.get(name, {}).get("source", method.source)
+    source = NOTES.get(name, {}).get("source", method.source)
     source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
     source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
     select = [f.__name__ for f in (method.select, *method.passes) if f is not every_token]
@@ -59,13 +70,8 @@ def test_the_table_of_methods_is_that_of_the_code():
               if line.startswith("| `") and line.split("`")[1] in METHODS]
     table = [row_of(name, method) for name, method in METHODS.items()]
     assert len(listed) >= 20 and set(listed) <= set(table), "\n".join(table)
-
-
-def test_every_source_of_a_row_is_in_its_long_form():
-    notes = json.loads((ROOT / "docs" / "methods.json").read_text())
-    assert set(notes) <= set(METHODS)
-    for name, note in notes.items():
-        assert METHODS[name].source in note["source"], name
+    # the long form of a source has the row's in it
+    assert all(METHODS[name].source in note["source"] for name, note in NOTES.items())
 
 
 def with_lengths(text):
@@ -78,14 +84,10 @@ def test_the_reading_list_is_the_core_with_its_lengths():
     """To a tenth, so that a fork's changes pass."""
     listed, present = ({name: int(lines) for _, name, lines in LENGTH.findall(text)}
                        for text in (README, with_lengths(README)))
-    assert set(listed) == set(CORE)
+    assert set(listed) == set(CORE) and len(README.splitlines()) <= 150
     wrong = {name: lines for name, lines in present.items()
              if abs(lines - listed[name]) > max(10, lines // 10)}
     assert not wrong, f"{wrong}: `python tests/test_readme.py` writes the lengths into README.md"
-
-
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 150
 
 
 # ---------------------------------------------------------------------------- links and commands
@@ -117,23 +119,33 @@ def test_files_that_a_page_names_are_there(path):
     assert not missing
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if " train.py" in c])
-def test_commands_have_flags_that_exist(command, tmp_path, monkeypatch):
+@pytest.fixture
+def new_methods(monkeypatch):
+    """README's two examples are rows of METHODS."""
+    names = dict(vars(losses), METHODS=dict(METHODS))
+    for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
+        exec(code, names)
+        monkeypatch.setitem(METHODS, name, names["METHODS"][name])
+
+
+@pytest.mark.parametrize("command", sorted(
+    c for c in COMMANDS if re.search(r" train\.py|^python (eval\.py|-m analysis) ", c)))
+def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    argv = shlex.split(command.split(" train.py")[1])
-    args, method = train.parse_args([flag for flag in argv if flag != "--resume"])
-    assert args.loss in METHODS and method.flags is not None
-
-
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python eval.py")])
-def test_commands_of_eval_have_flags_that_exist(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    argv = shlex.split(command)[2:]
-    if "--completions" in argv:
-        file = Path(argv[argv.index("--completions") + 1])
+    for flag in re.findall(r"--(?:data|completions) (runs/\S+|evals/\S+)", command):
+        file = tmp_path / flag
         file.parent.mkdir(parents=True)
-        file.touch()
-    assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
+        file.write_text(json.dumps(dict(prompt="1", answer=dict(nums=[1], target=1),
+                                        verifier="countdown")) + "\n")
+    _, program, argv = re.split(r" (train\.py|eval\.py|-m analysis) ", command)
+    argv = [flag for flag in shlex.split(argv) if flag != "--resume"]
+    if program == "train.py":
+        args, method = train.parse_args(argv)
+        assert args.loss in METHODS and method.flags is not None
+    elif program == "eval.py":
+        assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
+    else:
+        make_parser().parse_args(argv)
 
 
 def test_the_commands_that_this_project_promises():
@@ -144,25 +156,21 @@ def test_the_commands_that_this_project_promises():
 
 # ---------------------------------------------------------------------------- examples
 
-def test_the_examples_of_new_methods(monkeypatch, tmp_path):
-    """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
+def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
+    """They are chosen, and tried on the toy batch on which flags are tried. The lesson's is
+    README's."""
     monkeypatch.chdir(tmp_path)
-    names, flags = dict(vars(losses), METHODS=dict(METHODS)), {}
-    for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
-        exec(code, names)
-        monkeypatch.setitem(METHODS, name, names["METHODS"][name])
-        flags[name] = train.parse_args(["--loss", name])[1].flags
-    assert flags["smooth"] == dict(tau=2.0)
-    assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
+    smooth, unlikely = (train.parse_args(["--loss", name])[1].flags
+                        for name in ("smooth", "unlikely"))
+    assert smooth == dict(tau=2.0) and SKETCHES[0] in LESSONS
+    assert dict(memory=0.9, unlikely_share=0.5).items() <= unlikely.items()
 
 
 @pytest.mark.slow
 def test_the_examples_pass_what_is_tested_of_every_method(copy):
     """Pasted where README says, they are among the cases of the tests that go through METHODS."""
     shutil.copytree(ROOT / "tests", copy / "tests")
-    text = (copy / "losses.py").read_text()
-    end = re.search(r"^METHODS = {.*?^}\n", text, re.S | re.M).end()
-    (copy / "losses.py").write_text("\n".join([text[:end], *SKETCHES, text[end:]]))
+    paste(copy / "losses.py", "\n".join(SKETCHES), "METHODS")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_losses.py",
          "tests/test_policy.py", "-k", "smooth or unlikely or skips_zero_advantage or cards"],
@@ -171,16 +179,14 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
+@pytest.mark.parametrize("argv, code, says", [
+    ([], 0, [f"\n{name} = " for name in METHODS]), (["nope"], 1, ["no such method: nope"])])
 @pytest.mark.slow
-def test_losses_py_prints_every_card(monkeypatch, capsys):
-    def run(*argv):
-        monkeypatch.setattr("sys.argv", ["losses.py", *argv])
-        runpy.run_path(str(ROOT / "losses.py"), run_name="__main__")
-        return "\n" + capsys.readouterr().out
-    printed = run()
-    assert all(f"\n{name} = " in printed for name in METHODS)
-    with pytest.raises(SystemExit, match="no such method: nope"):
-        run("nope")
+def test_losses_py_prints_every_card(argv, code, says):
+    done = subprocess.run([sys.executable, "losses.py", *argv], cwd=ROOT, capture_output=True,
+                          text=True)
+    said = f"\n{done.stdout}{done.stderr}"
+    assert done.returncode == code and all(text in said for text in says), said
 
 
 # ---------------------------------------------------------------------------- run_all.sh

@@ -154,10 +154,14 @@ def test_every_claim_is_about_runs_of_the_plan():
 
 # ---------------------------------------------------------------------------- the runs
 
-def test_the_plan_is_what_train_takes(tmp_path, monkeypatch):
+def test_the_plan_and_the_list_of_full_are_what_train_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there are no runs yet
     commands = {f"{run.flags} --steps_per_rollout {run.steps} --lr {run.lr}"
                 for of in runs.read_plan().values() for run in of}
+    for line in (runs.HERE / "full.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            (_, *steps), flags = line.split("--")[0].split(), line[line.index("--"):]
+            commands |= {f"{flags} --steps_per_rollout {count}" for count in steps}
     for command in commands:
         train.parse_args(shlex.split(command))
 
