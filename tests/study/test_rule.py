@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import statistics
-import sys
 import tomllib
 from functools import partial
 
@@ -78,12 +77,9 @@ def test_a_contrast_is_a_mean_over_shared_rates_tasks_and_contrasts(made_up):
         rule.values(found, ["a/16 - c/16"])
 
 
-@pytest.mark.parametrize("contrast, terms", [
-    ("a/16 - b/2", [(1, "a", 16), (-1, "b", 2)]),
-    ("a/16 - a/2 - clip_0.1/16 + b/2",
-     [(1, "a", 16), (-1, "a", 2), (-1, "clip_0.1", 16), (1, "b", 2)])])
-def test_the_terms_of_a_contrast(contrast, terms):
-    assert rule.terms(contrast) == terms
+def test_the_terms_of_a_contrast():
+    assert rule.terms("a/16 - b/2 - clip_0.1/16 + b/2") == [
+        (1, "a", 16), (-1, "b", 2), (-1, "clip_0.1", 16), (1, "b", 2)]
 
 
 def test_scores_of_a_run():
@@ -92,24 +88,25 @@ def test_scores_of_a_run():
     assert [rule.score(run, kind) for kind in scores] == [0.3, 0.6, 0.2, 0.4, 10, 0.9]
 
 
+def at_rates(scores, test=lambda score: 0):
+    """{rate: {seed: run}} of a setting with these validation scores at three rates, two seeds."""
+    return {lr: {seed: run_of(test(score), [(0, 0), (5, score), (10, score)]) for seed in (1, 2)}
+            for lr, score in zip((1e-4, 2e-4, 4e-4), scores, strict=True)}
+
+
 def test_a_parabola_through_three_rates_finds_its_own_rate(made_up):
     """Its largest value lies half a step above the middle rate; the test scores are another."""
-    def at(x, height):
-        return height - (x - 0.5) ** 2
-    found = made_up({("t", name, 16, lr, seed): run_of(at(x, height), [(0, 0), (5, at(x, 1)),
-                                                                      (10, at(x, 1))])
-                     for name, height in (("a", 3.0), ("b", 2.5)) for seed in (1, 2)
-                     for x, lr in ((-1, 1e-4), (0, 2e-4), (1, 4e-4))})
-    place, lr = rule.own_rate(found.of["t", "a", 16])
-    assert (place, lr) == pytest.approx((0.5, 2e-4 * 2**0.5))
+    settings = {name: at_rates([-(x - 0.5) ** 2 for x in (-1, 0, 1)], lambda score: height + score)
+                for name, height in (("a", 3.0), ("b", 2.5))}
+    found = made_up({("t", name, 16, lr, seed): run for name, setting in settings.items()
+                     for lr, seeds in setting.items() for seed, run in seeds.items()})
+    assert rule.own_rate(settings["a"]) == pytest.approx((0.5, 2e-4 * 2**0.5))
     assert rule.values(found, ["a/16 - b/16"], over="own") == pytest.approx({1: 0.5, 2: 0.5})
 
 
 @pytest.mark.parametrize("scores, place", [((1, 2, 4), 1), ((3, 2, 2.5), -1), ((4, 2, 1), -1)])
 def test_a_parabola_without_a_top_has_its_rate_at_an_end(scores, place):
-    setting = {lr: {1: run_of(0, [(0, 0), (5, score), (10, score)])}
-               for lr, score in zip((1e-4, 2e-4, 4e-4), scores, strict=True)}
-    assert rule.own_rate(setting)[0] == place
+    assert rule.own_rate(at_rates(scores))[0] == place
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -141,15 +138,13 @@ def test_a_size_is_reproduced_within_a_factor(mean, verdict):
 
 
 def test_every_claim_is_about_runs_of_the_plan():
-    plan, names = runs.read_plan(), set()
-    claims = rule.read_claims()
+    plan, claims = runs.read_plan(), rule.read_claims()
     for claim in claims:
         there = {(run.name, run.steps) for part in claim["parts"] for run in plan[part]}
         for contrast in claim["contrasts"]:
             assert {(name, steps) for _, name, steps in rule.terms(contrast)} <= there, claim
-        names.add(claim["words"])
         assert claim["says"] in ("more", "less", "no loss", "open")
-    assert len(names) == len(claims)
+    assert len({claim["words"] for claim in claims}) == len(claims)
 
 
 # ---------------------------------------------------------------------------- the runs
@@ -169,37 +164,38 @@ def test_the_plan_and_the_list_of_full_are_what_train_takes(tmp_path, monkeypatc
 def test_a_part_is_trained_and_continues(tmp_path, monkeypatch, capsys):
     """One run in a process of its own, its numbers, and nothing left to do the second time."""
     acpo = tomllib.loads((runs.HERE / "plan.toml").read_text())["map"]["settings"]["acpo"]
-    path = tmp_path / "plan.toml"
-    path.write_text('[part]\ntask = "countdown"\nrollouts = 2\nevaluate_every = 1\nseeds = [1, 1]\n'
+    plan, file = tmp_path / "plan.toml", tmp_path / "part.jsonl"
+    plan.write_text('[part]\ntask = "countdown"\nrollouts = 2\nevaluate_every = 1\nseeds = [1, 1]\n'
                     f'rates = {{2 = [1e-4]}}\npuzzles = 2\nsettings = {{acpo = "{acpo}"}}\n')
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     monkeypatch.setattr(runs, "PARTS", dict(test=slice(0, 4), validation=slice(4, 8)))
-    read_plan = partial(runs.read_plan, path)
-    monkeypatch.setattr(runs, "read_plan", read_plan)
+    monkeypatch.setattr(runs, "read_plan", partial(runs.read_plan, plan))
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # to be as before after warm_up
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    monkeypatch.setattr("sys.argv", ["runs", "--folder", str(tmp_path / "runs"), "--jobs", "1"])
-    runs.main()
-    run, = map(json.loads, (tmp_path / "part.jsonl").read_text().splitlines())
-    assert run["id"] == read_plan()["part"][0].id and [r for r, _ in run["validation"]] == [0, 1, 2]
+
+    def main(*flags):
+        monkeypatch.setattr("sys.argv", ["runs", "--folder", str(tmp_path / "runs"), "--jobs", "1",
+                                         *flags])
+        runs.main()
+    main()
+    run, = map(json.loads, file.read_text().splitlines())
+    assert run["id"] == runs.read_plan()["part"][0].id
+    assert [r for r, _ in run["validation"]] == [0, 1, 2]
     assert 0 <= run["test"]["mean@16"] <= run["test"]["pass@16"] <= 1
     assert 0.2 < run["mean"]["clip/range"] < 3 and len(run["trace"]["policy/ess"]) == 0
     assert set(runs.read_bases()) == {"countdown"}
-    before = (tmp_path / "part.jsonl").stat().st_mtime_ns
-    runs.main()
-    assert "0 runs are missing" in capsys.readouterr().out
-    assert (tmp_path / "part.jsonl").stat().st_mtime_ns == before
+    before = file.stat().st_mtime_ns
+    main()
+    assert "0 runs are missing" in capsys.readouterr().out and file.stat().st_mtime_ns == before
     run["code"]["losses.acpo"] += 1  # as of another formula
-    (tmp_path / "part.jsonl").write_text(json.dumps(run) + "\n")
+    file.write_text(json.dumps(run) + "\n")
     with pytest.raises(SystemExit, match="1 finished runs.*losses.acpo changed since. --force"):
-        runs.main()
-    monkeypatch.setattr("sys.argv", [*sys.argv, "--force"])
-    runs.main()
+        main()
+    main("--force")
     del run["code"]  # as of the published lines
-    (tmp_path / "part.jsonl").write_text(json.dumps(run) + "\n")
-    monkeypatch.setattr("sys.argv", sys.argv[:-1])
-    runs.main()
+    file.write_text(json.dumps(run) + "\n")
+    main()
 
 
 def test_the_puzzles_of_score_and_validation_are_not_trained_on():
