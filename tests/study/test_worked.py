@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import data
 import eval as evaluation
@@ -14,6 +15,7 @@ import train
 from data.recipe import settings_of
 from engine.sampler import Completion
 from harness.model import read_tokenizer
+from helpers import refused
 from rewards import REWARDS, arithmetic
 from study import worked
 
@@ -82,31 +84,27 @@ def test_puzzles_are_functions_of_seed_index_and_split():
         assert sorted(n for _, n in links) == sorted(nums)
         assert results == [value_of(links[:k]) for k in range(1, 5)]
         assert all(0 <= value <= worked.LARGEST for value in results)
-        assert worked.puzzle(0, i, "train") == (nums, target, links, results)
-    assert worked.puzzle(1, 0, "train") != worked.puzzle(0, 0, "train")
-    assert worked.puzzle(0, 1, "train") != worked.puzzle(0, 0, "train")
-    assert worked.puzzle(0, 0, "test") != worked.puzzle(0, 0, "train")
+    assert len({str(worked.puzzle(*which)) for which in (
+        (0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "test"))}) == 4
     # in every process and every edition
     assert worked.puzzle(3, 7, "test") == (
         [8, 7, 4, 2], 21, [("+", 7), ("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
 
 
 def test_splits_never_overlap():
-    def asked(problem):
-        return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
+    def asked(problems):
+        return {(*sorted(p["answer"]["nums"]), p["answer"]["target"]) for p in problems}
     test_set = worked.held_out()
     assert len({p["prompt"] for p in test_set}) == len({p["id"] for p in test_set}) == 1024
-    learnt = {asked(worked.problem(0, i, "train")) for i in range(5000)}
-    assert len(learnt) > 2500 and not learnt & {asked(p) for p in test_set}
-    assert worked.held_out() == test_set
+    learnt = asked(worked.problem(0, i, "train") for i in range(5000))
+    assert len(learnt) > 2500 and not learnt & asked(test_set)
 
 
 def test_an_expression_has_the_value_of_its_chain():
     for ops in itertools.product(worked.OPERATORS, repeat=3):
-        for nums in ((2, 3, 5, 7), (9, 1, 1, 4), (1, 8, 8, 8)):
+        for nums in ([2, 3, 5, 7], [9, 1, 1, 4], [1, 8, 8, 8]):
             links = list(zip(("+", *ops), nums, strict=True))
-            value, used = arithmetic(worked.expression(links))
-            assert (value, used) == (value_of(links), list(nums)), links
+            assert arithmetic(worked.expression(links)) == (value_of(links), nums), links
 
 
 def test_inverse_undoes_each_operator():
@@ -120,7 +118,7 @@ def test_inverse_undoes_each_operator():
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
 def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
     held_out = {p["prompt"] for p in worked.held_out()}
-    rewards, again, lengths = [], [], []
+    rewards, again = [], []
     for i in range(start, start + 1000):
         prompt, completion = worked.demonstration(worked.RECIPE, i)
         assert prompt not in held_out and prompt.endswith(" :")
@@ -140,10 +138,9 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         rewards.append(reward(completion, nums, target))
         assert rewards[-1] == last[-1]
         again.append(len(missed))
-        lengths.append(len(completion.split()))
-    assert set(again) == {0, 1} and max(lengths) <= settings_of(worked.BASE)["max_tokens"]
+        assert len(completion.split()) <= settings_of(worked.BASE)["max_tokens"]
     # 1,000 draws: four standard deviations are 0.05
-    assert sum(again) / 1000 == pytest.approx(worked.RECIPE["again"], abs=0.05)
+    assert set(again) == {0, 1} and sum(again) / 1000 == pytest.approx(0.2, abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
 
 
@@ -173,14 +170,12 @@ def test_guessing_earns_next_to_nothing():
 # ---------------------------------------------------------------- tokenizer and flags
 
 def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
-    from transformers import AutoTokenizer
     assert len(tok) == len(worked.WORDS) == 134 and tok.eos_token == "<eos>"
     for tokenizer in (tok, AutoTokenizer.from_pretrained(untrained)):
         for i in range(50):
             text = " ".join(worked.demonstration(worked.RECIPE, i))
             ids = tokenizer.encode(text)
             assert len(ids) == len(text.split()) and tokenizer.decode(ids) == text
-        assert tokenizer.chat_template is None
         problem = worked.problem(0, 0, "train")
         encoded = data.encode(tokenizer, problem)
         assert len(encoded) == 7 and tokenizer.decode(encoded) == problem["prompt"]
@@ -191,39 +186,28 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
         for text in ("7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"):
             with pytest.raises(Exception, match="UNK"):
                 tokenizer.encode(text)
-
-
-def test_every_problem_has_its_tokens(untrained, tok, small):
-    """The other embedded base reads letters, as the tokenizers of real models do."""
     _, eos, positions, lengths = read_tokenizer(untrained, worked.held_out(), None)
     assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
-    problems = worked.held_out()[:9]
-    *_, lengths = read_tokenizer(small(), problems, None)
-    assert lengths == [len(p["prompt"]) for p in problems]
 
 
-def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path, capsys):
-    out = ["--model", untrained, "--out", str(tmp_path / "out")]
-    own = str(tmp_path / "own.jsonl")
-    Path(own).write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
-    for command, flags, named in (
-            (train.main, ["--data", "countdown"], "countdown/"),
-            (train.main, ["--data", own, "--eval_data", "countdown"], "countdown/test/0/"),
-            (train.main, ["--data", own, "--template", "chat"], "worked/"),
-            (evaluation.main, ["--benchmarks", own + ",countdown"], "countdown/test/0/")):
-        with pytest.raises(SystemExit) as stopped:
-            command([*flags, *out])
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and len(error.splitlines()) == 1, error
-        assert f"--model {untrained}: its tokenizer cannot encode the prompt" in error
-        assert f"of problem {named}" in error
+@pytest.mark.parametrize("command, flags, named", [
+    (train.main, ["--data", "countdown"], "countdown/"),
+    (train.main, ["--data", "own.jsonl", "--eval_data", "countdown"], "countdown/test/0/"),
+    (train.main, ["--data", "own.jsonl", "--template", "chat"], "worked/"),
+    (evaluation.main, ["--benchmarks", "own.jsonl,countdown"], "countdown/test/0/")])
+def test_problems_that_the_base_cannot_read_are_one_sentence(
+        command, flags, named, untrained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.jsonl").write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
+    said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
+    assert (f"--model {untrained}: its tokenizer cannot encode the prompt of problem {named}"
+            in said)
 
 
 def test_settings_are_those_of_the_base(tmp_path):
     settings = settings_of(worked.BASE)
-    assert settings_of(None) != settings
     args, _ = train.parse_args(["--model", worked.BASE, "--out", str(tmp_path / "a")])
-    assert {name: getattr(args, name) for name in settings} == settings
+    assert {name: getattr(args, name) for name in settings} == settings != settings_of(None)
     args = evaluation.parse_args(["--model", worked.BASE])
     assert (args.max_tokens, args.max_prompt_tokens) == (72, 16)
 
