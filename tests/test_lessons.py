@@ -44,25 +44,14 @@ def test_the_verifier_of_the_lesson_can_be_fooled():
 # ---------------------------------------------------------------------------- the notebook
 
 def test_the_notebook_is_that_of_the_lessons():
-    assert NOTEBOOK.read_text() == notebook(LESSONS), "python docs/notebook.py writes it anew"
+    text = NOTEBOOK.read_text()
+    assert text == notebook(LESSONS), "python docs/notebook.py writes it anew"
+    cells = json.loads(text)["cells"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    assert {'Image("runs/lesson1.png")', 'page("runs/lesson3.html")'} <= {
+        cell["source"] for cell in cells}
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
-
-
-def test_a_block_becomes_a_cell():
-    text = ("# Title\n\n```sh\nSHORT=\"--lr 1\"\n```\nabove\n\n## 1. One\n\nPaste it below the "
-            "table `METHODS` in `losses.py`.\n\n```python\nx = '\\n'\n```\n\n```sh\n"
-            "python train.py --out runs/l1/a\npython -m analysis curves --out runs/l1.png\n"
-            "python -m analysis tokens --out runs/l1.html\n```\n\n```\nan output\n```\n")
-    cells = cells_of(text)
-    assert [cell["cell_type"][0] for cell in cells] == list("mcmmccccm")
-    assert '"SHORT", "--lr 1"' in cells[1]["source"]
-    assert cells[4]["source"] == "paste('losses.py', 'METHODS', r'''\nx = '\\n'\n''')"
-    assert cells[5]["source"].startswith("%%bash\nset -e\nrm -rf runs/l1\npython train.py")
-    assert [cell["source"] for cell in cells[6:8]] == ['Image("runs/l1.png")',
-                                                       'page("runs/l1.html")']
-    assert cells[8]["source"] == "```\nan output\n```"
-    assert len({cell["id"] for cell in cells}) == len(cells)
 
 
 @pytest.fixture
@@ -81,11 +70,9 @@ def shown(monkeypatch):
 def run_cell(source, names):
     """Does what Jupyter does with a cell; of a loop over runs the first turn alone."""
     if not source.startswith("%%bash\n"):
-        exec(source, names)
-        return
-    source = re.sub(r"for (\w+) in (\S+) [^;]*;", r"for \1 in \2;", source)
-    done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True, text=True,
-                          timeout=1800)
+        return exec(source, names)
+    source = re.sub(r"for (\w+) in (\S+) [^;]*;", r"for \1 in \2;", source.split("\n", 1)[1])
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 
@@ -105,21 +92,19 @@ def test_lessons_run(copy, shown, monkeypatch):
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    names = {}
-    for source in cells_of_lessons(8, 9):
+    names, cells = {}, list(cells_of_lessons(8, 9))
+    for source in cells:
         run_cell(source, names)
     assert Path.cwd() == copy and shown and min(shown) > 5_000
     first = {file: Path(file).read_text() for file in ("losses.py", "rewards.py")}
-    for source in cells_of_lessons(8, 9):
+    for source in cells:
         if source.startswith("paste("):
             run_cell(source, names)
     assert first == {file: Path(file).read_text() for file in first}
-    for file, name, end in (("losses.py", "smooth", "\n}"), ("rewards.py", "near", "")):
-        assert first[file].count(f"{end}\n\n\n# pasted by the notebook\n") == 1
-        assert first[file].count(f"def {name}(") == 1
-    names["paste"]("losses.py", "METHODS", "\nx = 5\n")
-    assert Path("losses.py").read_text() == (ROOT / "losses.py").read_text().replace(
-        "\n}\n\n", "\n}\n\n\n# pasted by the notebook\nx = 5\n# the end of it\n\n", 1)
+    for (file, text), start in zip(first.items(), ("\n}\n\n", "\n\n"), strict=True):
+        mark = "# pasted by the notebook\n"
+        original = re.sub(f"\n\n{mark}.*# the end of it\n", "", text, flags=re.S)
+        assert f"{start}\n{mark}" in text and original == (ROOT / file).read_text()
 
 
 def test_elsewhere_the_first_cell_says_what_to_do(shown, tmp_path, monkeypatch):

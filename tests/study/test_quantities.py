@@ -2,12 +2,10 @@
 closed form."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from engine.policy import Batch
 from losses import METHODS, Tokens
 from study import anatomy, quantities, steps, theory
 
@@ -61,8 +59,6 @@ def test_the_sides_of_remark_1():
                          [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
                          [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
     assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
-    alone = some_tokens([[0.11]], [[1.0]], [[1.0]])
-    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.89), None]
 
 
 def integral(kappa, band, low, high, eq, n=20_000):
@@ -154,55 +150,27 @@ def test_clipped_tokens_by_hand():
     assert torch.bucketize(torch.arange(100.0), edges, right=True).bincount().tolist() == [20] * 5
 
 
-class OwnWeights(torch.nn.Module):
-    """A model with a weight for each token: the loss of a token is -A w, so that an entry of the
-    gradient is one token's."""
+@pytest.mark.parametrize("name", ["grpo", "cispo"])  # a mean over completions, one over tokens
+def test_a_mean_over_all_tokens_and_over_the_selected(name, kept):
+    kept.coefficients, batch, method = {}, kept.batch, METHODS[name]
+    kept.policy.double()
+    matrices = anatomy.sampled_matrices(kept.policy.model, 1)
+    chosen = batch.mask & (batch.old_logprobs.exp() < 0.2)
+    assert 0 < chosen.any(1).sum() < len(chosen)  # a completion without a chosen token is left out
 
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.float64))
-        self.budget, self.layout = 10**6, "padded"
-
-    def forward(self, batch):
-        logprobs = self.weight[batch.ids[:, 0]] + batch.old_logprobs
-        return logprobs * batch.mask, batch.entropy
-
-
-def three_completions():
-    """A Batch of three completions of 3, 2 and 1 tokens, with A = 1, 2 and -4."""
-    lengths = torch.tensor([3, 2, 1])
-    mask = torch.arange(3) < lengths[:, None]
-    logprobs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
-                            dtype=torch.float64).log() * mask
-    return Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
-                 completion_len=lengths, mask=mask, sampler_logprobs=logprobs,
-                 old_logprobs=logprobs, entropy=torch.zeros(3, 3, dtype=torch.float64),
-                 advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))
-
-
-def unlikely(batch):
-    return batch.old_logprobs.exp() < 0.2
-
-
-@pytest.mark.parametrize("method, choose, by_all, by_selected", [
-    # the first and the last token of the first completion and the second of the second; the third
-    # completion has none and is left out
-    ("grpo", unlikely, [[1 / 9, 0, 1 / 9], [0, 1 / 3], [0]], [[1 / 4, 0, 1 / 4], [0, 1], [0]]),
-    ("cispo", unlikely, [[1 / 6, 0, 1 / 6], [0, 1 / 3], [0]], [[1 / 3, 0, 1 / 3], [0, 2 / 3], [0]]),
-    # whole completions: both differ by the share of the completions alone
-    ("grpo", lambda batch: batch.advantages < 0,
-     [[0, 0, 0], [0, 0], [-4 / 3]], [[0, 0, 0], [0, 0], [-4]]),
-    ("grpo", lambda batch: batch.mask, *[[[1 / 9] * 3, [1 / 3] * 2, [-4 / 3]]] * 2)])
-def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
-    kept = SimpleNamespace(batch=three_completions(), method=METHODS[method], policy=OwnWeights(),
-                           flags=dict(max_tokens=8), coefficients={})
-    mask, matrices = kept.batch.mask, {"weight": kept.policy.weight}
-    chosen = choose(kept.batch) & mask
-    found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
-             anatomy.gradient_of_selected(kept, matrices, None, chosen))
-    for gradient, expected in zip(found, (by_all, by_selected), strict=True):
-        assert (-gradient["weight"])[mask].tolist() == pytest.approx(sum(expected, []))
-    assert kept.batch.mask is mask  # the batch is as it was
+    def by_hand(counted):
+        """Before the first step, where all ratios are 1."""
+        gain = batch.advantages * (kept.policy(batch)[0] - batch.old_logprobs).exp() * chosen
+        lengths = counted.sum(1)
+        mean = (gain.sum() / lengths.sum() if name == "cispo" else
+                (gain.sum(1) / lengths.clamp(min=1)).sum() / lengths.count_nonzero())
+        return dict(zip(matrices, torch.autograd.grad(-mean, [*matrices.values()]), strict=True))
+    for found, counted in (
+            (anatomy.gradient_of(kept, matrices, method, chosen.double()), batch.mask),
+            (anatomy.gradient_of_selected(kept, matrices, method, chosen), chosen)):
+        expected = by_hand(counted)
+        off = {n: found[n] - expected[n] for n in matrices}
+        assert 0 < anatomy.norm(expected) and anatomy.norm(off) < 1e-5 * anatomy.norm(expected)
 
 
 def test_norms_and_principal_angles():
