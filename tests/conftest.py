@@ -34,8 +34,7 @@ countdown.held_out = functools.cache(countdown.held_out)
 QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_theory_page.py", "test_worked.py"}
-# files of minutes, the longest first: so they begin where several processes run the tests. The
-# sandbox's wait more than they compute
+# files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
         "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
         "test_math_equal.py", "test_fit.py"]
@@ -57,10 +56,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "quick: a test of --quick in a file that is none")
-    config.addinivalue_line("markers", "slow: no test of --quick in a file that is one")
-    config.addinivalue_line("markers", "draws: its runs draw their curves")
-    config.addinivalue_line("markers", "benchmarks: it can use the files of BENCHMARKS")
+    for marker in ("quick: a test of --quick in a file that is none",
+                   "slow: no test of --quick in a file that is one",
+                   "draws: its runs draw their curves",
+                   "benchmarks: it can use the files of BENCHMARKS"):
+        config.addinivalue_line("markers", marker)
     if config.getoption("--quick"):
         os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
 
@@ -136,10 +136,10 @@ def kept_run(base, tmp_path_factory):
     import train
 
     out = tmp_path_factory.mktemp("kept") / "run"
-    train.main(["--model", base, "--loss", "fade", "--out", str(out), *(
-        "--save_rollouts --steps_per_rollout 4 --warmup 2 --schedule cosine --entropy_coef 0.01 "
-        "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
-        "--max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
+    train.main(["--model", base, "--out", str(out), *(
+        "--loss fade --save_rollouts --steps_per_rollout 4 --warmup 2 --schedule cosine "
+        "--entropy_coef 0.01 --sampler transformers --rollouts 1 --problems_per_rollout 8 "
+        "--group_size 8 --max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
         "--tokens_per_micro_batch 4096").split()])
     return out
 
@@ -158,13 +158,14 @@ def graded(monkeypatch):
     wrong."""
     import data
 
+    own = data.grade
+
     def mixed(groups=None):
         def grade(problems, texts, **options):
-            rewards, counts = rewards_grade(problems, texts, **options)
+            rewards, counts = own(problems, texts, **options)
             return [[float((i + j) % 3 == 0 and (groups is None or i in groups))
                      for j in range(len(group))] for i, group in enumerate(rewards)], counts
         monkeypatch.setattr(data, "grade", grade)
-    rewards_grade = data.grade
     mixed()
     return mixed
 
@@ -172,8 +173,8 @@ def graded(monkeypatch):
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the project that a test may change."""
-    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
-            "analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"))]:
-        into = tmp_path / path.name
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    for name in ("analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path

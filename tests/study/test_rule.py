@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import train
+from data import countdown
 from study import rule, runs
 from study.rule import Interval, Row
 
@@ -60,12 +61,12 @@ def test_a_contrast_is_a_mean_over_shared_rates_tasks_and_contrasts(made_up):
     """b has no run at 4e-4, so that rate counts for nothing; seed 3 lacks one run."""
     finished = {}
     for seed, shift in ((1, 0.0), (2, 0.01), (3, 0.5)):
-        for lr, a, b in ((1e-4, 0.30, 0.20), (2e-4, 0.34, 0.30), (4e-4, 0.9, None)):
-            finished["one", "a", 16, lr, seed] = run_of(a + shift)
-            if b and not (seed == 3 and lr == 2e-4):
-                finished["one", "b", 16, lr, seed] = run_of(b)
-        for name, score in (("a", 0.5), ("b", 0.3)):
-            finished["two", name, 16, 1e-4, seed] = run_of(score)
+        for task, name, lr, score in (
+                ("one", "a", 1e-4, 0.30 + shift), ("one", "b", 1e-4, 0.20),
+                ("one", "a", 2e-4, 0.34 + shift), ("one", "b", 2e-4, 0.30),
+                ("one", "a", 4e-4, 0.9), ("two", "a", 1e-4, 0.5), ("two", "b", 1e-4, 0.3)):
+            finished[task, name, 16, lr, seed] = run_of(score)
+    del finished["one", "b", 16, 2e-4, 3]
     found = made_up(finished)
     one = (0.10 + 0.04) / 2
     assert rule.values(found, ["a/16 - b/16"]) == pytest.approx(
@@ -102,11 +103,9 @@ def test_a_parabola_through_three_rates_finds_its_own_rate(made_up):
                      for lr, seeds in setting.items() for seed, run in seeds.items()})
     assert rule.own_rate(settings["a"]) == pytest.approx((0.5, 2e-4 * 2**0.5))
     assert rule.values(found, ["a/16 - b/16"], over="own") == pytest.approx({1: 0.5, 2: 0.5})
-
-
-@pytest.mark.parametrize("scores, place", [((1, 2, 4), 1), ((3, 2, 2.5), -1), ((4, 2, 1), -1)])
-def test_a_parabola_without_a_top_has_its_rate_at_an_end(scores, place):
-    assert rule.own_rate(at_rates(scores))[0] == place
+    # without a top it has its rate at an end
+    for scores, place in (((1, 2, 4), 1), ((3, 2, 2.5), -1), ((4, 2, 1), -1)):
+        assert rule.own_rate(at_rates(scores))[0] == place
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -200,13 +199,11 @@ def test_a_part_is_trained_and_continues(tmp_path, monkeypatch, capsys):
 
 def test_the_puzzles_of_score_and_validation_are_not_trained_on():
     """Puzzles, not prompts: another order of the numbers is the same puzzle."""
-    from data import countdown
     for task in runs.TASKS:
-        found = runs.distinct_puzzles(task)
-        keys = [(*sorted(p["answer"]["nums"]), p["answer"]["target"]) for p in found]
+        keys = [(*sorted(p["answer"]["nums"]), p["answer"]["target"])
+                for p in runs.distinct_puzzles(task)]
         assert len(set(keys)) == len(keys) >= 300
-        assert all(countdown.split_of(p["answer"]["nums"], p["answer"]["target"]) == "test"
-                   for p in found)
+        assert all(countdown.split_of(nums, target) == "test" for *nums, target in keys)
 
 
 def test_the_numbers_of_a_run_are_means_of_its_log(tmp_path):
