@@ -22,8 +22,6 @@ SHORTER = ("--rollouts 2 --problems_per_rollout 16 --group_size 4 --eval_every 1
            "--eval_samples 4 --sampler transformers")
 
 
-# ---------------------------------------------------------------------------- the page
-
 def test_every_lesson_has_a_question_before_and_the_answer_after():
     lessons = LESSONS.split("\n## ")[1:]
     for number, lesson in enumerate(lessons, 1):
@@ -40,8 +38,6 @@ def test_the_verifier_of_the_lesson_can_be_fooled():
     assert [names["REWARDS"]["near"](text, answer) for text in texts] == [1, 0]
     assert rewards.REWARDS["countdown"](texts[0], answer) == 0
 
-
-# ---------------------------------------------------------------------------- the notebook
 
 def test_the_notebook_is_that_of_the_lessons():
     text = NOTEBOOK.read_text()

@@ -48,8 +48,6 @@ SKETCHES = re.findall(r"```python\n(.*?)```", README, re.S)
 LENGTH = re.compile(r"^(\| `([\w./]+)` \| )(\d+) \|", re.M)  # a row of the table of the core
 
 
-# ---------------------------------------------------------------------------- tables
-
 NOTES = json.loads((ROOT / "docs" / "methods.json").read_text())
 
 
@@ -82,15 +80,13 @@ def with_lengths(text):
 
 def test_the_reading_list_is_the_core_with_its_lengths():
     """To a tenth, so that a fork's changes pass."""
-    listed, present = ({name: int(lines) for _, name, lines in LENGTH.findall(text)}
+    listed, present = (dict(row[1:] for row in LENGTH.findall(text))
                        for text in (README, with_lengths(README)))
     assert set(listed) == set(CORE) and len(README.splitlines()) <= 150
-    wrong = {name: lines for name, lines in present.items()
-             if abs(lines - listed[name]) > max(10, lines // 10)}
+    wrong = {name for name, lines in present.items()
+             if abs(int(lines) - int(listed[name])) > max(10, int(lines) // 10)}
     assert not wrong, f"{wrong}: `python tests/test_readme.py` writes the lengths into README.md"
 
-
-# ---------------------------------------------------------------------------- links and commands
 
 def test_pages_link_to_what_is_there():
     for path, text in PAGES.items():
@@ -152,8 +148,6 @@ def test_the_commands_that_this_project_promises():
     assert "run_all.sh test" in (ROOT / ".ci" / "run").read_text()
 
 
-# ---------------------------------------------------------------------------- examples
-
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
     """They are chosen, and tried on the toy batch on which flags are tried. The lesson's is
     README's."""
@@ -184,8 +178,6 @@ def test_losses_py_prints_every_card():
     assert done.returncode == 0 and all(f"\n{name} = " in f"\n{done.stdout}" for name in METHODS)
     assert wrong.returncode == 1 and "no such method: nope" in wrong.stderr
 
-
-# ---------------------------------------------------------------------------- run_all.sh
 
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
          "--eval_samples 2 --max_tokens 16 --max_prompt_tokens 32")

@@ -72,16 +72,13 @@ def test_a_row_is_what_the_stored_numbers_give(rows):
     (lambda t: t["proposition_1"].update({"53": 9.0}), "the expected gradient by probability",
      "contradicts eq. 53"),
     (lambda t: t["proposition_1"].update({"56": 1.0}), "its asymptotic form", "follows"),
-    (lambda t: [scan["reversed"].update({"53": [[0.5, 100.0]]}) for scan in t["remark_1"]],
-     "size of G_L over that of G_H", "contradicts eq. 56"),
     (lambda t: [scan["reversed"].update({"53": [[0.5, 100.0]], "56": [[1.0, 2.0], [9.0, 100.0]]})
                 for scan in t["remark_1"]], "size of G_L over that of G_H", "follows")])
 def test_a_formula_follows_or_contradicts_an_equation(change, claim, verdict, rows):
     assert rows[claim].verdict != verdict
     theory = copy.deepcopy(STORED["theory"])
     change(theory)
-    changed, = (row for row in mechanism.formulas(theory) if row.claim == claim)
-    assert changed.verdict == verdict
+    assert {row.claim: row.verdict for row in mechanism.formulas(theory)}[claim] == verdict
 
 
 def test_the_figure_is_drawn(tmp_path):

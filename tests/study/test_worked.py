@@ -1,9 +1,7 @@
 """study/worked.py: puzzles are functions of their index, steps are right where they claim it, the
 verifier grades the answer alone. tests/test_base.py has the base."""
 
-import itertools
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from helpers import refused
 from rewards import REWARDS, arithmetic
 from study import worked
 
-SMALL = dict(steps=9, batch=8, demonstrations=64, hidden=32, mlp=32, heads=2, layers=1)
 HALF = worked.RECIPE["demonstrations"] // 2
 OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
@@ -33,7 +30,7 @@ def tok():
 def untrained(tok, tmp_path_factory):
     """The folder of an untrained model with the base's tokenizer."""
     folder = tmp_path_factory.mktemp("untrained")
-    for part in (worked.empty_model({**worked.RECIPE, **SMALL}), tok):
+    for part in (worked.empty_model({**worked.RECIPE, **worked.MINIATURE}), tok):
         part.save_pretrained(folder)
     return str(folder)
 
@@ -46,19 +43,9 @@ def numbers(text):
     return [int(n) for n in text.split()]
 
 
-def value_of(links):
-    """The value of a chain, from the left."""
-    value = links[0][1]
-    for op, n in links[1:]:
-        value = OPERATORS[op](value, n)
-    return value
-
-
 def steps_hold(text, nums, target):
-    """-> for each step of an attempt, whether its equation holds.
-
-    Whatever it says of what is left has to be so: each step but the first repeats the numbers and
-    the target that the step before it leaves."""
+    """-> for each step of an attempt, whether its equation holds. Each step but the first repeats
+    the numbers and the target that the step before it leaves."""
     left, held = list(nums), []
     for step in text.split(" ; "):
         if held:
@@ -74,16 +61,14 @@ def steps_hold(text, nums, target):
     return held
 
 
-# ---------------------------------------------------------------- puzzles
-
 def test_puzzles_are_functions_of_seed_index_and_split():
     for i in range(300):
         nums, target, links, results = worked.puzzle(0, i, "train")
         assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
-        assert target in worked.TARGETS and target == results[-1] == value_of(links)
+        assert target in worked.TARGETS and target == results[-1]
         assert sorted(n for _, n in links) == sorted(nums)
-        assert results == [value_of(links[:k]) for k in range(1, 5)]
-        assert all(0 <= value <= worked.LARGEST for value in results)
+        assert all(OPERATORS[op](x, n) == value and 0 <= value <= worked.LARGEST
+                   for (op, n), x, value in zip(links, [0, *results], results))
     assert len({str(worked.puzzle(*which)) for which in (
         (0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "test"))}) == 4
     # in every process and every edition
@@ -99,8 +84,6 @@ def test_splits_never_overlap():
     learnt = asked(worked.problem(0, i, "train") for i in range(5000))
     assert len(learnt) > 2500 and not learnt & asked(test_set)
 
-
-# ---------------------------------------------------------------- demonstrations
 
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
 def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
@@ -118,10 +101,6 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert not any(held[-1] for held in missed)  # `no` stands behind what does not hold
         value, used = arithmetic(answer)
         assert sorted(used) == sorted(nums) and (value == target) == last[-1]
-        # each number and operator of the answer is in the steps, the last one taken off first
-        taken = [step.split()[-2:] for step in steps.split(" no ")[-1].split(" ; ")]
-        words = [word for word in answer.split() if word not in "()"]
-        assert words[1:] == list(itertools.chain(*taken[::-1]))
         rewards.append(reward(completion, nums, target))
         assert rewards[-1] == last[-1]
         again.append(len(missed))
@@ -130,8 +109,6 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
     assert set(again) == {0, 1} and sum(again) / 1000 == pytest.approx(0.2, abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
 
-
-# ---------------------------------------------------------------- the verifier
 
 @pytest.mark.parametrize("before", [
     "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5",
@@ -144,17 +121,6 @@ def test_the_answer_counts_and_not_the_steps(before, answer, right):
     assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
     assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
 
-
-def test_guessing_earns_next_to_nothing():
-    rng, hits = random.Random(0), 0
-    for i in range(2000):
-        nums, target, *_ = worked.puzzle(1, i, "test")
-        links, _ = worked.chain(rng, nums)
-        hits += reward(f"<answer> {worked.expression(links)} </answer>", nums, target)
-    assert 0 < hits / 2000 < 0.04
-
-
-# ---------------------------------------------------------------- tokenizer and flags
 
 def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
     assert len(tok) == len(worked.WORDS) == 134 and tok.eos_token == "<eos>"
@@ -179,7 +145,6 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
 
 @pytest.mark.parametrize("command, flags, named", [
     (train.main, ["--data", "countdown"], "countdown/"),
-    (train.main, ["--data", "own.jsonl", "--eval_data", "countdown"], "countdown/test/0/"),
     (train.main, ["--data", "own.jsonl", "--template", "chat"], "worked/"),
     (evaluation.main, ["--benchmarks", "own.jsonl,countdown"], "countdown/test/0/")])
 def test_problems_that_the_base_cannot_read_are_one_sentence(
