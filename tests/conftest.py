@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# BENCHMARKS=folder: files with rows of the sets of data/sets.py, and ../graders/pairs.jsonl with
-# labelled pairs of answers. They are no part of the project
+# BENCHMARKS=folder, no part of the project: files with rows of the sets of data/sets.py, and
+# ../graders/pairs.jsonl with labelled pairs of answers
 BENCHMARKS = os.environ.get("BENCHMARKS") and Path(os.environ["BENCHMARKS"]).resolve()
 needs_benchmarks = pytest.mark.skipif(not BENCHMARKS, reason="no BENCHMARKS=folder is given")
 sys.path.insert(0, str(ROOT))
@@ -38,9 +38,7 @@ QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal
 SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
         "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
         "test_math_equal.py", "test_fit.py"]
-# these run programs in the sandbox, whose limit on processes is one for all: a fork bomb of one
-# would fail programs of the other
-PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
+PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the sandbox
 
 
 def between(values):
@@ -80,12 +78,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def in_turns(request, tmp_path_factory):
-    """Files of PROGRAMS wait for each other, where several processes run the tests."""
-    if request.path.name not in PROGRAMS:
-        yield
-        return
+    """Files of PROGRAMS wait for each other, where several processes run the tests: the sandbox has
+    one limit on processes for all, so that a fork bomb of one would fail programs of the other."""
     with open(tmp_path_factory.getbasetemp().parent / "programs", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if request.path.name in PROGRAMS:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -111,19 +108,18 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory):
+def small(tmp_path_factory, tokenizer):
     """small(tied) -> the folder of an untrained model, smaller than the base."""
     from study import tiny
 
     def make(tied=False):
         folder = tmp_path_factory.mktemp(f"small-{tied}")
-        tok = tiny.tokenizer()
         recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2, tied=tied, seed=5)
-        model = tiny.empty_model(recipe, len(tok))
+        model = tiny.empty_model(recipe, len(tokenizer))
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(3)  # an untrained model is all but uniform; this one has opinions
-        for part in (model, tok):
+        for part in (model, tokenizer):
             part.save_pretrained(folder)
         return str(folder)
 
@@ -153,9 +149,8 @@ def kept(kept_run):
 
 @pytest.fixture
 def graded(monkeypatch):
-    """Rewards go by a completion's place, whatever the model samples: in each group a third of them
-    are right. graded(groups) leaves these numbers of groups alone so, and makes the others all
-    wrong."""
+    """Rewards go by a completion's place: a third of each group are right. graded(groups) does so
+    in these groups, and makes the others all wrong."""
     import data
 
     own = data.grade

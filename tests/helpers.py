@@ -31,7 +31,8 @@ def make_batch(prompts, completions, device="cpu"):
     they lie apart, as in the shares of a shuffled rollout."""
     pairs = zip(prompts, completions, strict=True)
     batch = policy.make_batch([(prompt, [c]) for prompt, c in pairs], device)
-    batch.group = torch.tensor([prompts.index(p) for p in prompts], device=device)
+    first = torch.tensor([prompts.index(p) for p in prompts], device=device)
+    batch.group = first.unique(return_inverse=True)[1]
     return batch
 
 
@@ -80,8 +81,6 @@ def refused(capsys, command, *args):
     assert not [bar for bar in bars if bar.strip() and not bar.startswith("Loading weights")], bars
     return said
 
-
-# ---------------------------------------------------------------------------- runs, compared
 
 def records(out):
     """metrics.jsonl without what a clock measured."""

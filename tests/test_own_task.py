@@ -49,16 +49,14 @@ def test_the_blocks_run_as_printed(section, copy, base):
     assert all(json.loads(line)["grader/error"] == 0 for line in records)
 
 
-# ---------------------------------------------------------------------------- the examples
-
 @pytest.fixture
 def gym(monkeypatch):
     """examples/reasoning_gym.py, also where the package is not installed: a stand-in for it scores
     an answer by its number."""
-    package = SimpleNamespace(create_dataset=lambda task, seed, size: SimpleNamespace(
-        score_answer=lambda text, entry: float(text)))
-    for name, module in (("reasoning_gym", package), ("reasoning_gym.factory", SimpleNamespace(
-            DATASETS={}))):
+    dataset = SimpleNamespace(score_answer=lambda text, entry: float(text))
+    for name, module in (
+            ("reasoning_gym", SimpleNamespace(create_dataset=lambda task, seed, size: dataset)),
+            ("reasoning_gym.factory", SimpleNamespace(DATASETS={}))):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.25")
     monkeypatch.delitem(sys.modules, "examples.reasoning_gym", raising=False)

@@ -37,6 +37,13 @@ def test_the_gradient_of_a_token_by_hand():
     assert low["gradient"] == pytest.approx(1.98 / (1.98 + 0.15))
     assert low["ratio_std"] == pytest.approx(0.2) and high["ratio_std"] == pytest.approx(0.5)
     assert none["tokens"] == 0 and math.isnan(none["clipped"])
+    # a token that top_entropy leaves out has no gradient, and is not called clipped
+    tokens.entropy[0, 0] = 9
+    g = quantities.signed_gradient(tokens, METHODS["top_entropy"])[0].tolist()
+    assert g == pytest.approx([0.9 * 1.1 * 2, 0, 0, 0, 0])
+    lines = {(x["sign"], x["bin"]): x for x in steps.token_statistics(
+        tokens, METHODS["top_entropy"])}
+    assert (lines[-1, 4]["clipped"], lines[-1, 4]["size"]) == (0.5, 0)
 
 
 def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
@@ -179,13 +186,9 @@ def test_norms_and_principal_angles():
 
 def test_the_effective_number_of_problems_is_kishs():
     """Equal masses count whole; of one mass alone one problem counts, whatever its solve rate."""
-    number = quantities.effective_problems
-    for alpha in (1, 3):
-        assert number([0.25] * 6, alpha) == pytest.approx(6)
-        assert number([0.5, 0, 1, 0], alpha) == pytest.approx(1)
-    # masses 0.25 and 0.1875 with alpha 1, 0.0625 and 0.1055 with alpha 3
-    assert number([0.5, 0.25], 1) == pytest.approx(1.96)
-    assert number([0.5, 0.25], 3) == pytest.approx(1.8771, abs=1e-4)
+    for alpha, of_two in ((1, 1.96), (3, 1.8771)):  # masses 0.25, 0.1875; 0.0625, 0.1055
+        for rates, number in (([0.25] * 6, 6), ([0.5, 0, 1, 0], 1), ([0.5, 0.25], of_two)):
+            assert quantities.effective_problems(rates, alpha) == pytest.approx(number, abs=1e-4)
 
 
 def test_the_released_codes_selection_by_entropy():

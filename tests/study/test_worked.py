@@ -111,15 +111,12 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
 
 
 @pytest.mark.parametrize("before", [
-    "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5",
-    "28 = 9 * 4 ; 5 6 6 = 9 : 9 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 6", "28 = 28 no 28 = 28", ""])
-@pytest.mark.parametrize("answer, right", [
-    ("( 6 - 5 + 6 ) * 4", 1), ("4 * ( 6 + 6 - 5 )", 1), ("28", 0), ("6 - 5 + 6 * 4", 0),
-    ("28 + 5 - 5 + 6 - 6", 0), ("( 6 - 5 + 6 ) * 4 = 28", 0)])
-def test_the_answer_counts_and_not_the_steps(before, answer, right):
+    "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5", "28 = 28 no 28 = 28", ""])
+def test_the_answer_counts_and_not_the_steps(before):
     """5 6 4 6 = 28, with right and with wrong steps. What else is no answer: test_rewards.py"""
-    assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
-    assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
+    for answer, right in (("( 6 - 5 + 6 ) * 4", 1), ("28", 0), ("6 - 5 + 6 * 4", 0)):
+        assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
+        assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
 
 
 def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
