@@ -63,8 +63,7 @@ SOLUTIONS = {
         variance, lambda p, b: (p * (1 - p) * (1 - b), variance(p, b)[1]),
         lambda p, b: (p * (1 - p), variance(p, b)[1] + (p * (1 - p))**2)),
     "centred": (
-        lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(),
-        lambda r: r - r.mean(0, keepdim=True)),
+        lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(), lambda r: r - r.mean(0)),
     "leave_one_out": (
         lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1),
         lambda r: r - r.mean(1, keepdim=True),
@@ -92,16 +91,14 @@ SOLUTIONS = {
     "sequence_ratio": (
         lambda x, old, m: (((x - old) * m).sum(1) / m.sum(1)).exp(),
         lambda x, old, m: ((x - old) * m).sum(1).exp(), lambda x, old, m: (x - old).mean(1).exp()),
-    "clip_ranges": (
-        ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1)),
+    "clip_ranges": (ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1)),
     "effective_sample_size": (
         ess, lambda *x: ess(*x, per_token=False),
         lambda x, old, m: ess(x, old, torch.ones_like(m))),
     "schedules": (
         scheduled, lambda *x: scheduled(*x, sign=-1),
         lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1])),
-    "reward": (
-        paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"), paid(r"\D*(\d+)\D*")),
+    "reward": (paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"), paid(r"\D*(\d+)\D*")),
 }
 
 

@@ -152,14 +152,6 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
-@pytest.mark.slow
-def test_losses_py_prints_every_card():
-    done, wrong = (subprocess.run([sys.executable, "losses.py", *argv], cwd=ROOT, text=True,
-                                  capture_output=True) for argv in ([], ["nope"]))
-    assert done.returncode == 0 and all(f"\n{name} = " in f"\n{done.stdout}" for name in METHODS)
-    assert wrong.returncode == 1 and "no such method: nope" in wrong.stderr
-
-
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
          "--eval_samples 2 --max_tokens 16 --max_prompt_tokens 32")
 

@@ -41,8 +41,7 @@ def test_anatomy_of_a_rollout(kept, kept_run):
     # every token is in one step
     assert sum(counts) == sum(every) == (kept.batch.mask & (kept.batch.advantages != 0)).sum()
     assert len(low) == 4 and all(0 < x < y / 2 for x, y in zip(low, every, strict=True))
-    assert min(counts) > 0 and counts[0] == pytest.approx(sum(
-        line["tokens"] * (line["clipped"] or 0) for line in clipped["by_entropy"]))
+    assert min(counts) > 0
     part = result["subsets"]["A < 0"]  # fade divides by the limit of tokens: a length alone differs
     assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
     assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8

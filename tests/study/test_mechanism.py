@@ -78,8 +78,3 @@ def test_a_formula_follows_or_contradicts_an_equation(change, claim, verdict, ro
     theory = copy.deepcopy(STORED["theory"])
     change(theory)
     assert {row.claim: row.verdict for row in mechanism.formulas(theory)}[claim] == verdict
-
-
-def test_the_figure_is_drawn(tmp_path):
-    mechanism.draw(STORED, tmp_path / "updates.png")
-    assert (tmp_path / "updates.png").stat().st_size > 30_000

@@ -88,7 +88,7 @@ def test_splits_never_overlap():
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
 def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
     held_out = {p["prompt"] for p in worked.held_out()}
-    rewards, again = [], []
+    rewards, again, limit = [], [], settings_of(worked.BASE)["max_tokens"]
     for i in range(start, start + 1000):
         prompt, completion = worked.demonstration(worked.RECIPE, i)
         assert prompt not in held_out and prompt.endswith(" :")
@@ -104,7 +104,7 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         rewards.append(reward(completion, nums, target))
         assert rewards[-1] == last[-1]
         again.append(len(missed))
-        assert len(completion.split()) <= settings_of(worked.BASE)["max_tokens"]
+        assert len(completion.split()) <= limit
     # 1,000 draws: four standard deviations are 0.05
     assert set(again) == {0, 1} and sum(again) / 1000 == pytest.approx(0.2, abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
@@ -151,14 +151,6 @@ def test_problems_that_the_base_cannot_read_are_one_sentence(
     said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
     assert (f"--model {untrained}: its tokenizer cannot encode the prompt of problem {named}"
             in said)
-
-
-def test_settings_are_those_of_the_base(tmp_path):
-    settings = settings_of(worked.BASE)
-    args, _ = train.parse_args(["--model", worked.BASE, "--out", str(tmp_path / "a")])
-    assert {name: getattr(args, name) for name in settings} == settings != settings_of(None)
-    args = evaluation.parse_args(["--model", worked.BASE])
-    assert (args.max_tokens, args.max_prompt_tokens) == (72, 16)
 
 
 def test_the_problems_are_an_ordinary_file(tmp_path, monkeypatch):
