@@ -13,6 +13,7 @@ import data
 import eval
 import losses
 import train
+from analysis.__main__ import COMMANDS as ANALYSES
 from analysis.__main__ import make_parser
 from conftest import ROOT
 from helpers import CORE, needs_venv, paste, run_all
@@ -126,7 +127,7 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
     elif program == "eval.py":
         assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
     else:
-        make_parser().parse_args(argv)
+        assert make_parser().parse_args(argv).command in ANALYSES
 
 
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
