@@ -94,9 +94,9 @@ class Ledger(TorchDispatchMode):
 
     def answer(self, func, args, kwargs):
         """-> an operator's result where some tensors are fake."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        fake = any(isinstance(x, FakeTensor) for x in tensors)
-        if tensors and not fake:
+        fakes = [isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))
+                 if isinstance(x, torch.Tensor)]
+        if fakes and not any(fakes):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # .item(): an unknown number, taken to be finite and true
@@ -108,7 +108,7 @@ class Ledger(TorchDispatchMode):
             out = func(*args, **kwargs)
         # modules move their parameters, which must have no weak references then
         self.fake.fake_tensor_converter.tensor_memo.clear()
-        if fake or isinstance(out, torch.Tensor) and out.is_floating_point():
+        if fakes or isinstance(out, torch.Tensor) and out.is_floating_point():
             return out
         return func(*args, **kwargs)  # a new tensor that counts or points is real
 
@@ -123,16 +123,11 @@ def rank_0(gpus, offload):
 
 
 @contextmanager
-def stage(ledger, memory, by_kernel):
+def stage(memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
     by_kernel: attention is flash, for 16 bits; else keys and values are repeated; None: a CPU."""
     gpu = by_kernel is not None
-
-    def token_budget(*given, find=loading.token_budget):
-        device = torch.device("cuda" if gpu else "cpu")
-        with mock.patch.object(parallel, "device", lambda: device):  # its limit
-            return find(*given)
-
+    usable = memory if gpu else memory / 2  # as parallel.memory has it
     with ExitStack() as stack:
         def replace(owner, **values):
             stack.enter_context(mock.patch.multiple(owner, **values))
@@ -143,14 +138,15 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        usable = memory if gpu else memory / 2  # as parallel.memory has it
         replace(parallel, memory=lambda: usable, gather=lambda value: [value] * parallel.world())
-        replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
+        replace(loading, build=lambda model, _: empty_model(model),
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
         if gpu:
-            replace(loading, head_chunk=lambda: int(memory / 300))
+            on_gpu = mock.patch.object(parallel, "device", lambda: torch.device("cuda"))
+            replace(loading, head_chunk=on_gpu(loading.head_chunk),
+                    token_budget=on_gpu(loading.token_budget))  # their limits
             replace(kernels, must_repeat=lambda _: not by_kernel,
                     on_gpu=lambda x: type(x) is not torch.Tensor)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
@@ -179,42 +175,35 @@ def rehearse(args, method, memory, cpu=False):
     rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
                                     G if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
-    with stage(ledger, memory, None if cpu else args.dtype != "float32"), ledger:
+    with stage(memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None)
-        policy, reference, optimizer = trainer.policy, trainer.reference, trainer.optimizer
-        models = [policy, reference] if reference else [policy]
+        policy, optimizer = trainer.policy, trainer.optimizer
         trained = optimizer.param_groups[0]["params"]
-        f = SimpleNamespace(
-            base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
-            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget)
-
-        def on_cpu():
-            """Bytes of --offload's weights, gradients and moments."""
-            kept = [p for model in models if isinstance(model, torch.nn.Module)
-                    for p in model.parameters()]
-            kept += [p.grad for p in trained if p.grad is not None]
-            kept += [x for state in optimizer.state.values() for x in state.values()]
-            return args.offload * sum(getattr(x, "_local_tensor", x).nbytes for x in kept)
 
         def fill_gradients():
             for p in trained:
                 p.grad = torch.zeros_like(p)
-        f.start = ledger.live - on_cpu()
         fill_gradients()
         optimizer.step()  # it makes AdamW's moments
         optimizer.zero_grad()
-        f.between = ledger.live - on_cpu()
+        f = SimpleNamespace(
+            base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
+            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
+            between=ledger.live)
         batch, _ = largest(rollout, policy)
-        f.scoring = ledger.peak_of(
-            lambda: [policies.compute_logprobs(model, batch) for model in models]) - on_cpu()
+        f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
+            policy, trainer.reference) if model])
         batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
         batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
         batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
-        f.update = -on_cpu()  # with the gradients, which the step gives up
-        f.update += ledger.peak_of(lambda: trainer.step(batch))
-        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0)) - on_cpu()
+        state = ledger.live
+        f.update = ledger.peak_of(lambda: trainer.step(batch))
+        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0))
+    if args.offload:  # weights, moments and gradients, which the step gives up, are on the CPU
+        f.scoring, f.update, f.sync = f.scoring - f.between, f.update - state, f.sync - f.between
+        f.between = 0
     return f
 
 
@@ -236,8 +225,6 @@ def verdict(args, f, memory, gpus, program=0):
     awake = asleep = waking = weights + program
     if args.sampler == "vllm":
         awake, asleep, waking = args.gpu_memory_utilization * memory, 0, weights
-    phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
-                  update=(f.update, asleep), sync=(f.sync, waking), checkpoint=(f.sync, awake))
     table = f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on \
 {"a CPU with" if program else f"{gpus} x"} {memory / GB:g} GB
@@ -247,12 +234,13 @@ each rank in an optimizer step: {f.parts}
 GB{"" if program else " of each GPU":13}  trainer   sampler  together
 """
     fault = None
-    for name, (trainer, sampler) in phases.items():
-        full = trainer + sampler > USABLE * memory
-        table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"
-                  f"{(trainer + sampler) / GB:10.1f}{'  too much' * full}\n")
-        if full:
-            fault = fault or MORE
+    for name, trainer, sampler in (
+            ("sampling", f.between, awake), ("scoring", f.scoring, asleep),
+            ("update", f.update, asleep), ("sync", f.sync, waking), ("checkpoint", f.sync, awake)):
+        together, much = trainer + sampler, ""
+        if together > USABLE * memory:
+            much, fault = "  too much", MORE
+        table += f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}{together / GB:10.1f}{much}\n"
     if args.sampler == "vllm" and awake < 1.1 * weights:
         fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
