@@ -34,8 +34,7 @@ from engine import kernels, loading, parallel
 from engine import policy as policies
 from engine.completion import Completion
 from engine.layout import lay, micro_batches
-from harness.failures import refuse
-from harness.flags import parse_args
+from harness.flags import parse_args, refuse
 from harness.model import load_trainer
 
 GB = 1e9
@@ -218,34 +217,35 @@ def program_bytes(model):
     return parallel.peak_memory()
 
 
-def verdict(args, f, memory, gpus, program=0):
-    """-> the table of a rehearsal f, and why the run does not fit, or None. program: its bytes on a
-    CPU, of Python and its libraries."""
+def report(args, f, memory, gpus, program=0):
+    """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
+    on a CPU, of Python and its libraries."""
     weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
     awake = asleep = waking = weights + program
+    fault = None
     if args.sampler == "vllm":
         awake, asleep, waking = args.gpu_memory_utilization * memory, 0, weights
-    table = f"""\
+    print(f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on \
 {"a CPU with" if program else f"{gpus} x"} {memory / GB:g} GB
 --tokens_per_micro_batch {f.budget:,}, layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
-GB{"" if program else " of each GPU":13}  trainer   sampler  together
-"""
-    fault = None
+GB{"" if program else " of each GPU":13}  trainer   sampler  together""")
     for name, trainer, sampler in (
             ("sampling", f.between, awake), ("scoring", f.scoring, asleep),
             ("update", f.update, asleep), ("sync", f.sync, waking), ("checkpoint", f.sync, awake)):
         together, much = trainer + sampler, ""
         if together > USABLE * memory:
             much, fault = "  too much", MORE
-        table += f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}{together / GB:10.1f}{much}\n"
+        print(f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}{together / GB:10.1f}{much}")
     if args.sampler == "vllm" and awake < 1.1 * weights:
         fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
                  "or --tp")
-    return table, fault
+    print(f"\nIt does not fit: {fault}" if fault else
+          f"\nIt fits: no phase takes more than {USABLE} of the memory")
+    return 1 if fault else 0
 
 
 def main(argv):
@@ -253,24 +253,15 @@ def main(argv):
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)( |$)",
                      " ".join(argv))
     if not size:
-        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 "
-               "for a CPU with 24")
+        refuse("--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 for a CPU with 24")
     gpus, cpu, memory = int(size[1] or 1), bool(size[2]), float(size[3]) * GB
     # the defaults of a CPU, or of a GPU with bfloat16 and vLLM
-    defaults = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
+    dtype, sampler = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
     with rank_0(gpus, "--offload" in argv):
-        argv = [f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv]
-        args, method = parse_args(argv, __doc__)
+        args, method = parse_args([f"--dtype={dtype}", f"--sampler={sampler}", *argv], __doc__)
         if args.model == BASE:
-            refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
+            refuse("--fit needs --model; the embedded base fits anywhere")
         if cpu and (args.sampler == "vllm" or args.offload):
-            refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone, and no "
-                   "--offload")
+            refuse(f"--fit cpu{size[3]} knows --sampler transformers alone, and no --offload")
         found = rehearse(args, method, memory, cpu)
-        table, fault = verdict(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
-    print(table)
-    if fault:
-        print(f"It does not fit: {fault}")
-        return 1
-    print(f"It fits: no phase takes more than {USABLE} of the memory")
-    return 0
+        return report(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)

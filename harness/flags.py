@@ -14,7 +14,7 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
 from harness import checksums, failures, refusals
-from harness.files import checkpoint_folders, default_out, folder_fault
+from harness.files import checkpoint_folders, default_out
 from harness.refusals import GIVEN
 from losses import METHODS, keyword_only
 
@@ -240,7 +240,6 @@ def parse_args(argv, description):
     follow(args, method)
     refusals.check(args, method)
     args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
-    check_folders(args)
     return args, method
 
 
@@ -263,17 +262,6 @@ def add_method_flags(parser, name, method):
         for flag in flags:
             value = method.flags[flag]
             parser.flag(flag, value, "", type=float if value is None else None)
-
-
-def check_folders(args):
-    """Refuses folders that --out and --model cannot name."""
-    out, begins_anew = default_out(args), not (args.resume or args.check or args.fit)
-    if args.out and begins_anew and (out / "metrics.jsonl").exists():
-        refuse(f"--out {out} already holds a run, which --resume continues; give another")
-    if out.exists() and not out.is_dir():
-        refuse(f"--out {out} is no folder")
-    if fault := folder_fault(args.model):
-        refuse(fault)
 
 
 def saved_config(args):

@@ -46,13 +46,11 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
             "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
-    prompts = []
-    for problem in problems:
-        try:
-            prompts.append(data.encode(tokenizer, problem, template))
-        except Exception as e:  # a chat template is a program, which may raise anything
-            raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
-                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
+    try:
+        prompts = [data.encode(tokenizer, problem, template) for problem in problems]
+    except Exception as e:  # a chat template is a program, which may raise anything
+        raise ValueError(f"--model {model}: its tokenizer cannot encode a prompt "
+                         f"({hub.reason(e)}); --template has other forms of it") from None
     check_prompts(model, tokenizer, config, eos, prompts)
     return tokenizer, eos, positions, list(map(len, prompts))
 
@@ -106,12 +104,13 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums.update({"problems": checksums.of_problems(rows),
-                           "weights of --model": checksums.of_weights(args.model)})
+    args.checksums.update({
+        "problems": checksums.of_problems(rows),
+        "weights of --model": checksums.of_weights(args.model),
+        **{f"verifier {name}": checksums.of_functions([verifier(name).grade])
+           for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}}})
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}:
-        args.checksums[f"verifier {name}"] = checksums.of_functions([verifier(name).grade])
     print_changes(args)
     return train_set, test_set, left_out
 

@@ -14,6 +14,7 @@ from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
 from harness import failures
+from harness.files import default_out, folder_fault
 from losses import Tokens, require
 
 refuse = partial(failures.refuse, "train.py")
@@ -43,14 +44,18 @@ def check(args, method):
 
 
 def combinations(args, method):
-    """-> (is it wrong?, the sentence) of combinations of flags."""
+    """-> (is it wrong?, the sentence) of combinations of flags, and of folders."""
     given = {name for name, words in args.origin.items() if words == GIVEN}
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    no_gpu = parallel.unusable_gpu()
+    out, begins_anew = default_out(args), not (args.resume or args.check or args.fit)
+    no_gpu, no_model = parallel.unusable_gpu(), folder_fault(args.model)
     return [
-        (no_gpu, no_gpu),
+        (no_gpu, no_gpu), (no_model, no_model),
+        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
+         f"--out {out} already holds a run, which --resume continues; give another"),
+        (out.exists() and not out.is_dir(), f"--out {out} is no folder"),
         *[(name in given and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,
@@ -79,11 +84,15 @@ def combinations(args, method):
 
 # ---------------------------------------------------------------------------- a row of METHODS
 
+def named(f):
+    return f"the function {f.__name__} of losses.py"
+
+
 def check_row(name, method, common):
     """Refuses a function whose arguments cannot be flags. common: the flags of every method."""
     defaults = {}
     for f in method.functions:
-        where = f"{name}: the function {f.__name__} of losses.py"
+        where = f"{name}: {named(f)}"
         for p in inspect.signature(f).parameters.values():
             if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
                 refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
@@ -112,7 +121,7 @@ def toy():
 def call(method, f, shape, *inputs, **offered):
     """-> the tensor that a function returns. Raises ValueError, also where one of the numbers that
     it logs, an objective's or those of a `state`, is none."""
-    where = f"the function {f.__name__} of losses.py"
+    where = named(f)
     tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
                if torch.is_tensor(x)]
     versions = [x._version for x in tensors]  # a write into a tensor counts it up
@@ -146,13 +155,12 @@ def gradient(method, tokens, size):
         call(method, f, tokens.mask.shape, tokens)
     token_loss = call(method, method.objective, tokens.mask.shape, tokens)
     require(token_loss.requires_grad,
-            f"the function {method.objective.__name__} of losses.py has no gradient: it has to "
-            "depend on tokens.logprobs, tokens.log_ratio or tokens.ratio (tokens.probs is without "
-            "one)")
+            f"{named(method.objective)} has no gradient: it has to depend on tokens.logprobs, "
+            "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
     one, other = (call(method, method.aggregate, (), token_loss.where(tokens.mask, padding),
                        tokens.mask, size, group=tokens.group) for padding in (0.0, 7.0))
-    require(one == other, f"the function {method.aggregate.__name__} of losses.py depends on "
-            "padding, which (loss * mask).sum() leaves out")
+    require(one == other, f"{named(method.aggregate)} depends on padding, which "
+            "(loss * mask).sum() leaves out")
     loss = losses.policy_loss(method, tokens, size.max_tokens, size=size)
     found, = torch.autograd.grad(loss, tokens.logprobs)
     require(found.isfinite().all(), "its gradient is nan or infinity somewhere; torch.where does "
@@ -199,8 +207,8 @@ def check_advantage(method, group_size, shaped):
                       dict(entropy=1.0))
     gain = (advantages * (rewards - rewards.mean(1, True))).sum()
     require(gain >= 0 or not method.like_reinforce,
-            f"the function {method.advantage.__name__} of losses.py gives successes less than "
-            "failures; like_reinforce=False in the row says that this is meant")
+            f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "
+            "in the row says that this is meant")
 
 
 def check_method(name, method, group_size, shaped=False):
