@@ -51,7 +51,7 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     except Exception as e:  # a chat template is a program, which may raise anything
         raise ValueError(f"--model {model}: its tokenizer cannot encode a prompt "
                          f"({hub.reason(e)}); --template has other forms of it") from None
-    check_prompts(model, tokenizer, config, eos, prompts)
+    check_prompts(model, tokenizer, config, eos, prompts or [tokenizer.encode("1")])
     return tokenizer, eos, positions, list(map(len, prompts))
 
 

@@ -161,7 +161,7 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
     from transformers import Gemma2Config
     Gemma2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer"):
-        read_tokenizer(str(tmp_path), [dict(prompt="x", id="0")], None)
+        read_tokenizer(str(tmp_path))
 
 
 # ---------------------------------------------------------------------------- noise, dead runs

@@ -33,8 +33,7 @@ from losses import METHODS, Method, asym, centred, token_mean
         ("--advantage weigh_failures",  # which no row uses
          "--advantage 'weigh_failures' is none of raw, leave_one_out, zscore"),
         ("--objective nope", "nope"), ("--sampler other", "other"),
-        ("--los grpo", "--los"),  # an abbreviation
-        ("--learning_rate 1e-3", "--learning_rate"), ("--top_p 0.9", "--top_p"),  # no such flags
+        ("--los grpo", "--los"), ("--learning_rate 1", "--learning_rate"), ("--top_p 1", "--top_p"),
         ("--loss grpo --clip_alpha 3", "--clip_alpha is a flag of acpo; grpo has"),
         ("--loss reinforce --eps_low 0.1", "reinforce has none"),  # another method's
         ("--loss fade --objective p3o --eps_low 0.1", "eps_low"),
@@ -243,7 +242,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "row, named", [
-        (mine(objective=lambda t, *, x: plain(t)), "x has to be keyword-only and have"),
+        (mine(objective=lambda t, *, x: plain(t)), "x has to be keyword-only"),
         (mine(objective=lambda t, x=0.5: plain(t)), "x has to be keyword-only and have"),
         (mine(objective=lambda t, *, temperature=1.0: plain(t)), "--temperature is a flag"),
         (mine(advantage=asym, objective=lambda t, *, delta=3.0: plain(t)), "has one default"),
