@@ -51,7 +51,11 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     except Exception as e:  # a chat template is a program, which may raise anything
         raise ValueError(f"--model {model}: its tokenizer cannot encode a prompt "
                          f"({hub.reason(e)}); --template has other forms of it") from None
-    check_prompts(model, tokenizer, config, eos, prompts or [tokenizer.encode("1")])
+    # transformers makes a tokenizer without words of a folder without one
+    require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
+            f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "
+            "complete?")
+    check_prompts(model, tokenizer, config, eos, prompts)
     return tokenizer, eos, positions, list(map(len, prompts))
 
 
@@ -60,9 +64,6 @@ def check_prompts(model, tokenizer, config, eos, prompts):
     those that it cannot take. config: of its text model; eos: ids that end a completion."""
     require(eos, f"--model {model} names no end-of-sequence token, in its tokenizer or its "
             "configuration")
-    # transformers makes an empty tokenizer of a folder without one
-    require(all(prompts), f"--model {model} has no tokenizer that makes tokens of a prompt; are "
-            "its files complete?")
     largest, bos = max(map(max, prompts), default=0), tokenizer.bos_token_id
     require(largest < config.vocab_size, f"--model {model} has a token {largest} in its tokenizer, "
             f"and {config.vocab_size} in its embedding")
