@@ -38,13 +38,13 @@ def arithmetic(text, longest=200):
     recursion and the numbers. Only ASCII's digits are digits, while int() takes Unicode's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
-    tokens = [*re.findall(r"[0-9]+|\S", text), ""]  # "" marks the end
+    tokens = [*re.findall(r"[0-9]+|\S", text), " "]  # " " marks the end
     numbers = []
 
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""
         value = operand()
-        while tokens[0] in symbols:  # a list: "" in "+-" is True
+        while tokens[0] in symbols:
             symbol, right = tokens.pop(0), operand()
             if symbol == "/" and right == 0:
                 raise Unparsed("division by zero")
@@ -52,14 +52,14 @@ def arithmetic(text, longest=200):
         return value
 
     def product():
-        return chain(["*", "/"], atom)
+        return chain("*/", atom)
 
     def atom():
         token = tokens.pop(0)
         if token == "-":
             return -atom()
         if token == "(":
-            value = chain(["+", "-"], product)
+            value = chain("+-", product)
             if tokens.pop(0) != ")":
                 raise Unparsed("a bracket is not closed")
             return value
@@ -68,8 +68,8 @@ def arithmetic(text, longest=200):
         numbers.append(int(token))
         return Fraction(numbers[-1])
 
-    value = chain(["+", "-"], product)
-    if tokens[0]:
+    value = chain("+-", product)
+    if tokens[0] != " ":
         raise Unparsed(f"unexpected {tokens[0]!r}")
     return value, numbers
 
@@ -102,8 +102,8 @@ def final_answer(completion):
     text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
     answer = answers.last_boxed(text)
     if answer is None:
-        _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-        answer = inside if opening else ""
+        _, *inside = text.rpartition("</answer>")[0].split("<answer>")
+        answer = "".join(inside[-1:])
     if not answer.strip():
         raise Unparsed("no closed box and no answer")
     return answer.strip()
@@ -188,16 +188,15 @@ def code(completion, answer):
 
 
 def code_gold(gold):
-    """Tests are texts; those of a function are JSON: a line for each argument, and the result."""
+    """Tests are texts; those of a function are JSON: a line for each argument, and the result.
+    Raises ValueError for a line that is not."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
     if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
         return False
-    lines = "\n".join(texts).split("\n") if name is not None else ()
-    try:
-        [json.loads(line) for line in lines if line.strip()]
-    except ValueError:
-        return False
+    for line in "\n".join(texts).split("\n") if name is not None else ():
+        if line.strip():
+            json.loads(line)
     return True
 
 
@@ -239,34 +238,33 @@ def call(name, *arguments):
 
 def prepare(names):
     """Imports what these need in a worker, before the clock of a completion runs."""
-    if {"math", "gold math"} & set(names):
+    if names & {"math", "gold math"}:
         import graders.math_equal  # noqa: F401  (sympy takes a second)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
     """The rewards of a rollout.
 
-    problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
-    each, a list of texts. timeout: seconds for one completion, instead of its verifier's. details:
-    a list to which the worker.Result of each completion is added.
-    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, hedge, timeout, error.
-    A verifier's exceptions are counted and not raised."""
-    jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
-            for p, texts in zip(problems, completions, strict=True)
-            for name in [p.get("verifier") or p["reward"]] for text in texts]
+    problems: P dicts with "verifier", a name in REWARDS, and "answer". completions: for each, a
+    list of texts. timeout: seconds for one completion, instead of its verifier's. details: a list
+    to which the worker.Result of each completion is added.
+    Returns P lists of floats, and a counter of each of worker.FAULTS: a verifier's exceptions are
+    counted and not raised."""
+    jobs = [worker.Job(p["verifier"], [text, p["answer"]],
+                       timeout or verifier(p["verifier"]).seconds)
+            for p, texts in zip(problems, completions, strict=True) for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)
-    failures = Counter((job.name, job.seconds, fault)
-                       for job, (_, fault, _) in zip(jobs, results)
-                       if fault and fault.kind in ("error", "timeout"))
-    for (name, seconds, fault), times in failures.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
-              + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
-    found = Counter(result.fault.kind for result in results if result.fault)
-    rewards = iter(result.reward for result in results)
-    return ([[next(rewards) for _ in texts] for texts in completions],
-            {kind: found[kind] for kind in worker.FAULTS})
+    faults = Counter((job.name, job.seconds, result.fault)
+                     for job, result in zip(jobs, results) if result.fault)
+    counts, rewards = dict.fromkeys(worker.FAULTS, 0), iter(result.reward for result in results)
+    for (name, seconds, fault), times in faults.items():
+        counts[fault.kind] += times
+        if fault.kind in ("error", "timeout"):
+            print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
+                  + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
+    return [[next(rewards) for _ in texts] for texts in completions], counts
 
 
 def gradable(problems):

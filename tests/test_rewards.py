@@ -98,15 +98,20 @@ def test_expressions(text, value):
     ("code", dict(tests=[dict(input="", output=3)]), 0),
     ("code", dict(tests=[dict(input=3, output="")]), 0),
     ("code", dict(tests=[dict(input="", output=""), dict(input=3, output=3)]), 0),
-    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), 0),
     ("code", dict(tests=[dict(input="[1]\n2", output="2")], fn_name="f"), 1),
     ("math", "5", 1), ("math", "\\frac{1}{2", 0), ("math", float("nan"), 0),
     ("math", float("inf"), 0), ("countdown", dict(nums=[3, -1], target=2), 0),
 ])
 def test_which_golds_can_be_graded(kind, gold, good):
     assert REWARDS[kind].gold_ok(gold) is bool(good)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        REWARDS["table"].gold_ok([float("nan")])
+
+
+@pytest.mark.parametrize("kind, gold, why", [
+    ("table", [float("nan")], "not JSON compliant"),
+    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), "Expecting ',' delimiter")])
+def test_a_gold_that_is_no_json_is_an_error(kind, gold, why):
+    with pytest.raises(ValueError, match=why):
+        REWARDS[kind].gold_ok(gold)
 
 
 @pytest.mark.parametrize("completion, program", [
@@ -180,10 +185,10 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
     others = {*REWARDS} - {"math"}
-    rewards.prepare([*others, *("gold " + name for name in others)])
+    rewards.prepare(others | {"gold " + name for name in others})
     for name in ("math", "gold math"):
         with pytest.raises(ImportError):
-            rewards.prepare(["countdown", name])
+            rewards.prepare({"countdown", name})
 
 
 def test_a_row_counts_what_cannot_be_read_and_gives_0():
