@@ -95,7 +95,8 @@ $\lceil n / 2\rceil+1$: 1+\lceil \frac{n}{2}\rceil ! \lfloor n/2\rfloor+2 || 2n
     || \begin{pmatrix}1&0\\0&1\end{pmatrix} ! \begin{pmatrix}1&0\\0&1\end{pmatrix}^{-1}
     | \begin{pmatrix}1&0\\0&1\end{pmatrix}^{5}
     || \begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix}
-    : \begin{pmatrix} -2 \\[4pt] -14 \\[4pt] -7 \end{pmatrix} | \langle -2,-14,-7\rangle | (-2,-14,-7) ! (-2,-7,-14) | \langle -2,-14\rangle | -2,-14,-7
+    : \begin{pmatrix} -2 \\[4pt] -14 \\[4pt] -7 \end{pmatrix} | \langle -2,-14,-7\rangle
+    | (-2,-14,-7) ! (-2,-7,-14) | \langle -2,-14\rangle | -2,-14,-7
 # powers of ten
 1e-5: 10^{-5} | 1.0\times 10^{-5} || 1e11: 10^{11} || 4.5e33: 4.5\times{10}^{33}
     | \approx 4.5\times10^{33} || 100000: 10^{5} || 300: 3\cdot{10}^{2} || -1000: -10^{3} || 10
@@ -150,6 +151,25 @@ I \frac{d \omega}{d t}+2 B \omega=T: 2 B \omega+I \frac{d \omega}{d t}=T ! 2 B \
     | 27 squareds | 27 kilos | 27 gigas | 27 logs | 27 reciprocals | 27 negatives | 27 sometimes
     || 53 ! 5th 3 || 11/2 ! \frac112 || 1/12: \frac1{12} || 2^{1987} ! 2^{1987}_{7} || \emptyset
     ! (5,3] || 6.5e-2 ! 6.5e - 2
+# other spellings, names, units and choices
+-2,-2: a = -2, b = -2 || m: b = m ! b = n || 2,3: m_0 = 2, m_1 = 3 || E_{1},E_{2}: E_1,E_2
+    ! E_1, E_3 || 1,2: x = 1 \text{ or } x = 2 || 3: v_{\max} = 3 || n^2: n² ! n³ | n'^2 | n^2 h
+    || x^3+1: x³+1 || C_{1} e^{t}+C_{2}: C_1 e^t + C_2 || \frac{37}{4}m: \frac{37m}{4}
+    || 7: f(2) = 7 || \frac{37}{4} m: \frac{37m}{4} ! 37/4
+    || \frac{1}{2a}(e^{at}-e^{-at}): \frac{\sinh(a t)}{a} ! \sinh(a t)
+    || \frac{1}{2}(\exp{a*t} + \exp{-a*t}): \cosh(a t) || (3,2): (x, y) = (3,2)
+    || \frac{e^{-bt}}{a-b}-\frac{e^{-at}}{a-b}: \frac{1}{b-a}(e^{-a t}-e^{-b t})
+    || \frac{1}{s+1}-\frac{e^{-1}}{s}-\frac{e^{-1} e^{-s}}{s+1}+\frac{e^{-1} e^{-s}}{s}
+    : -\frac{1}{es}+\frac{1}{s+1}+\frac{e^{-s}}{es}-\frac{e^{-s-1}}{s+1}
+    || \frac{v_{0}}{r_{0}} \frac{1}{\left(1+r / r_{0}\right)^{3 / 2}}
+    : \frac{v_0}{r_0}(1+\frac{r}{r_0})^{-3/2}
+    || y^{\prime}+r y=0: y' + r y = 0 || 90: \theta = 90^\circ || 25: 25^\circ\text{C}
+    || 11: x \approx 11 || \sqrt{17}: \sqrt{17} \approx 4.12 || a = 332, b = 7: 332, 7
+    ! a = 7, b = 332 | 7, 332 || \$5 ! 5\text{ cents} || 60^\circ ! 60\text{ rad} || 6m ! 6 || 5
+    ! 5 \text{ k} | 5^2 \text{ m} | 5\text{i} | 5 \text{ million} | 5 \text{ tenths}
+    | 5.5 \approx 5 || b = m ! c = m || x = 5 ! y = 5 || 2n ! 2N || 12
+    ! 13^{\text{th}} \text{ grade} || \text{(C)} ! (C) \text{ or } (D) | \text{(C) is wrong}
+    || 2^{1009} + 2n ! 2^{1009} + n
 """
 FORMS = [*(Path(__file__).parent / "forms.txt").read_text("utf-8").splitlines()[1:],
          *re.split(r" \|\| |\n", re.sub(r"\n +", " ", re.sub("(?m)^#.*\n", "", TABLE)).strip())]
