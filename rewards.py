@@ -34,8 +34,8 @@ def the_answer(completion):
 def arithmetic(text, longest=200):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers.
 
-    Raises Unparsed. Without eval, "9**9**99" and "__import__" cost nothing; the limits bound the
-    recursion and the numbers. Only ASCII's digits are digits, while int() takes Unicode's."""
+    Raises Unparsed. The limits bound the recursion and the numbers; int() would take digits that
+    are not ASCII's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
     tokens = [*re.findall(r"[0-9]+|\S", text), " "]  # " " marks the end
@@ -144,9 +144,8 @@ def cell(value):
 
 def same_cell(pred, gold):
     pred, gold = cell(pred), cell(gold)
-    if type(pred) is type(gold) is float:
-        return abs(pred - gold) <= 1e-5 * abs(gold)
-    return pred == gold
+    numbers = type(pred) is type(gold) is float
+    return abs(pred - gold) <= 1e-5 * abs(gold) if numbers else pred == gold
 
 
 def entries(text, count):

@@ -199,11 +199,11 @@ def test_grade_keeps_the_order_and_counts():
     assert grade([], [])[0] == []
 
 
-BAD = """
-import os, signal, time
+OWN = """
+import os, signal, threading, time
 from rewards import REWARDS, call
 print("what a module prints goes nowhere")
-def bad(completion, answer):
+def own(completion, answer):
     print("what a verifier prints goes nowhere", flush=True)
     os.write(1, b"[1.0, null]\\n")
     if completion == "hang": time.sleep(1000)
@@ -212,16 +212,25 @@ def bad(completion, answer):
     if completion == "exit": raise SystemExit
     if completion == "kill": os.kill(os.getpid(), signal.SIGKILL)
     if completion == "raise": raise MemoryError("as if")
-    if completion == "deep": return bad(completion, answer)
-    return completion == "good"
-REWARDS["own"] = bad
+    if completion == "deep": return own(completion, answer)
+    if completion == "forks": return float(os.fork() > 0)
+    if completion == "leaves": os.fork() or time.sleep(600)
+    if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
+        for descriptor in range(3, 64):
+            try: os.write(descriptor, completion.encode("latin-1") * 3)
+            except OSError: pass
+    if completion == "reads": return float(os.read(0, 1 << 20) == b"")
+    if completion == "closes": os.closerange(3, 64)
+    if completion == "later": threading.Timer(0.5, own, ["null\\n", None]).start()
+    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
+REWARDS["own"] = own
 """
 
 
 @pytest.fixture
-def verifiers(monkeypatch, tmp_path, request):
-    """The workers have the verifiers of the test's text, and are two at most."""
-    (tmp_path / "own_rewards.py").write_text(request.param)
+def verifiers(monkeypatch, tmp_path):
+    """The workers have the verifier of OWN, and are two at most."""
+    (tmp_path / "own_rewards.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(rewards, "MODULE", "own_rewards")
     monkeypatch.setitem(REWARDS, "own", None)
@@ -231,7 +240,6 @@ def verifiers(monkeypatch, tmp_path, request):
     worker.pool.cache_clear()
 
 
-@pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
 def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     problem = dict(verifier="own", answer=None)
     texts = ["good", "wrong"] * 200
@@ -245,7 +253,7 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
     said = capfd.readouterr().err  # what fails is shown, with its place, not only counted
-    line = BAD.split("\n").index(next(x for x in BAD.split("\n") if "as if" in x)) + 1
+    line = OWN[:OWN.index("as if")].count("\n") + 1
     assert f"error: MemoryError: as if ({tmp_path}/own_rewards.py, line {line})\n" in said
     assert "rewards: own, 2 of 400 completions: timeout after 3 s\n" in said
 
@@ -354,25 +362,6 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     assert not lives()
 
 
-MEDDLING = """
-import os, threading, time
-from rewards import REWARDS, call
-def meddling(completion, answer):
-    if completion == "forks": return float(os.fork() > 0)
-    if completion == "leaves": os.fork() or time.sleep(600)
-    if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
-        for descriptor in range(3, 64):
-            try: os.write(descriptor, completion.encode("latin-1") * 3)
-            except OSError: pass
-    if completion == "reads": return float(os.read(0, 1 << 20) == b"")
-    if completion == "closes": os.closerange(3, 64)
-    if completion == "later": threading.Timer(0.5, meddling, ["null\\n", None]).start()
-    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
-REWARDS["own"] = meddling
-"""
-
-
-@pytest.mark.parametrize("verifiers", [MEDDLING], indirect=True, ids=["meddling"])
 def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):
     """It forks, writes to descriptors that it did not open, reads the worker's jobs, is NaN."""
     problem = dict(verifier="own", answer=None)
