@@ -239,7 +239,8 @@ def entries(value):
         return value.args[2:], value.args[:2]
     if isinstance(value, sympy.FiniteSet | sympy.Tuple):
         return LISTED, getattr(value, "_unsorted_args", value.args)
-    return (LISTED, [value]) if isinstance(value, sympy.Expr) else (None, None)
+    single = isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixExpr)
+    return (LISTED, [value]) if single else (None, None)
 
 
 def same_equation(pred, gold):

@@ -89,7 +89,8 @@ $\lceil n / 2\rceil+1$: 1+\lceil \frac{n}{2}\rceil ! \lfloor n/2\rfloor+2 || 2n
     | 2x+3=y ! 2x | 1=1 | x=2y+3 || y = 2x ! 0=0 || x^y=y^x ! x=x || 2x+3: y=2x+3 || x=5: 5
     || y = 2x + 3: 2x - y + 3 = 0 | y - 2x = 3 ! 2x - y = 0 | 2x + y + 3 = 0 || y=-2x: 2x+y=0
 # matrices
-\begin{pmatrix}1\\2\end{pmatrix}
+\begin{pmatrix}1\\1\end{pmatrix}+\begin{pmatrix}0\\1\end{pmatrix}: \begin{pmatrix}1\\2\end{pmatrix}
+    || \begin{pmatrix}1\\2\end{pmatrix}
     ! \begin{pmatrix}1&0\\0&1\end{pmatrix}\begin{pmatrix}1\\2\end{pmatrix}
     | \begin{pmatrix}1\\1\end{pmatrix}+\begin{pmatrix}0\\1\end{pmatrix}
     || \begin{pmatrix}1&0\\0&1\end{pmatrix} ! \begin{pmatrix}1&0\\0&1\end{pmatrix}^{-1}
