@@ -1,6 +1,7 @@
 """From a Hugging Face folder to a Policy: checks, adapters, shards, the token budget."""
 
 import math
+from contextlib import suppress
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
@@ -13,12 +14,10 @@ from engine.policy import Policy, make_batch
 def eos_ids(model, tokenizer):
     """The tokens that end a completion; chat models have several: <|im_end|>, <|endoftext|>."""
     config = AutoConfig.from_pretrained(model).get_text_config()
-    candidates = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
-    try:
-        candidates.append(GenerationConfig.from_pretrained(model).eos_token_id)
-    except OSError:
-        pass  # a folder without generation_config.json
-    lists = [ids if isinstance(ids, list) else [ids] for ids in candidates]
+    found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
+    with suppress(OSError):  # of a folder without generation_config.json
+        found.append(GenerationConfig.from_pretrained(model).eos_token_id)
+    lists = [ids if isinstance(ids, list) else [ids] for ids in found]
     # some folders have -1 for none
     return sorted({i for ids in lists for i in ids if i in range(config.vocab_size)})
 
@@ -72,7 +71,12 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     counts the memory of a frozen model of the same size. settings: of Policy. Raises ValueError for
     missing weights, a softcap or a scale after the LM head, or no memory for one row."""
     policy = Policy(build(folder, eos), chunk=head_chunk(), **settings)
-    shared = verify(policy, probe, share_prompts)
+    # unsharded, in float32: 16 bits would hide small errors; few tokens: a rank may have one core
+    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
+    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
+    check_head(exact, few)
+    shared = share_prompts and layout_agrees(exact, few, "shared")
+    exact.use_layout("padded")
     if lora_rank:
         add_adapters(policy.model, lora_rank, lora_alpha)
     if frozen:
@@ -97,17 +101,6 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
 def head_chunk():
     """Elements of a chunk of logits: on a GPU by its memory, 1 GB in float32 of 80 GB."""
     return int(parallel.memory() / 300) if parallel.device().type == "cuda" else kernels.CHUNK
-
-
-def verify(policy, probe, share_prompts):
-    """-> whether prompts can be shared. Raises ValueError as check_head does. Unsharded and in
-    float32: 16 bits would hide small errors; of few tokens: a rank may have one core."""
-    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
-    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
-    check_head(exact, few)
-    shared = share_prompts and layout_agrees(exact, few, "shared")
-    exact.use_layout("padded")
-    return shared
 
 
 def halve_frozen(policy):
