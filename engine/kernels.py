@@ -1,7 +1,5 @@
 """The LM head in chunks of tokens, and attention of segments end to end."""
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 
@@ -125,7 +123,7 @@ def padded_attention(module, query, key, value, attention_mask, **options):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     if must_repeat(value):
         query, key, value = repeated(query, key, value)
-        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # no groups
+        module = None  # which says how often to repeat
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 

@@ -164,9 +164,8 @@ def build(folder, eos):
 @torch.no_grad()
 def check_head(policy, probe):
     """Raises ValueError where Policy's log probabilities are not those of the model's logits."""
-    row = probe.rows([0])
-    start = int(row.prompt_len)
-    ids = row.ids[:, :start + int(row.completion_len)]
+    row, start = probe.rows([0]), int(probe.prompt_len[0])
+    ids = row.ids[:, :start + row.completion_len]
     try:
         logprobs = policy(row)[0][row.mask]
     except AttributeError as e:  # there is no one base model beside the head
@@ -213,7 +212,7 @@ def layout_agrees(policy, probe, layout):
 
 
 def kept_bytes(policy, batch):
-    """-> bytes that autograd keeps of a forward pass, and the tokens of the batch."""
+    """-> bytes that autograd keeps of a forward pass on the batch, and its tokens."""
     storages = {}
 
     def record(x):
@@ -233,17 +232,18 @@ def kept_bytes(policy, batch):
 def state_bytes(policy, offload, reference=False):
     """Bytes, on the GPU or else the CPU, that do not grow with the tokens: weights, gradients,
     AdamW's two moments, a reference model of the same size, and 16-bit or gathered copies."""
-    parameters, size = [*policy.parameters()], getattr(torch, policy.dtype).itemsize
-    n = sum(p.numel() for p in parameters)
-    state = sum(p.numel() * (16 if p.requires_grad else p.element_size()) for p in parameters)
+    size, sharded = getattr(torch, policy.dtype).itemsize, parallel.sharded()
+
+    def total(module, bytes_of=lambda p: 1):
+        return sum(p.numel() * bytes_of(p) for p in module.parameters())
+    state = total(policy, lambda p: 16 if p.requires_grad else p.element_size())
     if reference:  # its linear layers are in 16 bits, unless FSDP shards them
-        state += n * (4 if parallel.sharded() else size)
-    if not parallel.sharded():  # autocast keeps a copy of every weight until the backward pass
-        return state + size * sum(p.numel() for p in parameters if p.element_size() > size)
+        state += total(policy) * (4 if sharded else size)
+    if not sharded:  # autocast keeps a copy of every weight until the backward pass
+        return state + total(policy, lambda p: size * (p.element_size() > size))
     # FSDP gathers two layers, and all outside of layers, with gradients in float32
     layers = layers_of(policy.model)
-    in_layers = sum(p.numel() for layer in layers for p in layer.parameters())
-    whole = n - in_layers * (1 - 2 / max(2, len(layers)))
+    whole = total(policy) - sum(map(total, layers)) * (1 - 2 / max(2, len(layers)))
     return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
@@ -253,10 +253,9 @@ def token_budget(policy, probe, longest, activation_checkpointing, offload, refe
 
     Two sizes of `probe` are measured, so that constant bytes cancel. Raises ValueError where
     `longest` tokens do not fit."""
-    few, few_tokens = kept_bytes(policy, probe.rows([0]))
-    many, many_tokens = kept_bytes(policy, probe.rows([0, 0, 0, 0]))
-    each = (many - few) / (many_tokens - few_tokens)
-    layers = max(1, len(layers_of(policy.model)))
+    (few, few_tokens), (many, many_tokens) = (
+        kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
+    each, layers = (many - few) / (many_tokens - few_tokens), len(layers_of(policy.model)) or 1
     if activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
     beside = state_bytes(policy, offload, reference)
