@@ -227,25 +227,27 @@ def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
     assert layout.micro_batches(batch, budget, "shared", ranks) == parts
 
 
-def cost(batch, rows):
-    prompts = {int(batch.group[r]): int(batch.prompt_len[r]) for r in rows}
-    return sum(prompts.values()) + sum(
-        int(batch.completion_len[r]) + int(batch.prompt_len[r]) // 16 for r in rows)
-
-
+@pytest.mark.parametrize("name", layout.LAYOUTS)
 @pytest.mark.parametrize("lengths", GROUPS)
-def test_micro_batches_keep_to_the_budget(lengths):
+def test_micro_batches_keep_to_the_budget(lengths, name):
     batch = groups(*GROUPS[lengths])
-    n = len(batch.ids)
+    prompts, completions, group = (x.tolist() for x in (
+        batch.prompt_len, batch.completion_len, batch.group))
+
+    def cost(rows):
+        if name == "padded":
+            return len(rows) * max(prompts[r] + completions[r] for r in rows)
+        return (sum({group[r]: prompts[r] for r in rows}.values())
+                + sum(completions[r] + prompts[r] // 16 for r in rows))
     for budget in (1, 30, 100, 700, 10**6):
-        for ranks in (1, 2, 5):
-            parts = layout.micro_batches(batch, budget, "shared", ranks)
-            assert sorted(sum(parts, [])) == list(range(n)) and len(parts) % ranks == 0
-            assert all(len(p) < 2 or cost(batch, p) <= budget for p in parts)
-            for number in set(batch.group.tolist()):
-                rows = [r for r in range(n) if batch.group[r] == number]
-                if ranks == 1 and cost(batch, rows) <= budget:  # whole where it fits
-                    assert sum(not set(rows).isdisjoint(p) for p in parts) == 1
+        for ranks in (1, 2, 5, 16):
+            parts = layout.micro_batches(batch, budget, name, ranks)
+            assert sorted(sum(parts, [])) == [*range(len(group))] and len(parts) % ranks == 0
+            assert all(len(part) < 2 or cost(part) <= budget for part in parts)
+            for number in {*group} if name == "shared" and ranks == 1 else ():
+                rows = [r for r, other in enumerate(group) if other == number]
+                if cost(rows) <= budget:  # whole where it fits
+                    assert sum(not {*rows}.isdisjoint(part) for part in parts) == 1
 
 
 # ---------------------------------------------------------------------------- who may
@@ -323,14 +325,6 @@ def test_where_flash_attention_runs(device, dtype, capability, flash, monkeypatc
     assert kernels.flash_runs(there, dtype) == flash
     values = SimpleNamespace(is_cuda=device == "cuda", device=there, dtype=dtype)
     assert kernels.must_repeat(values) == (device == "cuda" and not flash)
-
-
-def test_shares_of_groups():
-    shares = policy.shuffled_shares(64, 4, 0, 0, together=8)
-    assert [len(x) for x in shares] == [16] * 4
-    whole = [tuple(range(8 * i, 8 * i + 8)) for i in range(8)]
-    pieces = [tuple(x.tolist()) for share in shares for x in share.chunk(2)]
-    assert sorted(pieces) == whole and pieces != whole
 
 
 def test_a_sum_of_many_in_16_bits():

@@ -53,12 +53,13 @@ def one(model):
     return {name: ranks.run(model, name) for name in METHODS}
 
 
-def test_two_ranks_make_the_same_updates_with_every_method(one, two):
+def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
     for name in METHODS:
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
         same(one[name], two["plain"][name], 1e-9)
     assert apart(one["grpo"], one["acpo"]) > 1e-4  # methods differ: this test can fail
     assert two["gap"] < 1e-4
+    assert two["bytes"] == ranks.bytes_of_a_token(model) > 0
 
 
 def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
