@@ -10,11 +10,12 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from conftest import between
+import test_policy
 from engine import kernels, layout, loading, policy
 from engine.sampler import Completion
 from helpers import make_batch
 from losses import METHODS
+from test_policy import ALL_COEFFICIENTS, same_metrics
 
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4)
@@ -108,61 +109,47 @@ def test_in_float32_and_in_16_bits(lengths):
     assert (padded > 1e-5).all() and (shared < 1.1 * padded).all()
 
 
-def scored(model, batch, seed=3):
-    """The batch with all that a loss asks for."""
-    g = torch.Generator().manual_seed(seed)
-    logprobs, batch.entropy = policy.compute_logprobs(policy.Policy(model, 0.8), batch)
-    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=logprobs.dtype)
-    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
-    batch.ref_logprobs = logprobs + noise.roll(1, 0)
-    batch.advantages = torch.randn(len(batch.ids), 1, generator=g, dtype=logprobs.dtype).expand(
-        batch.mask.shape)
-    return batch
+def scored_groups(model):
+    batch, g = groups(*GROUPS["short"]), torch.Generator().manual_seed(3)
+    return test_policy.scored(policy.Policy(model, 0.8), batch, g)
 
 
-def step_gradient(chosen, batch, method, weigh=None):
-    chosen.zero_grad()
-    if "prob_split" in method.flags:  # so that both passes have tokens
-        method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
-    batch = policy.in_pass(batch, method, weigh or method.passes[0])
-    metrics = policy.backward(chosen, batch, method, 12, 0.05, kl_coef=0.1,
-                              correction="token_truncate", correction_high=1.5)
-    chosen.use_layout("padded")
-    gradient = [p.grad.flatten() for p in chosen.parameters() if p.requires_grad]
-    return torch.cat(gradient), metrics
+def step_gradient(model, batch, name="acpo", weigh=None, **settings):
+    gradient = test_policy.step_gradient(policy.Policy(model, 0.8, **settings), batch,
+                                         METHODS[name], weigh, **ALL_COEFFICIENTS)
+    policy.Policy(model)  # padded again
+    return gradient
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_and_every_split_has_the_unshared_gradient(models, name):
-    model, method = models["qwen2"], METHODS[name]
-    batch = scored(model, groups(*GROUPS["short"]))
-    for weigh in method.passes:
-        wanted, told = step_gradient(policy.Policy(model, 0.8, budget=10**9), batch, method, weigh)
+    batch = scored_groups(models["qwen2"])
+    for weigh in METHODS[name].passes:
+        wanted, told = step_gradient(models["qwen2"], batch, name, weigh, budget=10**9)
         assert wanted.norm() > 1e-6
         for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
-            chosen = policy.Policy(model, 0.8, budget=budget, layout="shared")
-            shared, metrics = step_gradient(chosen, batch, method, weigh)
+            shared, metrics = step_gradient(models["qwen2"], batch, name, weigh, budget=budget,
+                                            layout="shared")
             assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
-            for key, value in told.items():
-                assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
+            same_metrics(metrics, told)
 
 
 @pytest.mark.parametrize("how", ["lora", "checkpointing"])
 def test_adapters_and_checkpointing(models, how):
     model = copy.deepcopy(models["qwen2"])
-    batch = scored(model, groups(*GROUPS["short"]))
+    batch = scored_groups(model)
     if how == "lora":
         loading.add_adapters(model, 4, 32)
         with torch.no_grad():
             for p in (p for n, p in model.named_parameters() if "lora_B" in n):
                 p.normal_(std=0.1)
         model.double()
-    wanted, _ = step_gradient(policy.Policy(model, 0.8), batch, METHODS["acpo"])
+    wanted, _ = step_gradient(model, batch)
     if how == "checkpointing":
         for layer in loading.layers_of(model):
             layer.training = True
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    shared, _ = step_gradient(policy.Policy(model, 0.8, layout="shared"), batch, METHODS["acpo"])
+    shared, _ = step_gradient(model, batch, layout="shared")
     assert (shared - wanted).norm() <= 1e-9 * wanted.norm() > 0
 
 

@@ -39,6 +39,17 @@ def batch_of(*completions, prompts=None):
                       [Completion(ids, [0.0] * len(ids), False) for ids in completions])
 
 
+def scored(model, batch, g):
+    """The batch with all that a loss asks for."""
+    logprobs, batch.entropy = policy.compute_logprobs(model, batch)
+    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
+    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
+    batch.ref_logprobs = logprobs + noise.roll(1, 0)
+    advantages = torch.randn(len(batch.ids), 1, generator=g, dtype=torch.float64)
+    batch.advantages = advantages.expand(batch.mask.shape)
+    return batch
+
+
 @pytest.fixture(scope="module")
 def batch(model):
     """Completions that end with token 0, as padding is: it counts in log probabilities, entropies
@@ -50,14 +61,7 @@ def batch(model):
 
     lengths = [(4 + i % 3, 1 + (5 * i) % 9) for i in range(ROWS)]
     prompts = [ids(p) for p, _ in lengths]
-    batch = batch_of(*(ids(c)[:-1] + [0] for _, c in lengths), prompts=prompts)
-    logprobs, batch.entropy = policy.compute_logprobs(model, batch)
-    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
-    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
-    batch.ref_logprobs = logprobs + noise.roll(1, 0)
-    advantages = torch.randn(ROWS, 1, generator=g, dtype=torch.float64)
-    batch.advantages = advantages.expand(batch.mask.shape)
-    return batch
+    return scored(model, batch_of(*(ids(c)[:-1] + [0] for _, c in lengths), prompts=prompts), g)
 
 
 def lengths_of(batch):
@@ -65,7 +69,7 @@ def lengths_of(batch):
 
 
 def gradient_of(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
 def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients):
@@ -73,6 +77,10 @@ def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients
     batch = replace(batch, group=torch.arange(ROWS) % 4)  # four prompts, whose rows lie apart
     monkeypatch.setattr(policy, "micro_batches", lambda batch, *_: [
         rows.tolist() for rows in torch.arange(len(batch.ids)).split(size)])
+    return step_gradient(model, batch, method, weigh, **coefficients)
+
+
+def step_gradient(model, batch, method, weigh=None, **coefficients):
     model.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
         method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
