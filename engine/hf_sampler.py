@@ -71,26 +71,21 @@ def draw(logits, temperature, top_p, generator=None):
     return tokens, (scaled.gather(1, tokens).double() - most - total.log()).float()
 
 
-def is_plain(model):
-    """Whether a decoding step takes ids, mask, positions and a key-value cache alone."""
-    own = type(model)
-    return (own.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
-            and own._supports_default_dynamic_cache() and not own._is_stateful
-            and {"position_ids", "past_key_values", "logits_to_keep"}
-            <= set(inspect.signature(own.forward).parameters))
-
-
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
     as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that
-    lacks weights or is not is_plain."""
+    lacks weights or decodes otherwise."""
 
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None, **_):
-        loaded, self.device = pretrained(model, dtype), parallel.device()
-        if not is_plain(loaded):
-            raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
-                             "mask, positions and a key-value cache: take --sampler vllm")
-        self.model = loaded.to(self.device).eval()
+        self.device = parallel.device()
+        self.model = pretrained(model, dtype).to(self.device).eval()
+        own = type(self.model)
+        if (own.prepare_inputs_for_generation != GenerationMixin.prepare_inputs_for_generation
+                or own._is_stateful or not own._supports_default_dynamic_cache()
+                or not {"position_ids", "past_key_values", "logits_to_keep"}
+                <= {*inspect.signature(own.forward).parameters}):
+            raise ValueError(f"is a {own.__name__}, which decodes from more than ids, mask, "
+                             "positions and a key-value cache: take --sampler vllm")
         if head_dtype == "float32":
             head = self.model.get_output_embeddings()
             head.forward = lambda x: kernels.head_logits(

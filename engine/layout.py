@@ -91,7 +91,10 @@ def attention_blocks(segments):
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts)):
         if length:  # 0 for a completion of one token
-            like.setdefault(shape_class(length, context), []).append(i)
+            # a Block's have one context, or all a short one or none; lengths within a factor of two
+            short = max(length, context) <= 64  # then no mask of a block is large
+            kind = bool(context) if short else context, max(length, 32).bit_length()
+            like.setdefault(kind, []).append(i)
     blocks, places = [], []
     for members in like.values():
         members.sort(key=lambda i: -lengths[i])
@@ -101,13 +104,6 @@ def attention_blocks(segments):
         blocks.append(block)
     places = torch.cat(places)
     return blocks, places.argsort()[(places < 0).sum():]
-
-
-def shape_class(length, context):
-    """Segments of one class are a Block: with one context, or all with a short one or without, and
-    lengths within a factor of two."""
-    short = max(length, context) <= 64  # then no mask of a block is large
-    return bool(context) if short else context, max(length, 32).bit_length()
 
 
 def attention_block(segments):

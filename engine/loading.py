@@ -138,7 +138,6 @@ class LoRA(torch.nn.Module):
 
 class WithoutAdapters:
     """A policy with its adapters off: the initial model, without a second one in memory."""
-
     def __init__(self, policy):
         self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
 
@@ -249,10 +248,8 @@ def state_bytes(policy, offload, reference=False):
 
 def token_budget(policy, probe, longest, activation_checkpointing, offload, reference=False):
     """Tokens that may go through the model at once: 0.7 of the memory that other programs and
-    `state_bytes` leave, over the bytes that autograd keeps of a token. On a CPU at most 16,384.
-
-    Two sizes of `probe` are measured, so that constant bytes cancel. Raises ValueError where
-    `longest` tokens do not fit."""
+    `state_bytes` leave, over the bytes that autograd keeps of a token, by two sizes of `probe`. On
+    a CPU at most 16,384. Raises ValueError where `longest` tokens do not fit."""
     (few, few_tokens), (many, many_tokens) = (
         kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
     each, layers = (many - few) / (many_tokens - few_tokens), len(layers_of(policy.model)) or 1

@@ -3,7 +3,6 @@ head in float32, a GPU that is full."""
 
 import dataclasses
 import inspect
-import json
 import os
 import re
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler, has_vllm
 from engine.trainer import Trainer
 from harness.failures import RunFailed, room_for
-from helpers import run, torchrun
+from helpers import run
 from ranks import load
 
 # ---------------------------------------------------------------------------- the engine's sleep
@@ -327,35 +326,3 @@ def test_torch_has_what_a_gpu_needs():
     assert "device" in inspect.signature(cuda.get_device_capability).parameters
     assert any("out_dtype" in str(s) for s in torch._C._jit_get_schemas_for_operator("aten::mm"))
     assert issubclass(torch.OutOfMemoryError, RuntimeError)
-
-
-def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
-    """Two ranks stopped after two chunks, continued by one: each problem has its completions
-    once."""
-    flags = ["--model", base, "--limit", "12", "--samples", "2", "--sampler", "transformers"]
-    code, out = tmp_path / "small_chunks.py", tmp_path / "out"
-    code.write_text(
-        "import sys; sys.path.insert(0, '.')\n"
-        "import eval\neval.AT_ONCE = 4\nown, chunks = eval.append, []\n"
-        "def append(path, rows):\n"
-        "    own(path, rows); chunks.append(len(rows))\n"
-        "    if len(chunks) == 2: raise OSError('end')\n"
-        "eval.append = append\neval.main(sys.argv[1:])\n")
-    done = torchrun(2, code, *flags, "--out", out, check=False)
-    assert done.returncode and "eval.py: end" in done.stderr
-    path = out / "completions.jsonl"
-    before = path.read_text()
-    assert before.count("completion\"") == 16  # two chunks of 4 problems x 2
-    evaluation.main([*flags, "--out", str(out)])
-    rows = list(map(json.loads, path.read_text().splitlines()))
-    assert path.read_text().startswith(before)
-    assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
-    result = json.loads((out / "eval.json").read_text())["results"]["countdown"]
-    assert result["problems"] == 12 and result["samples"] == 2
-
-
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
-def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
-    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
-             "--out", tmp_path / "out")
-    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 2
