@@ -104,12 +104,12 @@ class TransformersSampler:
         for start in range(0, len(each), self.chunk):  # like lengths go together
             chunk = each[start:start + self.chunk]
             numbers, rows = torch.tensor(chunk).unique_consecutive(return_inverse=True)
-            completions = self.decode([prompts[i] for i in numbers], rows, max_tokens, settings)
+            completions = self.generate([prompts[i] for i in numbers], rows, max_tokens, settings)
             for i, completion in zip(chunk, completions):
                 groups[i].append(completion)
         return groups
 
-    def decode(self, prompts, rows, max_tokens, settings):
+    def generate(self, prompts, rows, max_tokens, settings):
         """rows [N]: the prompt of each completion; settings: of `draw` -> N Completions."""
         ids, real = (
             pad_sequence([*map(torch.tensor, lists)], True, padding, "left").to(self.device)

@@ -179,6 +179,7 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
     path = out / "completions.jsonl"
     before = path.read_text()
     assert before.count("completion\"") == 16  # two chunks of 4 problems x 2
+    monkeypatch.setattr(evaluation, "AT_ONCE", 4)
     evaluation.main([*flags, "--out", str(out)])
     rows = list(map(json.loads, path.read_text().splitlines()))
     assert path.read_text().startswith(before)
