@@ -163,10 +163,11 @@ def test_the_reason_is_the_first_paragraph_that_says_something(error, said):
 
 
 def test_an_error_in_the_rows_is_a_sentence(monkeypatch):
-    def rows(*_):
+    def rows(*_, **__):
         yield dict(question="?", answer="#### 1")
         raise OSError("the connection\nbroke off\n\nSee there.")
-    monkeypatch.setattr(hub, "rows", rows)
+    monkeypatch.setattr(hub, "reach", lambda name: None)
+    monkeypatch.setattr(datasets, "load_dataset", rows)
     with pytest.raises(data.DataError, match="^openai/gsm8k cannot be loaded from the Hub: the "
                        "connection broke off .--data_dir FOLDER takes local files.$"):
         data.load("gsm8k", "test")

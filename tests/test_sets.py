@@ -51,7 +51,7 @@ ROWS = {
 
 
 def write(folder, name, *rows):
-    path = folder / f"{SETS[name].local[-1].replace('*', '')}.jsonl"
+    path = folder / f"{SETS[name].local.split()[-1].replace('*', '')}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -254,8 +254,6 @@ def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
     monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
     row = dict(prompt="?", answer=dict(anything=[1, None]), verifier="mine")
     assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
-    old = dict(prompt="?", answer="1", reward="mine")  # the field's name before
-    assert sources.problem_of_row("FILE, line 1", old, 0)["verifier"] == "mine"
 
 
 def test_what_is_not_there(tmp_path):
