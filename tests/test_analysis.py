@@ -139,10 +139,10 @@ def test_a_standard_error_is_no_score(tmp_path):
     last = run["records"][-1]
     assert (last["mean@n"], last["mean@n_stderr"]) == (pytest.approx(0.3), 0.01)
     assert (last["pass@n"], last["pass@n_stderr"]) == (0.5, 0.02)
-    assert runs.of_largest_n({"eval/x/pass@16": 0.9, "eval/x/pass@16_stderr": None,
-                              "eval/x/pass@8": 0.7, "eval/x/pass@8_stderr": 0.1}) == {
-        "pass@n": 0.9, "pass@n_stderr": None}
-    assert runs.of_largest_n({"eval/x/mean@8": 0.7, "eval/x/mean_length": 3.0}) == {"mean@n": 0.7}
+    record = {"eval/x/pass@16": 0.9, "eval/x/pass@16_stderr": None, "eval/x/pass@8": 0.7,
+              "eval/x/pass@8_stderr": 0.1, "eval/x/mean@8": 0.7, "eval/x/mean_length": 3.0}
+    assert runs.scores(record, "pass") == {16: "eval/x/pass@16", 8: "eval/x/pass@8"}
+    assert runs.scores(record, "mean") == {8: "eval/x/mean@8"}
 
 
 def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):

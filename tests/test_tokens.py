@@ -124,8 +124,7 @@ def unpacked(text, name):
 @functools.cache
 def expected(rollout, name):
     """What the analysis says of each state of a method's walk, in float64 lists over [N, T]."""
-    kept, states = open_rollout(rollout), []
-    kept.follow(name)
+    kept, states = open_rollout(rollout).follow(name), []
     for _, rows in walk(kept):
         t = kept.tokens()
         states.append(SimpleNamespace(
@@ -238,8 +237,8 @@ def test_methods_take_flags(rollout):
     assert "ess_kl=False" in methods[2]["text"]
     assert methods[0]["summary"][-1] != methods[1]["summary"][-1]
     kept = open_rollout(rollout)
-    kept.own = kept.own[0].bind(dual_clip=3.0), dict(kl_coef=0.5)
-    kept.follow("grpo --eps_low 0.05")
+    kept.method, kept.coefficients = kept.method.bind(dual_clip=3.0), dict(kl_coef=0.5)
+    kept = kept.follow("grpo --eps_low 0.05")
     assert kept.method.flags == dict(eps_low=0.05, eps_high=0.2, dual_clip=3.0)
     assert kept.coefficients == dict(kl_coef=0.5)
 
