@@ -1,5 +1,4 @@
-"""The token page: its numbers against the analysis that they come from, and the page itself in a
-headless Chromium.
+"""The token page: its numbers against the analysis, and the page in a headless Chromium.
 
 The tests in the browser need the package playwright and a Chromium, and are skipped without:
 pip install playwright; then apt-get install chromium, or python -m playwright install chromium."""
@@ -13,7 +12,6 @@ import re
 import shutil
 import time
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,16 +76,16 @@ def rollout(model, tmp_path_factory):
     return kept_rollout(tmp_path_factory.mktemp("rollout"), model, "--mask_truncated")
 
 
-@pytest.fixture(scope="module")
-def page(rollout):
-    """The page of two methods."""
-    return page_of(rollout, "--methods", "grpo,acpo").rename(rollout.parent / "page.html")
-
-
 def page_of(rollout, *flags):
     """-> the file that the command writes beside the rollout."""
     main(["tokens", str(rollout), *flags])
     return rollout.with_name(f"{rollout.stem}-tokens.html")
+
+
+@pytest.fixture(scope="module")
+def page(rollout):
+    """The page of two methods."""
+    return page_of(rollout, "--methods", "grpo,acpo").rename(rollout.parent / "page.html")
 
 
 def changed(rollout, file, **parts):
@@ -95,8 +93,6 @@ def changed(rollout, file, **parts):
     torch.save({**torch.load(rollout), **parts}, file)
     return file
 
-
-# ---------------------------------------------------------------------------- reading a page
 
 def header(text):
     found, = re.findall('<script type="application/json" id="page">(.*?)</script>', text)
@@ -115,17 +111,17 @@ def walk_of(text, problem, method):
 
 @functools.cache
 def analysed(rollout, name):
-    """-> Kept, and the states of a method's walk by the analysis: numbers [N, T] as the page calls
-    them, the metrics, and the rows of the next step."""
+    """-> Kept, and of each state of a method's walk by the analysis: numbers {name: [N, T]} as the
+    page calls them, metrics, and the rows of the next step."""
     kept, states = open_rollout(rollout).follow(name), []
     for _, rows in walk(kept):
         t = kept.tokens()
         signed = signed_gradient(t, kept.method)
-        numbers = dict(logprob=t.logprobs, probability=t.probs, entropy=t.entropy, ratio=t.ratio,
-                       advantage=t.advantages, signed=signed, gradient=signed.abs(),
-                       gap=kept.batch.old_logprobs - kept.batch.sampler_logprobs)
-        states.append(SimpleNamespace(rows=rows, metrics=measure(kept.method, t), numbers={
-            key: x.double().numpy() for key, x in numbers.items()}))
+        found = dict(logprob=t.logprobs, probability=t.probs, entropy=t.entropy, ratio=t.ratio,
+                     advantage=t.advantages, signed=signed, gradient=signed.abs(),
+                     gap=kept.batch.old_logprobs - kept.batch.sampler_logprobs)
+        numbers = {key: x.double().numpy() for key, x in found.items()}
+        states.append((numbers, measure(kept.method, t), rows))
     return kept, states
 
 
@@ -138,30 +134,24 @@ def shown_of(kept, problem):
 # ---------------------------------------------------------------------------- the payload
 
 @pytest.mark.quick
-def test_numbers_are_rounded_as_the_page_says():
-    x = np.array([0.0, 1e-12, -3e-7, 0.12345, -2.5, -100.04])
-    found = tokens.rounded(dict(logprob=x, gradient=np.stack([x, -x], 1)), slice(1, 6))
-    assert found["logprob"] == approx(x[1:].tolist(), rel=0.501e-5, abs=0)
-    assert np.array(found["gradient"]) == approx(np.stack([x[1:], -x[1:]], 1), rel=0.501e-5, abs=0)
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
 def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     """Of every token, state and method, in the order of the completions."""
     text, (kept, states), seen = page.read_text(), analysed(rollout, name), set()
     method = header(text)["methods"][number]
     assert method["name"] == name and method["text"].startswith(f"{name} = zscore | every_token")
-    assert method["shares"] == [state.rows.tolist() for state in states[:-1]]
-    assert method["advantages"] == approx(states[0].numbers["advantage"][:, 0], abs=1e-5)
+    assert method["shares"] == [rows.tolist() for *_, rows in states[:-1]]
+    assert method["advantages"] == approx(states[0][0]["advantage"][:, 0], abs=1e-5)
+    for line, (_, metrics, _) in zip(method["summary"], states, strict=True):
+        assert line == {key: approx(metrics[key].item(), abs=1e-5) for key in line}
     for problem in range(2):
         here, reference = shown_of(kept, problem), piece(text, f"problem-{problem}")
         said, old = walk_of(text, problem, number), np.array(reference["old"])
         assert {x.shape for x in said.values()} == {(5, int(here.sum()))}
-        assert old == approx(kept.batch.old_logprobs.numpy()[here], abs=0.51e-5, rel=1e-5)
-        assert reference["gap"] == approx(states[0].numbers["gap"][here], rel=1e-5, abs=2e-8)
-        for k, state in enumerate(states):
-            exact = {key: x[here] for key, x in state.numbers.items()}
+        assert old == approx(kept.batch.old_logprobs.numpy()[here], abs=2e-8, rel=1e-5)
+        for k, (numbers, *_) in enumerate(states):
+            exact = {key: x[here] for key, x in numbers.items()}
+            assert reference["gap"] == approx(exact["gap"], rel=1e-5, abs=2e-8)
             for key, of in dict(logprob="logprob", entropy="entropy", gradient="signed").items():
                 assert said[key][k] == approx(exact[of], rel=1e-5, abs=2e-8)
             assert np.exp(said["logprob"][k] - old) == approx(exact["ratio"], rel=1.1e-4)
@@ -171,9 +161,6 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
             assert (said["status"][k] == status).all()
             seen |= set(status.tolist())
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
-    for line, state in zip(method["summary"], states, strict=True):
-        assert line == {key: approx(state.metrics[key].item(), abs=1e-5) for key in line}
-    assert name == "acpo" or method["summary"][-1]["clip_low_frac"] > 0
 
 
 def test_select_and_advantage_0_have_a_status(model, tmp_path):
@@ -197,23 +184,19 @@ def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
         assert (said["gradient"][0][dropped] == 0).all() == (method == 0)
 
 
-def test_fewer_problems_and_a_method_of_two_passes(rollout):
-    text = page_of(rollout, "--methods", "ar_lopti,ar_lopti", "--problems", "1").read_text()
-    method, = header(text)["methods"]
-    assert len(method["shares"]) == 8 and method["shares"][:4] == method["shares"][4:]
-    assert len(method["advantages"]) == 4 and "walk-1-0" not in text
-    assert len(header(text)["problems"]) == 1
-
-
 def test_methods_take_flags(rollout):
     """The run's own has the run's flags but for those given; its coefficients stay."""
-    texts = ["grpo", "grpo --eps_low 0.99 --eps_high 99", "p3o --no-ess_kl"]
-    methods = header(page_of(rollout, "--methods", " , ".join(texts)).read_text())["methods"]
-    assert [method["name"] for method in methods] == texts
-    for method, flags in zip(methods, ("eps_low=0.2, eps_high=0.2", "eps_low=0.99, eps_high=99",
-                                       "ess_kl=False")):
-        assert flags in method["text"]
-    assert methods[0]["summary"][-1] != methods[1]["summary"][-1]
+    texts = ["grpo", "grpo --eps_low 0.99 --eps_high 99", "p3o --no-ess_kl", "ar_lopti"]
+    text = page_of(rollout, "--methods", " , ".join([*texts, "grpo"]), "--problems", "1").read_text()
+    said = header(text)
+    assert [method["name"] for method in said["methods"]] == texts
+    for method, flags in zip(said["methods"], ("eps_low=0.2, eps_high=0.2", "eps_high=99",
+                                               "ess_kl=False", "lopti")):
+        assert flags in method["text"] and len(method["advantages"]) == 4
+    own, other, _, of_two_passes = said["methods"]
+    assert own["summary"][-1] != other["summary"][-1]
+    assert of_two_passes["shares"] == own["shares"] * 2
+    assert len(said["problems"]) == 1 and "walk-1-0" not in text
     kept = open_rollout(rollout)
     kept.method, kept.coefficients = kept.method.bind(dual_clip=3.0), dict(kl_coef=0.5)
     own, other = kept.follow("grpo --eps_low 0.05"), kept.follow("cispo")
@@ -317,9 +300,11 @@ def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # None stands for Playwright's own
 PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
-LOOKS = """[...document.querySelectorAll(".completion")].map(x => [...x.querySelectorAll(
-    ".tokens span")].map(span => [span.style.backgroundColor.match(/\\d+/g).map(Number),
-                                  getComputedStyle(span).textDecorationLine]))"""
+OF_COMPLETIONS = '[...document.querySelectorAll(".completion")]'
+# of each token of each completion its colour, and the line over or under it
+LOOKS = OF_COMPLETIONS + """.map(x => [...x.querySelectorAll(".tokens span")].map(span => [
+    span.style.backgroundColor.match(/\\d+/g).map(Number),
+    getComputedStyle(span).textDecorationLine]))"""
 
 
 @pytest.fixture(scope="module")
@@ -379,12 +364,12 @@ def channels(colour):
 
 def colour_of(quantity, stops, x):
     """The colour that a value has by the page's own legend, reckoned anew."""
-    low, high = quantity["low"], quantity["high"]
+    ends = np.array([quantity["low"], quantity["high"]])
     if "log" in quantity:
         if x == 0:
             return [238] * 3
-        low, high, x = math.log(low), math.log(high), math.log(x)
-    place = min(max((x - low) / (high - low), 0), 1) * (len(stops) - 1)
+        ends, x = np.log(ends), math.log(x)
+    place = np.interp(x, ends, [0, len(stops) - 1])
     return [np.interp(place, range(len(stops)), line) for line in zip(*map(channels, stops))]
 
 
@@ -401,28 +386,27 @@ def panel(tab):
 
 def test_colours_are_those_of_the_numbers(visit, rollout, page):
     """Each quantity, before the first step and after the last; clipped tokens have a line, too."""
-    tab, states = visit(page), analysed(rollout, "grpo")[1]
+    tab, (kept, states) = visit(page), analysed(rollout, "grpo")
     maps, statuses = tab.evaluate("MAPS"), tab.evaluate("STATUSES")
-    lines = {tokens.UP: "overline", tokens.DOWN: "underline"}
+    clipped = np.argwhere((states[4][0]["signed"][:4] == 0) & kept.batch.mask[:4].numpy())
     for quantity in tab.evaluate("QUANTITIES"):
         tab.locator("#quantity").select_option(label=quantity["name"])
         drawn, key = [], quantity["key"]
         for step in (0, 4):
             at_step(tab, step)
             drawn.append(tab.evaluate(LOOKS))
-            for row, place in ((0, 0), (0, 7), (2, 1), (3, 2), (3, 4)):
-                x = {name: values[row, place] for name, values in states[step].numbers.items()}
+            for row, place in ((0, 0), (0, 7), (3, 2), (3, 4), *clipped[::5]):
+                x = {name: values[row, place] for name, values in states[step][0].items()}
                 colour, line = drawn[-1][row][place]
                 if key == "clipped":
-                    status = tokens.PASSES if x["signed"] else (
-                        tokens.UP if x["advantage"] > 0 else tokens.DOWN)
-                    assert (colour, line) == (channels(statuses[status][2]),
-                                              lines.get(status, "none"))
+                    status, mark = (tokens.PASSES, "none") if x["signed"] else (
+                        (tokens.UP, "overline") if x["advantage"] > 0 else
+                        (tokens.DOWN, "underline"))
+                    assert (colour, line) == (channels(statuses[status][2]), mark)
                 else:  # half of a 256th along the map, and the rounding of the number
                     want = colour_of(quantity, maps[quantity["map"]], x[key])
                     assert colour == approx(want, abs=4), (key, step, row, place)
         assert (drawn[0] != drawn[1]) == (key not in ("advantage", "gap"))
-        assert key != "clipped" or "underline" in str(drawn[1])
 
 
 @pytest.mark.parametrize("way", ["hover", "tap"])
@@ -435,7 +419,7 @@ def test_the_panel_has_the_numbers(visit, rollout, page, way):
         have = panel(tab)
         assert (have["completion"], have["place"]) == (
             str(row + 1), f"{place + 1} of {kept.batch.completion_len[row]}")
-        want = {name: x[row, place] for name, x in states[3].numbers.items()}
+        want = {name: x[row, place] for name, x in states[3][0].items()}
         want["gradient"] = want["signed"]
         for key in ("probability", "ratio", "entropy", "advantage", "gap", "gradient"):
             assert float(have[key]) == approx(want[key], rel=0.006, abs=1e-6), key
@@ -447,35 +431,28 @@ def test_the_panel_has_the_numbers(visit, rollout, page, way):
     assert float(panel(tab)["ratio"]) == 1
 
 
-def test_the_panel_is_closed_and_begins_anew_with_another_problem(visit, page):
-    tab = visit(page)
-    for close in (tab.locator("#close").click, lambda: tab.keyboard.press("Escape")):
-        tab.locator(TOKEN.format(1, 5)).click()
-        assert panel(tab)["place"].startswith("5 of")
-        close()
-        assert not tab.locator("#panel").is_visible()
-    tab.locator("#after").click()
-    until_begins(tab, "prompt", "second")
-    assert panel(tab) == {}
-
-
 def test_keys(visit, page):
     tab = visit(page)
-    here = "document.activeElement.number"
     tab.locator(TOKEN.format(1, 1)).focus()
     for key, place in (("ArrowRight", 1), ("End", 32), ("ArrowRight", 33), ("ArrowLeft", 32),
                        ("Home", 0), ("ArrowLeft", 0), ("ArrowDown", 33), ("ArrowUp", 0),
                        ("Tab", 33)):
         tab.keyboard.press(key)
-        assert tab.evaluate(here) == place, key
+        assert tab.evaluate("document.activeElement.number") == place, key
     assert panel(tab)["completion"] == "2"
     for key, element, text in ((".", "of", "1 of 4"), (".", "of", "2 of 4"), (",", "of", "1 of 4"),
                                ("m", "method-text", "acpo"), ("n", "prompt", "second"),
                                ("p", "prompt", "<b>")):
         tab.keyboard.press(key)
         until_begins(tab, element, text)
+    assert panel(tab) == {}  # it begins anew with another problem
     tab.keyboard.press("4")
     assert tab.locator("#quantity option:checked").inner_text() == "ratio"
+    for close in (tab.locator("#close").click, lambda: tab.keyboard.press("Escape")):
+        tab.locator(TOKEN.format(1, 5)).click()
+        assert panel(tab)["place"].startswith("5 of")
+        close()
+        assert not tab.locator("#panel").is_visible()
 
 
 def test_filters_and_the_completions_of_a_step(visit, page):
@@ -484,7 +461,7 @@ def test_filters_and_the_completions_of_a_step(visit, page):
     assert [title[:7] for title in titles] == ["✓ right", "✗ wrong", "✗ wrong", "✓ right"]
     for step in (0, 1, 4):
         at_step(tab, step)
-        own = tab.evaluate("""[...document.querySelectorAll(".completion")].map(
+        own = tab.evaluate(OF_COMPLETIONS + """.map(
             x => x.classList.contains("own") && x.innerText.includes("share"))""")
         share = said["methods"][0]["shares"][step - 1] if step else []
         assert own == [row in share for row in range(4)]
@@ -492,8 +469,7 @@ def test_filters_and_the_completions_of_a_step(visit, page):
     def there(reward, end):
         tab.locator("#reward").select_option(reward)
         tab.locator("#end").select_option(end)
-        rows = tab.evaluate("""[...document.querySelectorAll(".completion")].flatMap(
-            (x, k) => x.offsetParent ? [k] : [])""")
+        rows = tab.evaluate(OF_COMPLETIONS + ".flatMap((x, k) => x.offsetParent ? [k] : [])")
         assert tab.locator("#count").inner_text() == f"{len(rows)} of 4 completions"
         return rows
     assert there("right", "all") == [0, 3] and there("all", "truncated") == []
