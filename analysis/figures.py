@@ -23,8 +23,7 @@ PANELS = dict(
             "policy/kl_old": "KL within the rollout (nats)"},
     fade={"adv/mass_pos": "mass on successes, $m_S$", "adv/mass_neg": "mass on failures, $m_F$",
           "policy/entropy": "entropy (nats)", "adv/fade_alpha": "FADE's alpha",
-          "adv/fade_delta": "FADE's delta",
-          "reward/mean": "reward"},
+          "adv/fade_delta": "FADE's delta", "reward/mean": "reward"},
     p3o={"policy/ess": "effective sample size", "clip/capped_frac": "share of tokens capped",
          "clip/frac": "share of tokens clipped", "policy/ratio_max": "largest ratio",
          "policy/kl_old": "KL to the rollout's policy (nats)", "policy/entropy": "entropy (nats)"})
@@ -87,7 +86,7 @@ def curves(groups, out, kind="curves", metric=None):
     draw(drawn, out, OF_SEEDS, x)
 
 
-def passk(results, out, caption=OF_PASSK):
+def passk(results, out):
     """results: {name: {k: (pass@k, low, high)}}."""
     lines = {name: [(k, *value) for k, value in curve.items()] for name, curve in results.items()}
-    draw({"pass@k": lines}, out, caption, "k", ylim=(0, 1), xscale=LogScale(None, base=2))
+    draw({"pass@k": lines}, out, OF_PASSK, "k", ylim=(0, 1), xscale=LogScale(None, base=2))

@@ -163,31 +163,29 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
     assert {tokens.PASSES, tokens.OUT, *([tokens.DOWN] if name == "grpo" else [])} <= seen
 
 
-def test_select_and_advantage_0_have_a_status(model, tmp_path):
-    path = kept_rollout(tmp_path, model, "--loss top_entropy", rewards=[REWARDS[0], [1.0] * 4])
-    text = page_of(path, "--steps", "2", "--lr", "1e-5").read_text()
-    for problem, kinds in ((0, {tokens.PASSES, tokens.UNSELECTED}), (1, {tokens.NO_ADVANTAGE})):
-        assert set(walk_of(text, problem, 0)["status"][0].tolist()) == kinds
-
-
-def test_a_token_that_a_correction_drops_is_not_selected(model, tmp_path):
-    path = kept_rollout(tmp_path, model, "--correction token_mask")
+def test_tokens_that_do_not_count_have_a_status(model, tmp_path):
+    """Those that a select or a correction leaves out, and those without an advantage."""
+    path = kept_rollout(tmp_path, model, "--loss top_entropy --correction token_mask",
+                        rewards=[REWARDS[0], [1.0] * 4])
     batch = torch.load(path)["batch"]
     batch["sampler_logprobs"][:, ::2] -= 3  # r = e^3 is above the bound, 5
-    changed(path, path, batch=batch)
-    text = page_of(path, "--methods", "grpo,cispo", "--steps", "2", "--lr", "1e-6").read_text()
+    text = page_of(changed(path, path, batch=batch), "--methods", "top_entropy,cispo", "--steps",
+                   "2", "--lr", "1e-6").read_text()
     shown = shown_of(open_rollout(path), 0)
     dropped = np.broadcast_to(np.arange(shown.shape[1]) % 2 == 0, shown.shape)[shown]
-    for method, kind in enumerate((tokens.UNSELECTED, tokens.PASSES)):  # the run's, and another
-        said = walk_of(text, 0, method)
-        assert (said["status"][0] == np.where(dropped, kind, tokens.PASSES)).all()
-        assert (said["gradient"][0][dropped] == 0).all() == (method == 0)
+    run, other = walk_of(text, 0, 0), walk_of(text, 0, 1)
+    assert (run["status"][0][dropped] == tokens.UNSELECTED).all()
+    assert set(run["status"][0][~dropped]) == {tokens.UNSELECTED, tokens.PASSES}
+    assert ((run["gradient"][0] == 0) == (run["status"][0] == tokens.UNSELECTED)).all()
+    assert (other["status"][0] == tokens.PASSES).all() and other["gradient"][0][dropped].any()
+    assert (walk_of(text, 1, 0)["status"] == tokens.NO_ADVANTAGE).all()
 
 
 def test_methods_take_flags(rollout):
     """The run's own has the run's flags but for those given; its coefficients stay."""
     texts = ["grpo", "grpo --eps_low 0.99 --eps_high 99", "p3o --no-ess_kl", "ar_lopti"]
-    text = page_of(rollout, "--methods", " , ".join([*texts, "grpo"]), "--problems", "1").read_text()
+    names = " , ".join([*texts, "grpo"])
+    text = page_of(rollout, "--methods", names, "--problems", "1").read_text()
     said = header(text)
     assert [method["name"] for method in said["methods"]] == texts
     for method, flags in zip(said["methods"], ("eps_low=0.2, eps_high=0.2", "eps_high=99",
@@ -211,11 +209,9 @@ def test_facts_of_a_completion(rollout, page):
         [dict(tokens=n, reward=reward, right=reward == 1, truncated=len(text.encode()) >= 48)
          for n, reward, text in zip(*columns)] for columns in zip(lengths, REWARDS, COMPLETIONS)]
     # --overlong_penalty takes from a right one's reward, too, and a reward of 1 alone is right
-    kept.shaped_rewards[0, :2] = torch.tensor([0.25, -1.0])
-    kept.rewards[0, 3] = 2.0
-    found = tokens.completions_of(kept, [0])[:4]
-    assert [c["right"] for c in found] == [True, False, False, False]
-    assert [c["reward"] for c in found[:2]] == [0.25, -1.0]
+    kept.shaped_rewards[0, 0], kept.rewards[0, 3] = 0.25, 2.0
+    first, *_, fourth = tokens.completions_of(kept, [0])[:4]
+    assert first["right"] and first["reward"] == 0.25 and not fourth["right"]
 
 
 # ---------------------------------------------------------------------------- texts
@@ -239,8 +235,8 @@ def test_texts_of_tokens_are_the_text(page, model):
 def test_bytes_that_are_no_text(tokenizer, text, cut):
     """A completion can end within a character, or hold bytes that are none."""
     first, second = tokenizer.encode("é")
-    for ids in (tokenizer.encode(text)[:cut],
-                [second, *tokenizer.encode("ab"), first, *tokenizer.encode(text)[:cut]]):
+    for before in ([], [second, first]):
+        ids = before + tokenizer.encode(text)[:cut]
         pieces = tokens.token_texts(tokenizer, ids)
         assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
 
@@ -261,30 +257,27 @@ def test_no_text_is_markup(page):
     network."""
     text, template = page.read_text(), tokens.TEMPLATE.read_text()
     assert not any(word in text for word in ("hacked", "<!-- data -->", "<b>1", "\u2028"))
-    rest = re.sub(r'<script type="(text/plain|application/json)" id="[\w-]+">[^<]*</script>', "",
-                  text)
+    rest = re.sub(r"<script type=.(text/plain|application/json). id=[^>]*>[^<]*</script>", "", text)
     assert rest.count("<script") == template.count("<script") == 1
-    assert header(tokens.fill(dict(name="</script><script>\u2028&"), {})) == dict(
-        name="</script><script>\u2028&")
-    policy, = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
+    hostile = dict(name="</script><script>\u2028&")
+    assert header(tokens.fill(hostile, {})) == hostile
     script, style = (
         base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for tag in
         ("script", "style") for part in re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S))
-    assert policy == (f"default-src 'none'; script-src 'sha256-{script}'; style-src "
-                      f"'sha256-{style}'; base-uri 'none'; form-action 'none'")
+    assert (f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+            "base-uri 'none'; form-action 'none'") in text
 
 
-# ---------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------- said in words
 
 def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     rewards = torch.tensor(REWARDS)
     rewards[0, 0] = 0.5
     half = changed(rollout, tmp_path / "half.pt", shaped_rewards=rewards)
-    for args, words in (
-            ([rollout, "--lr", "1e8"], "steps of grpo cannot be taken: optimizer step 2: loss "),
-            ([half, "--methods", "grpo,passk"],
-             "the steps of passk cannot be taken: passk counts successes")):
-        assert words in refused(capsys, main, "tokens", *args), args
+    for words, *args in (
+            ("steps of grpo cannot be taken: optimizer step 2: loss ", rollout, "--lr", "1e8"),
+            ("passk cannot be taken: passk counts successes", half, "--methods", "grpo,passk")):
+        assert words in refused(capsys, main, "tokens", *args)
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
@@ -292,7 +285,6 @@ def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
     batch["old_logprobs"] -= 0.25
     text = page_of(changed(rollout, tmp_path / "a.pt", batch=batch), "--problems", "1").read_text()
     assert "log ratios are 0.25 on average and up to 0.25" in header(text)["note"]
-    assert str(tmp_path) not in text
 
 
 # ---------------------------------------------------------------------------- in the browser
@@ -317,8 +309,7 @@ def browser():
         except playwright.Error as e:
             if found or "Executable doesn't exist" not in str(e):
                 raise
-            pytest.skip(f"there is no Chromium: none of {', '.join(CHROMIUMS)} is on the PATH, and "
-                        "python -m playwright install chromium was not run")
+            pytest.skip(f"no Chromium: neither {', '.join(CHROMIUMS)} nor Playwright's own")
         yield opened
         opened.close()
 
@@ -495,20 +486,18 @@ def test_texts_are_data(visit, page):
     assert [box["x"] for box in boxes] == sorted(box["x"] for box in boxes)  # in their order
 
 
-def test_completions_of_3000_tokens(visit, model, tmp_path):
+def test_tokens_far_from_the_screen_are_painted_when_one_comes_to_them(visit, model, tmp_path):
     texts = ["".join(chr(97 + (i * k) % 26) for i in range(3000)) for k in (1, 3, 5, 7)]
     tab = visit(page_of(kept_rollout(tmp_path, model, "", [texts], REWARDS[:1], 3100)))
     assert tab.locator(".tokens span").count() == 4 * 3001
     tab.locator("#quantity").select_option(label="ratio")
-    # a token far from the screen is painted when one comes to it, and again after a move
-    first, last = tab.locator(TOKEN.format(1, 1)), tab.locator(TOKEN.format(4, 3001))
     is_of_now = "shown.spans.at(-1).style.backgroundColor === lookOf(4 * 3001 - 1).background"
     for step in (4, 0):
-        first.scroll_into_view_if_needed()
+        tab.locator(TOKEN.format(1, 1)).scroll_into_view_if_needed()
         until(tab, "!shown.sections[3].near")
         at_step(tab, step)
         assert not tab.evaluate(is_of_now)
-        last.scroll_into_view_if_needed()
+        tab.locator(TOKEN.format(4, 3001)).scroll_into_view_if_needed()
         until(tab, is_of_now)
     tab.set_viewport_size(dict(width=360, height=700))  # there is no space in them to break at
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
