@@ -4,6 +4,7 @@ import json
 import re
 import statistics
 import sys
+from functools import partial
 from math import nan
 from operator import itemgetter
 from pathlib import Path
@@ -66,24 +67,25 @@ def grouped(runs):
     return groups
 
 
-def bootstrap(values):
-    """-> mean, low, high of one value per seed, by stats.interval."""
-    return statistics.fmean(values), *interval(values, draws=10_000)
+bootstrap = partial(interval, draws=10_000)
 
 
-def one_seed(record, name):
-    """-> a metric of one run, and 1.96 standard errors over the problems to either side, or nan."""
-    value, error = record[name], record.get(f"{name}_stderr")
-    half = nan if error is None else NORMAL * error
-    return value, value - half, value + half
+def over(records, name, ends):
+    """-> mean, low, high of a metric: low and high are ends(values), of one record NORMAL standard
+    errors over the problems to either side, or nan where none was logged."""
+    values = [record[name] for record in records]
+    low, high = ends(values)
+    if len(values) == 1:
+        error = records[0].get(f"{name}_stderr")
+        half = nan if error is None else NORMAL * error
+        low, high = low - half, high + half
+    return statistics.fmean(values), low, high
 
 
 def values(run, name):
     """A metric's values over the rollouts; the base's score before training is none of them."""
     return [r[name] for r in run["records"] if r["rollout"] and r.get(name) is not None]
 
-
-# ---------------------------------------------------------------------------- the table
 
 last = itemgetter(-1)
 # column: metric, and its number of a run from the values over the rollouts
@@ -108,7 +110,7 @@ def cell(found):
     """0.512 (0.496-0.531): the mean over seeds and its interval; "-" without a value."""
     if not found:
         return "-"
-    mean, low, high = bootstrap(found)
+    mean, (low, high) = statistics.fmean(found), bootstrap(found)
     return f"{mean:.3f}" if len(found) == 1 else f"{mean:.3f} ({low:.3f}-{high:.3f})"
 
 
@@ -129,13 +131,10 @@ def table(groups):
     return markdown_table(head, rows) + "\n"
 
 
-# ---------------------------------------------------------------------------- pass@k
-
-
 def pass_at_k(groups):
     """{label: {k: (pass@k, low, high)}} at the end of the runs, where they were evaluated after
     training, and as "base MODEL DATA" before it, for each seed once. k: those that all seeds have.
-    The interval is a bootstrap's over the seeds, of one seed one_seed's."""
+    The interval is a bootstrap's over the seeds, of one seed over the problems."""
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
@@ -145,8 +144,7 @@ def pass_at_k(groups):
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
                     curves.setdefault(key, {})[run["seed"]] = record
-    return {label: {k: one_seed(*records, name) if len(records) == 1 else
-                    bootstrap([record[name] for record in records])
+    return {label: {k: over(records, name, bootstrap)
                     for k, name in scores(records[0], "pass").items()
                     if all(name in record for record in records)}
             for label, of in {**before, **after}.items() for records in [[*of.values()]]}

@@ -26,9 +26,6 @@ TEMPLATE = Path(__file__).with_suffix(".html")
 PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
 
 
-# ---------------------------------------------------------------------------- texts
-
-
 def token_texts(tokenizer, ids):
     """The text of each token; together they are the text of all.
 
