@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import pickle
-import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -27,7 +26,7 @@ class Set(NamedTuple):
     splits: dict = {"test": "test"}  # our split -> the Hub's; a benchmark has "test" alone
     verifier: str = "math"
     options: dict = {}  # of datasets.load_dataset, such as the columns of large files
-    files: Callable | None = None  # where it is no table: data.load's options -> names of files
+    files: tuple = ()  # names of data files, where it is no table
 
 
 def first(row, names):
@@ -123,34 +122,15 @@ def livecodebench(row):
     return programming(row["question_content"], row["starter_code"], tests, fn_name)
 
 
-def returned(outputs, fn_name, row):
-    """The values that a function of TACO returns: some rows (Codewars) have each in a list, others
-    (LeetCode) have not. [] where neither the starter code's type nor the question tells."""
-    if not all(isinstance(value, list) and len(value) == 1 for value in outputs):
-        return outputs
-    unwrapped = [value[0] for value in outputs]
-    kind = re.search(rf"def {fn_name}\(.*\) *->([^:\n]*)", row["starter_code"] or "")
-    if not kind:  # A function that returns lists of one element has such a list in its examples.
-        return [] if any(str(value) in row["question"] for value in outputs) else unwrapped
-    depth = max(len(re.match(r"\[*", str(value))[0]) for value in outputs)
-    wrappers = depth - len(re.findall("list|tuple", kind[1].lower()))
-    return {0: outputs, 1: unwrapped}.get(wrappers, [])
-
-
 def taco(row):
-    """TACO's shape: input_output, a JSON text of inputs, outputs and, for functions, fn_name."""
+    """TACO's shape: input_output, a JSON text of inputs and outputs. A row of a function has no
+    tests here, and is left out: rows do not agree on whether each value is in a list."""
     sys.set_int_max_str_digits(0)  # some rows hold integers of many thousand digits
     cases = json.loads(row["input_output"])
-    pairs = list(zip(cases["inputs"], cases["outputs"], strict=True))
-    fn_name = cases.get("fn_name")
-    if fn_name:  # TACO lists the arguments; we have JSON lines
-        values = returned(cases["outputs"], fn_name, row)
-        tests = [dict(input="\n".join(map(json.dumps, given)), output=json.dumps(value))
-                 for (given, _), value in zip(pairs, values) if isinstance(given, list)]
-    else:
-        texts = (["\n".join(x) if isinstance(x, list) else x for x in pair] for pair in pairs)
-        tests = [dict(input=given, output=expected) for given, expected in texts]
-    return programming(row["question"], row["starter_code"], tests, fn_name)
+    pairs = zip(cases["inputs"], cases["outputs"], strict=True)
+    texts = (["\n".join(x) if isinstance(x, list) else x for x in pair] for pair in pairs)
+    tests = [] if cases.get("fn_name") else [dict(input=a, output=b) for a, b in texts]
+    return programming(row["question"], row["starter_code"], tests)
 
 
 def code_contests(row):
@@ -160,17 +140,6 @@ def code_contests(row):
              for kind in CONTEST_TESTS
              for given, expected in zip(row[kind]["input"], row[kind]["output"])]
     return programming(row["description"], "", tests)
-
-
-def lcb_files(options):
-    """release_v6 is the first six files; v6 the sixth alone."""
-    release = options.get("lcb_release") or "release_v6"
-    match = re.fullmatch("(release_)?v([1-6])", release)
-    if not match:
-        raise ValueError(f"--lcb_release {release}: there are release_v1 to release_v6, "
-                         "and v1 to v6 for one file alone")
-    last = int(match[2])
-    return [f"test{n if n > 1 else ''}.jsonl" for n in range(1 if match[1] else last, last + 1)]
 
 
 ONLY_TRAIN = {"train": "train"}
@@ -197,5 +166,5 @@ SETS = {
     "olympiad": Set("Hothan/OlympiadBench", "olympiad olympiadbench", maths, TRAIN_AS_TEST,
                     options=dict(name="OE_TO_maths_en_COMP")),
     "livecodebench": Set("livecodebench/code_generation_lite", "livecodebench*", livecodebench,
-                         verifier="code", files=lcb_files),
+                         verifier="code", files=("test.jsonl", *map("test{}.jsonl".format, "23456"))),
 }

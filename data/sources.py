@@ -30,7 +30,7 @@ def load_set(name, split, data_dir, left_out, options):
     if not data_dir and split not in spec.splits:
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
-    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split, options)
+    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split)
     problems, places = {}, []
     for number, (place, row) in enumerate(rows):
         try:
@@ -81,14 +81,13 @@ def json_lines(path):
         raise DataError(f"{path}, line {number} is not a JSON object: {e}") from None
 
 
-def hub_rows(spec, split, options):
+def hub_rows(spec, split):
     """The rows of a set on the Hub, each with its place: of a table, or of data files."""
     try:
-        files = spec.files and spec.files(options)
         hub.reach(spec.hub)
-        if files:
+        if spec.files:
             from huggingface_hub import hf_hub_download
-            rows = (row for name in files for _, row in
+            rows = (row for name in spec.files for _, row in
                     json_lines(hf_hub_download(spec.hub, name, repo_type="dataset")))
         else:
             from datasets import load_dataset

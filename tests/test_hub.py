@@ -155,8 +155,6 @@ def test_an_error_in_the_rows_is_a_sentence(monkeypatch):
     with pytest.raises(data.DataError, match="^openai/gsm8k cannot be loaded from the Hub: the "
                        "connection broke off .--data_dir FOLDER takes local files.$"):
         data.load("gsm8k", "test")
-    with pytest.raises(data.DataError, match="--lcb_release v9: there are release_v1"):
-        data.load("livecodebench", "test", lcb_release="v9")
 
 
 def test_a_hub_that_is_silent_is_a_sentence_at_once(monkeypatch, tmp_path):
