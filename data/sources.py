@@ -54,7 +54,7 @@ def local_rows(name, split, folder):
     """The rows of a set's file in a folder, each with its place: of the file of a split, else of
     the first of its names, whose one file is both splits."""
     of_split = [f"{name}_{split}.jsonl", f"{name}/{split}.jsonl"]
-    whole = [f"{stem}.jsonl" for stem in SETS[name].local.split()]
+    whole = [f"{stem}.jsonl" for stem in SETS[name].local]
     paths = [path for path in map(Path(folder).joinpath, of_split) if path.exists()]
     for pattern in whole:
         paths = paths or [path for path in sorted(Path(folder).glob(pattern))
