@@ -244,14 +244,14 @@ def prepare(names):
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
     """The rewards of a rollout.
 
-    problems: P dicts with "verifier", a name in REWARDS, and "answer". completions: for each, a
-    list of texts. timeout: seconds for one completion, instead of its verifier's. details: a list
-    to which the worker.Result of each completion is added.
+    problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
+    each, a list of texts. timeout: seconds for one completion, instead of its verifier's. details:
+    a list to which the worker.Result of each completion is added.
     Returns P lists of floats, and a counter of each of worker.FAULTS: a verifier's exceptions are
     counted and not raised."""
-    jobs = [worker.Job(p["verifier"], [text, p["answer"]],
-                       timeout or verifier(p["verifier"]).seconds)
-            for p, texts in zip(problems, completions, strict=True) for text in texts]
+    jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
+            for p, texts in zip(problems, completions, strict=True)
+            for name in [p.get("verifier") or p["reward"]] for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)

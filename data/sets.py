@@ -21,7 +21,7 @@ IDS = ("id", "unique_id", "problem_idx", "idx", "question_id", "number")  # the 
 
 class Set(NamedTuple):
     hub: str  # the id on the Hub
-    local: str  # names of local files without .jsonl, in which * is any text
+    local: tuple  # names of local files without .jsonl, in which * is any text
     problem: Callable  # a row -> a problem
     splits: dict = {"test": "test"}  # our split -> the Hub's; a benchmark has "test" alone
     verifier: str = "math"
@@ -45,13 +45,12 @@ def gold(value):
 
 
 def maths(row):
-    answer = first(row, ("answer", "final_answer"))
+    """The answer is a field, or its one element, else the last box of the solution."""
+    if isinstance(row.get("solution"), str):
+        row = {"solution with \\boxed{}": last_boxed(row["solution"]), **row}
+    answer = first(row, ("answer", "final_answer", "solution with \\boxed{}"))
     answer = answer[0] if isinstance(answer, list) else answer
     return dict(prompt=first(row, ("problem", "question")), answer=gold(answer))
-
-
-def boxed(row):
-    return dict(prompt=row["problem"], answer=last_boxed(row["solution"]))
 
 
 def orz(row):
@@ -142,29 +141,31 @@ def code_contests(row):
     return programming(row["description"], "", tests)
 
 
+LCB_FILES = "test.jsonl", *(f"test{n}.jsonl" for n in range(2, 7))  # of release_v6
 ONLY_TRAIN = {"train": "train"}
 BOTH = {**ONLY_TRAIN, "test": "test"}
 TRAIN_AS_TEST = {"test": "train"}  # benchmarks whose one split the Hub calls train
 
 SETS = {
     # sets to learn from; "test" where the set has a held-out part
-    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", "orz*", orz, ONLY_TRAIN),
-    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", "deepscaler*", maths, ONLY_TRAIN),
-    "math": Set("DigitalLearningGmbH/MATH-lighteval", "math", boxed, BOTH),
-    "gsm8k": Set("openai/gsm8k", "gsm8k*", gsm8k, BOTH, options=dict(name="main")),
-    "hitab": Set("kasnerz/hitab", "hitab*", hitab, BOTH, "table"),
-    "code_contests": Set("deepmind/code_contests", "code_contests*", code_contests, BOTH, "code",
+    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, ONLY_TRAIN),
+    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths,
+                      ONLY_TRAIN),
+    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math",), maths, BOTH),
+    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, BOTH, options=dict(name="main")),
+    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, BOTH, "table"),
+    "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, BOTH, "code",
                          dict(columns=["description", *CONTEST_TESTS])),
     # benchmarks
-    "aime24": Set("HuggingFaceH4/aime_2024", "aime24 aime_2024", maths, TRAIN_AS_TEST),
-    "aime25": Set("math-ai/aime25", "aime25 aime_2025", maths),
-    "aime26": Set("MathArena/aime_2026", "aime26 aime_2026", maths, TRAIN_AS_TEST),
-    "amc23": Set("math-ai/amc23", "amc23 amc_2023", maths),
-    "amc": Set("AI-MO/aimo-validation-amc", "amc amc_2022_2023", maths, TRAIN_AS_TEST),
-    "math500": Set("HuggingFaceH4/MATH-500", "math500", maths),
-    "minerva": Set("math-ai/minervamath", "minerva minerva_math", maths),
-    "olympiad": Set("Hothan/OlympiadBench", "olympiad olympiadbench", maths, TRAIN_AS_TEST,
+    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, TRAIN_AS_TEST),
+    "aime25": Set("math-ai/aime25", ("aime25", "aime_2025"), maths),
+    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, TRAIN_AS_TEST),
+    "amc23": Set("math-ai/amc23", ("amc23", "amc_2023"), maths),
+    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, TRAIN_AS_TEST),
+    "math500": Set("HuggingFaceH4/MATH-500", ("math500",), maths),
+    "minerva": Set("math-ai/minervamath", ("minerva", "minerva_math"), maths),
+    "olympiad": Set("Hothan/OlympiadBench", ("olympiad", "olympiadbench"), maths, TRAIN_AS_TEST,
                     options=dict(name="OE_TO_maths_en_COMP")),
-    "livecodebench": Set("livecodebench/code_generation_lite", "livecodebench*", livecodebench,
-                         verifier="code", files=("test.jsonl", *map("test{}.jsonl".format, "23456"))),
+    "livecodebench": Set("livecodebench/code_generation_lite", ("livecodebench*",), livecodebench,
+                         verifier="code", files=LCB_FILES),
 }

@@ -54,7 +54,7 @@ def local_rows(name, split, folder):
     """The rows of a set's file in a folder, each with its place: of the file of a split, else of
     the first of its names, whose one file is both splits."""
     of_split = [f"{name}_{split}.jsonl", f"{name}/{split}.jsonl"]
-    whole = [f"{stem}.jsonl" for stem in SETS[name].local.split()]
+    whole = [f"{stem}.jsonl" for stem in SETS[name].local]
     paths = [path for path in map(Path(folder).joinpath, of_split) if path.exists()]
     for pattern in whole:
         paths = paths or [path for path in sorted(Path(folder).glob(pattern))
@@ -110,6 +110,8 @@ def load_file(path, left_out):
 
 def problem_of_row(place, row, number):
     """A row of a user's file as a problem; its id is `number` where it has none."""
+    if "reward" in row:  # the field's name before
+        row = {"verifier": row["reward"], **row}
     if missing := {"answer", "verifier"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")

@@ -51,7 +51,7 @@ ROWS = {
 
 
 def write(folder, name, *rows):
-    path = folder / f"{SETS[name].local.split()[-1].replace('*', '')}.jsonl"
+    path = folder / f"{SETS[name].local[-1].replace('*', '')}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
