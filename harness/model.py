@@ -46,11 +46,13 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
             "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
-    try:
-        prompts = [data.encode(tokenizer, problem, template) for problem in problems]
-    except Exception as e:  # a chat template is a program, which may raise anything
-        raise ValueError(f"--model {model}: its tokenizer cannot encode a prompt "
-                         f"({hub.reason(e)}); --template has other forms of it") from None
+    prompts = []
+    for problem in problems:
+        try:
+            prompts.append(data.encode(tokenizer, problem, template))
+        except Exception as e:  # a chat template is a program, which may raise anything
+            raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
+                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
     # transformers makes a tokenizer without words of a folder without one
     require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
             f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "

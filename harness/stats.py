@@ -109,6 +109,6 @@ def benchmark_results(problems, groups):
     low, high = interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))
     results = dict(summarise(problems, groups), problems=len(problems), samples=n,
                    interval=[low, high])
-    if {problem["verifier"] for problem in problems} <= votes.VOTES.keys():
+    if {problem["verifier"] for problem in problems} <= {*votes.VOTES}:
         results[f"maj@{n}"] = majority_score(problems, groups)
     return results

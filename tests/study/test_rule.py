@@ -160,9 +160,9 @@ def test_a_part_is_trained_and_continues(tmp_path, monkeypatch, capsys):
     before = file.stat().st_mtime_ns
     main()
     assert "0 runs are missing" in capsys.readouterr().out and file.stat().st_mtime_ns == before
-    run["code"]["losses.acpo"] += 1  # as of another formula
+    run["code"]["acpo"] += 1  # as of another formula
     file.write_text(json.dumps(run) + "\n")
-    with pytest.raises(SystemExit, match="1 finished runs.*losses.acpo changed since. --force"):
+    with pytest.raises(SystemExit, match="1 finished runs.*acpo changed since. --force"):
         main()
     main("--force")
     del run["code"]  # as of the published lines
