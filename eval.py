@@ -30,7 +30,7 @@ from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags
 from harness.log import versions
 from harness.model import check_positions, read_tokenizer
-from harness.stats import benchmark_results, by_problem, paired
+from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade
 
@@ -55,7 +55,6 @@ def add_flags(flag):
          least=1e-6)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("lcb_release", None, "LiveCodeBench's release_v1 ... release_v6, or v1 ... v6, one file")
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
     flag("lcb_to", None, "LiveCodeBench's contests up to this day")
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
@@ -80,15 +79,12 @@ def parse_args(argv=None):
     del args.origin
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
-    for name, value in vars(args).items():
-        if name.startswith("lcb_") and value and "livecodebench" not in args.benchmarks:
-            refuse(f"--{name} is for livecodebench alone")
+    if (args.lcb_from or args.lcb_to) and "livecodebench" not in args.benchmarks:
+        refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if args.top_p > 1:
         refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
-    if args.lcb_release and args.data_dir:
-        refuse("--lcb_release is for the Hub: --data_dir has one file")
     if args.completions:
         if unused := given.keys() & set(SAMPLING):
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
@@ -103,8 +99,8 @@ def load_benchmarks(args):
     problems = []
     try:
         for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
-            rows = data.load(name, args.split, args.data_dir, lcb_release=args.lcb_release,
-                             lcb_from=args.lcb_from, lcb_to=args.lcb_to)
+            rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
+                             lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
         sandbox.announce(problems, args.allow_unsafe_code)
@@ -134,8 +130,13 @@ def load_model(args, problems):
                f"{data.hub.reason(e)}")
 
 
-def read_groups(path, problems):
-    """-> for each problem its rows in a file, without rewards; the names of its benchmarks."""
+def read_groups(path, problems, n=None, flag=None, size=1):
+    """-> for each problem its rows in a file, with the rewards and faults of today's verifiers.
+
+    Each problem has n rows, without n as many as the others: a flag's file is refused otherwise,
+    and of another the problems end with the last whole chunk, of `size` problems."""
+    if flag and not path.is_file():
+        refuse(f"{flag}: there is no file {path}")
     found = defaultdict(list)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -149,71 +150,54 @@ def read_groups(path, problems):
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
-    names = {name for name, _ in found}
-    return [found[problem["place"][0], problem["id"]] for problem in problems], names
-
-
-def graded(problems, groups):
-    """The groups' rows with the rewards and the faults of today's verifiers."""
-    details = []
-    grade(problems, [[row["completion"] for row in rows] for rows in groups], details=details)
-    found = iter(details)
-    return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
-             for row, result in zip(rows, found)] for rows in groups]
-
-
-def read_whole(path, problems, flag, n=None):
-    """-> for each problem its graded rows in another file; refused unless each problem has n, or
-    without n all have equally many."""
-    if not path.is_file():
-        refuse(f"{flag}: there is no file {path}")
-    groups, there = read_groups(path, problems)
-    if missing := {problem["place"][0] for problem in problems} - there:
-        refuse(f"{flag}: {path} has completions of {', '.join(sorted(there)) or 'no benchmark'}, "
-               f"and none of {', '.join(sorted(missing))}")
+    groups = [found[problem["place"][0], problem["id"]] for problem in problems]
     n = n or max(1, *map(len, groups))
-    for problem, rows in zip(problems, groups):
-        if len(rows) != n:
-            refuse(f"{flag}: {path} has {len(rows)} completions of problem {problem['id']}, not "
-                   f"{n} as of the others; --limit N takes the first N problems")
-    return graded(problems, groups)
+    whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
+    if whole < len(groups):
+        if flag:
+            refuse(f"{flag}: {path} has {len(groups[whole])} completions of problem "
+                   f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; --limit N "
+                   "takes the first N problems")
+        whole -= whole % size
+    details = []
+    grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups[:whole]],
+          details=details)
+    results = iter(details)
+    return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
+             for row, result in zip(rows, results)] for rows in groups[:whole]]
 
 
 def claim(args, out):
     """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
-    weights = settings["weights"] = args.model and checksums.of_weights(args.model)
+    weights = args.model and checksums.of_weights(args.model)
+    path, rows = out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)
-        path = out / "completions.jsonl"
-        if path.exists() and path.stat().st_size:
-            before = json.loads((out / "settings.json").read_text())
-            for name, value in settings.items():
-                if name != "weights" and value != before.get(name):
-                    refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
-            settings["weights"] = there = before.get("weights")  # None: they could not be read
-            if None not in (weights, there) and weights != there:
-                refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
-                       "--out evaluates these")
-        write(out / "settings.json", json.dumps(settings, indent=1))
+        if not rows.exists() or not rows.stat().st_size:
+            write(path, json.dumps(dict(settings, weights=weights), indent=1))
+        before = json.loads(path.read_text())
+        for name, value in settings.items():
+            if value != before.get(name):
+                refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
+        # None: they could not be read
+        if None not in (weights, before.get("weights")) and weights != before["weights"]:
+            refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
+                   "--out evaluates these")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
-    except (OSError, ValueError, AttributeError, RecursionError) as e:
+    except Exception as e:  # settings.json may hold anything
         refuse(f"--out {out} cannot be used: {e}")
 
 
 def previous_rows(args, problems, out, size):
     """-> the rows, graded again, that the folder or --completions has of the first problems. size:
     problems of a chunk. A partial chunk is sampled anew: it has one seed."""
-    path = out / "completions.jsonl"
+    path, groups = out / "completions.jsonl", []
     if args.completions:
-        groups = read_whole(Path(args.completions), problems, "--completions")
-    else:
-        groups = read_groups(path, problems)[0] if path.exists() else []
-        whole = next((i for i, rows in enumerate(groups) if len(rows) != args.samples), len(groups))
-        if whole < len(problems):
-            whole -= whole % size
-        groups = graded(problems[:whole], groups[:whole])
+        groups = read_groups(Path(args.completions), problems, flag="--completions")
+    elif path.exists():
+        groups = read_groups(path, problems, args.samples, size=size)
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 
@@ -239,15 +223,13 @@ def sample_rest(args, problems, groups, path, size):
 
 def report(args, problems, groups, others, out):
     """Prints the tables and writes eval.json and eval.md. others: rows of --against, or None."""
-    places, results, differences = defaultdict(list), {}, {}
-    for i, problem in enumerate(problems):
-        places[problem["place"][0]].append(i)
-    for name, chosen in places.items():
+    results, differences = {}, {}
+    for name in dict.fromkeys(problem["place"][0] for problem in problems):
+        chosen = [i for i, problem in enumerate(problems) if problem["place"][0] == name]
         of_benchmark, ours = [problems[i] for i in chosen], [groups[i] for i in chosen]
         results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(by_problem(ours), by_problem([others[i] for i in chosen]),
-                                       list(map(data.cluster, of_benchmark)))
+            differences[name] = paired(of_benchmark, ours, [others[i] for i in chosen])
     content = dict(settings=vars(args), versions=versions(), results=results)
     table = results_table(results)
     if others:
@@ -267,8 +249,8 @@ def main(argv=None):
         parallel.on_rank0(partial(claim, args, out))
         groups = parallel.on_rank0(partial(previous_rows, args, problems, out, size))
         others = args.against and parallel.on_rank0(partial(
-            read_whole, Path(args.against, "completions.jsonl"), problems, "--against",
-            args.samples or len(groups[0])))
+            read_groups, Path(args.against, "completions.jsonl"), problems,
+            args.samples or len(groups[0]), "--against"))
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)

@@ -34,17 +34,17 @@ def the_answer(completion):
 def arithmetic(text, longest=200):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers.
 
-    Raises Unparsed. Without eval, "9**9**99" and "__import__" cost nothing; the limits bound the
-    recursion and the numbers. Only ASCII's digits are digits, while int() takes Unicode's."""
+    Raises Unparsed. The limits bound the recursion and the numbers; int() would take digits that
+    are not ASCII's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
-    tokens = [*re.findall(r"[0-9]+|\S", text), ""]  # "" marks the end
+    tokens = [*re.findall(r"[0-9]+|\S", text), " "]  # " " marks the end
     numbers = []
 
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""
         value = operand()
-        while tokens[0] in symbols:  # a list: "" in "+-" is True
+        while tokens[0] in symbols:
             symbol, right = tokens.pop(0), operand()
             if symbol == "/" and right == 0:
                 raise Unparsed("division by zero")
@@ -52,14 +52,14 @@ def arithmetic(text, longest=200):
         return value
 
     def product():
-        return chain(["*", "/"], atom)
+        return chain("*/", atom)
 
     def atom():
         token = tokens.pop(0)
         if token == "-":
             return -atom()
         if token == "(":
-            value = chain(["+", "-"], product)
+            value = chain("+-", product)
             if tokens.pop(0) != ")":
                 raise Unparsed("a bracket is not closed")
             return value
@@ -68,8 +68,8 @@ def arithmetic(text, longest=200):
         numbers.append(int(token))
         return Fraction(numbers[-1])
 
-    value = chain(["+", "-"], product)
-    if tokens[0]:
+    value = chain("+-", product)
+    if tokens[0] != " ":
         raise Unparsed(f"unexpected {tokens[0]!r}")
     return value, numbers
 
@@ -102,8 +102,8 @@ def final_answer(completion):
     text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
     answer = answers.last_boxed(text)
     if answer is None:
-        _, opening, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-        answer = inside if opening else ""
+        _, *inside = text.rpartition("</answer>")[0].split("<answer>")
+        answer = "".join(inside[-1:])
     if not answer.strip():
         raise Unparsed("no closed box and no answer")
     return answer.strip()
@@ -144,9 +144,8 @@ def cell(value):
 
 def same_cell(pred, gold):
     pred, gold = cell(pred), cell(gold)
-    if type(pred) is type(gold) is float:
-        return abs(pred - gold) <= 1e-5 * abs(gold)
-    return pred == gold
+    numbers = type(pred) is type(gold) is float
+    return abs(pred - gold) <= 1e-5 * abs(gold) if numbers else pred == gold
 
 
 def entries(text, count):
@@ -238,7 +237,7 @@ def call(name, *arguments):
 
 def prepare(names):
     """Imports what these need in a worker, before the clock of a completion runs."""
-    if {"math", "gold math"} & set(names):
+    if names & {"math", "gold math"}:
         import graders.math_equal  # noqa: F401  (sympy takes a second)
 
 
@@ -248,20 +247,20 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
     each, a list of texts. timeout: seconds for one completion, instead of its verifier's. details:
     a list to which the worker.Result of each completion is added.
-    Returns P lists of floats, and counters: unparsed_answer, unparsed_gold, hedge, timeout, error.
-    A verifier's exceptions are counted and not raised."""
+    Returns P lists of floats, and a counter of each of worker.FAULTS: a verifier's exceptions are
+    counted and not raised."""
     jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
             for p, texts in zip(problems, completions, strict=True)
             for name in [p.get("verifier") or p["reward"]] for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)
-    faults = Counter((job.name, job.seconds, result.fault) for job, result in zip(jobs, results))
+    faults = Counter((job.name, job.seconds, result.fault)
+                     for job, result in zip(jobs, results) if result.fault)
     counts, rewards = dict.fromkeys(worker.FAULTS, 0), iter(result.reward for result in results)
     for (name, seconds, fault), times in faults.items():
-        if fault:
-            counts[fault.kind] += times
-        if fault and fault.kind in ("error", "timeout"):
+        counts[fault.kind] += times
+        if fault.kind in ("error", "timeout"):
             print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
                   + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
     return [[next(rewards) for _ in texts] for texts in completions], counts

@@ -25,8 +25,8 @@ from pathlib import Path
 from harness import failures
 from harness.flags import Parser, did_you_mean
 
-refuse = partial(failures.refuse, "analysis")
-# command: the file that it writes without --out, and its flags; --model is of one rollout's
+refuse, refusing = (partial(f, "analysis") for f in (failures.refuse, failures.refusing))
+# command: the file that it writes without --out, and its own flags
 COMMANDS = dict(
     curves=["curves.png", "metric"], table=["table.md"], passk=["passk.png"], fade=["fade.png"],
     p3o=["p3o.png"], tokens=["tokens.html", "model", "lr", "steps", "methods", "problems"])
@@ -39,16 +39,13 @@ def make_parser():
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path,
                         help="folders of runs, as runs/*, or a file of train.py --save_rollouts")
     parser.flag("metric", None, "curves: the number of metrics.jsonl to draw, as time/rollout")
-    parser.flag("model", None, "the Hugging Face model that the steps are taken with; for a later "
-                "rollout than the first, the checkpoint before it (default: the run's)")
-    parser.flag("lr", None, "tokens: learning rate (default: the run's)", type=float,
-                least=1e-12)
-    parser.flag("steps", None, "tokens: number of optimizer steps (default: the run's)",
-                type=int, least=1)
+    parser.flag("model", None, "tokens: the Hugging Face model that the steps are taken with; for "
+                "a later rollout than the first, the checkpoint before it (default: the run's)")
+    parser.flag("lr", None, "tokens: learning rate (default: the run's)", type=float, least=1e-12)
+    parser.flag("steps", None, "tokens: optimizer steps (default: the run's)", type=int, least=1)
     parser.flag("methods", None, "tokens: methods of losses.py, with commas between and their "
                 "flags behind them (default: the run's)")
-    parser.flag("problems", None, "tokens: number of the problems on the page (default: all)",
-                type=int, least=1)
+    parser.flag("problems", None, "tokens: problems on the page (default: all)", type=int, least=1)
     parser.flag("out", None, "file to write (default: beside the run or rollout)", type=Path)
     parser.add_argument("-h", "--help", action="help", help="show this page")
     return parser
@@ -57,9 +54,7 @@ def make_parser():
 def output(args):
     """-> the file to write: --out, or one in the folder that the first path lies in. The name of a
     path that is alone is put in front: no run's own figure is written over."""
-    name = COMMANDS[args.command][0]
-    if args.metric:
-        name = f"{args.metric}.png".replace("/", "-")
+    name = f"{args.metric}.png".replace("/", "-") if args.metric else COMMANDS[args.command][0]
     if args.out is None:
         first = args.paths[0].resolve()
         return first.with_name(f"{first.stem}-{name}" if len(args.paths) == 1 else name)
@@ -73,10 +68,8 @@ def of_runs(command, paths, out, metric=None):
     found = []
     for path in paths:
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
-            try:
+            with refusing(f"{path}: a file of the run is damaged: "):
                 found += runs.read(path)
-            except (ValueError, RecursionError) as e:
-                refuse(f"{path}: a file of the run is damaged: {e}")
     if not found:
         refuse(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py --out "
                "names one")
@@ -95,7 +88,16 @@ def of_runs(command, paths, out, metric=None):
         figures.passk(results, out)
     else:
         figures.curves(groups, out, command, metric)
-    print(f"written: {out}")
+
+
+def of_rollout(paths, out, **options):
+    path, *others = paths
+    if others or not path.is_file():
+        refuse("tokens takes one file that train.py --save_rollouts kept, such as "
+               f"runs/kept/rollouts/rollout_000001.pt, not {', '.join(map(str, paths))}")
+    from analysis import tokens
+    with refusing(f"{path}: "):  # a sentence on the file, the model or the steps
+        out.write_text(tokens.make_page(path, **options), encoding="utf-8")
 
 
 def main(argv=None):
@@ -104,21 +106,13 @@ def main(argv=None):
     if args.command not in COMMANDS:
         refuse(f"{args.command} is none of {', '.join(COMMANDS)}")
     own = COMMANDS[args.command][1:]
-    for name in parser.rows:
-        if getattr(args, name) is not None and name not in (*own, "out"):
-            refuse(f"--{name} is no flag of {args.command}")
+    for name in args.origin.keys() & parser.rows.keys() - {*own, "out"}:
+        refuse(f"--{name} is no flag of {args.command}")
     out, options = output(args), {name: getattr(args, name) for name in own}
-    if "model" not in own:
-        return of_runs(args.command, args.paths, out, **options)
-    path, *others = args.paths
-    if others or not path.is_file():
-        refuse(f"{args.command} takes one file that train.py --save_rollouts kept, such as "
-               f"runs/kept/rollouts/rollout_000001.pt, not {', '.join(map(str, args.paths))}")
-    from analysis import tokens
-    try:
-        out.write_text(tokens.make_page(path, **options), encoding="utf-8")
-    except ValueError as e:  # a sentence on the file, the model or the steps
-        refuse(f"{path}: {e}")
+    if args.command == "tokens":
+        of_rollout(args.paths, out, **options)
+    else:
+        of_runs(args.command, args.paths, out, **options)
     print(f"written: {out}")
 
 

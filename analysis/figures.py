@@ -1,7 +1,6 @@
 """The figures: numbers in, a file out. The other modules make the numbers."""
 
 import io
-import statistics
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +9,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
 from matplotlib.scale import LogScale  # noqa: E402
 
-from analysis.runs import one_seed  # noqa: E402
+from analysis.runs import over  # noqa: E402
 from harness.files import write  # noqa: E402
 
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
@@ -23,8 +22,7 @@ PANELS = dict(
             "policy/kl_old": "KL within the rollout (nats)"},
     fade={"adv/mass_pos": "mass on successes, $m_S$", "adv/mass_neg": "mass on failures, $m_F$",
           "policy/entropy": "entropy (nats)", "adv/fade_alpha": "FADE's alpha",
-          "adv/fade_delta": "FADE's delta",
-          "reward/mean": "reward"},
+          "adv/fade_delta": "FADE's delta", "reward/mean": "reward"},
     p3o={"policy/ess": "effective sample size", "clip/capped_frac": "share of tokens capped",
          "clip/frac": "share of tokens clipped", "policy/ratio_max": "largest ratio",
          "policy/kl_old": "KL to the rollout's policy (nats)", "policy/entropy": "entropy (nats)"})
@@ -62,17 +60,14 @@ def draw(panels, out, caption, xlabel, **axes):
 
 
 def line_of(records, name, x):
-    """[(x, mean, low, high)] of a metric. Low and high are the least and the most of the records of
-    one x, and of one record runs.one_seed's."""
-    found, line = {}, []
+    """[(x, mean, low, high)] of a metric: the least and the most of the records of one x, of one
+    record as runs.over."""
+    found = {}
     for record in records:
         if record.get(name) is not None:
             found.setdefault(record[x], []).append(record)
-    for place, same in sorted(found.items()):
-        values = [record[name] for record in same]
-        band = one_seed(same[0], name)[1:] if len(same) == 1 else (min(values), max(values))
-        line.append((place, statistics.fmean(values), *band))
-    return line
+    return [(place, *over(same, name, lambda values: (min(values), max(values))))
+            for place, same in sorted(found.items())]
 
 
 def curves(groups, out, kind="curves", metric=None):
@@ -87,7 +82,7 @@ def curves(groups, out, kind="curves", metric=None):
     draw(drawn, out, OF_SEEDS, x)
 
 
-def passk(results, out, caption=OF_PASSK):
+def passk(results, out):
     """results: {name: {k: (pass@k, low, high)}}."""
     lines = {name: [(k, *value) for k, value in curve.items()] for name, curve in results.items()}
-    draw({"pass@k": lines}, out, caption, "k", ylim=(0, 1), xscale=LogScale(None, base=2))
+    draw({"pass@k": lines}, out, OF_PASSK, "k", ylim=(0, 1), xscale=LogScale(None, base=2))

@@ -13,13 +13,13 @@ from harness.flags import Parser, did_you_mean
 from losses import AXES, METHODS, Method, group_advantages, measure, row
 
 
-def bound(method, text):
-    """The method with the flags of a text, as in "grpo --eps_low 0.05"; the row itself where method
-    is None. Raises ValueError for a name or a flag that there is not."""
+def bound(text, methods=METHODS):
+    """The method of a text with its flags, as "grpo --eps_low 0.05"; other flags are those of the
+    row in methods. Raises ValueError for a name or a flag that there is not."""
     name, *flags = text.split() or [""]
-    if name not in METHODS:
-        raise ValueError(f"no such method: {name}; there are {', '.join(METHODS)}")
-    method, parser = method or METHODS[name], Parser("analysis")
+    if name not in methods:
+        raise ValueError(f"no such method: {name}; there are {', '.join(methods)}")
+    method, parser = methods[name], Parser("analysis")
     for flag, value in method.flags.items():
         parser.flag(flag, value, "", type=float if value is None else None)
     values, unknown = parser.given(flags)
@@ -28,14 +28,6 @@ def bound(method, text):
         raise ValueError(f"{unknown[0]} is no flag of {name}, which has {', '.join(own) or 'none'}"
                          f"{did_you_mean(unknown[0], own)}")
     return method.bind(**values)
-
-
-def method_names(text):
-    """["grpo", "cispo --eps_high 4"] of a text with commas between. Raises ValueError as bound."""
-    names = [" ".join(part.split()) for part in text.split(",")]
-    for name in names:
-        bound(None, name)
-    return names
 
 
 @dataclass
@@ -52,21 +44,17 @@ class Kept:
     rollout: int           # its number in the run
     coefficients: dict     # of losses.policy_loss and the entropy bonus, as the run had them
 
-    def __post_init__(self):
-        self.own = self.method, self.coefficients
-        self.use(self.method)
-
-    def use(self, method):
-        """Gives the batch the advantages of a method, which may raise ValueError."""
-        self.method = method
-        self.batch.set_advantages(
-            group_advantages(method, self.shaped_rewards, dict(self.state)))
-
     def follow(self, text):
-        """As use, by name and flags: the run's method has the run's flags and coefficients."""
-        is_own = text.split()[0] == self.flags["loss"]
-        method, self.coefficients = self.own if is_own else (None, {})
-        self.use(bound(method, text))
+        """-> Kept, with a method of `bound` and its advantages, which may raise ValueError. The
+        run's method has the run's flags and coefficients; another has its defaults, and none."""
+        own = self.flags["loss"]
+        method = bound(text, {**METHODS, own: self.method})
+        kept = replace(
+            self, method=method, coefficients=self.coefficients if text.split()[0] == own else {},
+            batch=replace(self.batch))
+        kept.batch.set_advantages(
+            group_advantages(method, self.shaped_rewards, dict(self.state)))
+        return kept
 
     def tokens(self, rows=None):
         """The Tokens of the rollout, or of some of its rows, at the policy's present weights."""
@@ -85,29 +73,28 @@ def open_rollout(path, model=None):
     cannot be taken again, a rollout without a gradient, and a model that cannot be loaded."""
     try:
         saved = read_pickle(path, map_location=parallel.device())
-        batch, flags = Batch(**saved["batch"]), saved["flags"]
-        own = {name: saved[name]
-               for name in ("rewards", "shaped_rewards", "state", "flags", "rollout")}
+        batch, flags = Batch(**saved.pop("batch")), saved["flags"]
         method = row(flags["loss"], **{axis: flags[axis] for axis in AXES})
-        method = method.bind(**{name: x for name, x in saved["hp"].items() if name in method.flags})
-        model, rank = model or flags["model"], flags["lora_rank"]
+        method = method.bind(**{name: x for name, x in saved.pop("hp").items()
+                                if name in method.flags})
+        kept = Kept(**saved, batch=batch, method=method, policy=None,
+                    coefficients={name: flags[name] for name in COEFFICIENTS})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
                          f"({type(e).__name__}: {first_line(e)})") from None
-    if rank:
+    if flags["lora_rank"]:
         raise ValueError("its run trained adapters (--lora_rank), which a rollout does not keep")
-    places = torch.arange(batch.mask.shape[1], device=batch.mask.device)
+    model, places = model or flags["model"], torch.arange(batch.mask.shape[1]).to(batch.mask.device)
     probe = replace(batch, mask=places < batch.completion_len[:, None])  # also of truncated rows
     try:
-        policy = load(model, None, probe.rows(torch.arange(4) % len(batch.ids)),
-                      temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
-                      dtype=flags["dtype"], head_dtype=flags["head_dtype"],
-                      share_prompts=flags["share_prompts"])
+        kept.policy = load(
+            model, None, probe.rows(torch.arange(4) % len(batch.ids)),
+            temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
+            **{name: flags[name] for name in ("dtype", "head_dtype", "share_prompts")})
     except (OSError, LookupError, RuntimeError, ValueError) as e:
         raise ValueError(f"the model {model} cannot be used with it: {first_line(e)}") from None
-    kept = Kept(batch=batch, method=method, policy=policy, **own,
-                coefficients={name: flags[name] for name in COEFFICIENTS})
-    if not (batch.mask & (batch.advantages != 0)).any():
+    kept = kept.follow(flags["loss"])
+    if not (batch.mask & (kept.batch.advantages != 0)).any():
         raise ValueError("none of its completions has a gradient: in no group do rewards differ, "
                          "or its run's --mask_truncated left all of them out")
     return kept
@@ -118,20 +105,19 @@ def walk(kept, steps=None, lr=None):
 
     Yields (steps taken, rows of the next step); the rows are None after the last step. Raises
     ValueError for a number of steps that does not divide the completions, or as Trainer.step."""
-    flags, passes, lr = kept.flags, kept.method.passes, lr or kept.flags["lr"]
-    count = steps or flags["steps_per_rollout"]
+    flags, count = kept.flags, steps or kept.flags["steps_per_rollout"]
     together = flags["group_size"] if flags["shuffle"] == "groups" else 1
     if len(kept.batch.ids) // together % count:
         raise ValueError(f"its {len(kept.batch.ids)} completions, {together} in one piece, do not "
                          f"divide into {count} steps")
     # the learning rate goes on from where the run's was when it came to this rollout
-    per_rollout = flags["steps_per_rollout"] * len(passes)
+    per_rollout = flags["steps_per_rollout"] * len(kept.method.passes)
     factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)
     before = (kept.rollout - 1) * per_rollout
     trainer = Trainer(
-        kept.policy, kept.method, lr=lr, factor=lambda taken: factor(before + taken),
-        **{name: flags[name] for name in ("max_tokens", "weight_decay", "max_grad_norm")},
-        **kept.coefficients)
+        kept.policy, kept.method, lr=lr or flags["lr"],
+        factor=lambda taken: factor(before + taken), **kept.coefficients,
+        **{name: flags[name] for name in ("max_tokens", "weight_decay", "max_grad_norm")})
     plan = list(minibatches(kept.batch, kept.method, count, flags["seed"], kept.rollout, together))
     for taken, (rows, minibatch) in enumerate(plan):
         yield taken, rows.to(parallel.device())

@@ -4,13 +4,14 @@ import json
 import re
 import statistics
 import sys
+from functools import partial
 from math import nan
+from operator import itemgetter
 from pathlib import Path
 
 from harness.stats import interval
 from harness.tables import markdown_table
 
-EVALUATED = re.compile(r"eval/.+/(\w+)@(\d+)")  # eval/<data>/mean@16
 NORMAL = 1.96  # standard errors to either side of a 95% interval
 
 
@@ -28,20 +29,21 @@ def read(path):
     lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
     records = list(map(json.loads, lines))
     for record in records:
-        record.update(of_largest_n(record))
+        for kind in ("mean", "pass"):
+            if names := scores(record, kind):
+                name = names[max(names)]
+                record.update({f"{kind}@n": record[name],
+                               f"{kind}@n_stderr": record.get(f"{name}_stderr")})
     steps = [dict(step, step=i) for record in records
              for i, step in enumerate(record.get("steps", ()), 1)]
     name = path.resolve().name.removesuffix(f"-{flags['seed']}")
-    return [dict(name=name, seed=flags["seed"], flags=flags, records=records,
-                 steps=steps)]
+    return [dict(name=name, seed=flags["seed"], flags=flags, records=records, steps=steps)]
 
 
-def of_largest_n(record):
-    """{"mean@n", "pass@n"} and, where they were logged, their standard errors."""
-    found = sorted((match[1], int(match[2]), match[0])
-                   for match in map(EVALUATED.fullmatch, record) if match)
-    return {f"{kind}@n{end}": record[name + end] for kind, _, name in found
-            for end in ("", "_stderr") if name + end in record}
+def scores(record, kind):
+    """{n: name} of a record's scores, as {16: "eval/countdown/mean@16"}."""
+    found = (re.fullmatch(rf"eval/.+/{kind}@(\d+)", name) for name in record)
+    return {int(match[1]): match[0] for match in found if match}
 
 
 # ---------------------------------------------------------------------------- over seeds
@@ -65,16 +67,19 @@ def grouped(runs):
     return groups
 
 
-def bootstrap(values):
-    """-> mean, low, high of one value per seed, by stats.interval."""
-    return statistics.fmean(values), *interval(values, draws=10_000)
+bootstrap = partial(interval, draws=10_000)
 
 
-def one_seed(record, name):
-    """-> a metric of one run, and 1.96 standard errors over the problems to either side, or nan."""
-    value, error = record[name], record.get(f"{name}_stderr")
-    half = nan if error is None else NORMAL * error
-    return value, value - half, value + half
+def over(records, name, ends):
+    """-> mean, low, high of a metric: low and high are ends(values), of one record NORMAL standard
+    errors over the problems to either side, or nan where none was logged."""
+    values = [record[name] for record in records]
+    low, high = ends(values)
+    if len(values) == 1:
+        error = records[0].get(f"{name}_stderr")
+        half = nan if error is None else NORMAL * error
+        low, high = low - half, high + half
+    return statistics.fmean(values), low, high
 
 
 def values(run, name):
@@ -82,12 +87,10 @@ def values(run, name):
     return [r[name] for r in run["records"] if r["rollout"] and r.get(name) is not None]
 
 
-# ---------------------------------------------------------------------------- the table
-
+last = itemgetter(-1)
 # column: metric, and its number of a run from the values over the rollouts
-COLUMNS = {"mean@n": ("mean@n", lambda x: x[-1]), "pass@n": ("pass@n", lambda x: x[-1]),
-           "entropy": ("policy/entropy", lambda x: x[-1]),
-           "clipped": ("clip/frac", statistics.fmean),
+COLUMNS = {"mean@n": ("mean@n", last), "pass@n": ("pass@n", last),
+           "entropy": ("policy/entropy", last), "clipped": ("clip/frac", statistics.fmean),
            "s/rollout": ("time/rollout", statistics.median)}
 
 # the console has it under the table
@@ -107,7 +110,7 @@ def cell(found):
     """0.512 (0.496-0.531): the mean over seeds and its interval; "-" without a value."""
     if not found:
         return "-"
-    mean, low, high = bootstrap(found)
+    mean, (low, high) = statistics.fmean(found), bootstrap(found)
     return f"{mean:.3f}" if len(found) == 1 else f"{mean:.3f} ({low:.3f}-{high:.3f})"
 
 
@@ -116,30 +119,22 @@ def table(groups):
     rows = []
     for label, members in groups.items():
         flags = members[0]["flags"]
-        done = sorted({run["records"][-1]["rollout"] if run["records"] else 0 for run in members})
-        cells = [cell([of(x) for run in members if (x := values(run, name))])
-                 for name, of in COLUMNS.values()]
+        done = [max((record["rollout"] for record in run["records"]), default=0) for run in members]
+        held_out = f"{Path(flags['eval_data'] or flags['data']).name}, " \
+                   f"{flags['eval_problems']} x {flags['eval_samples']}"
         rows.append([label, flags["loss"], flags["steps_per_rollout"],
-                     "-".join(map(str, sorted({done[0], done[-1]}))), len(members),
-                     held_out(flags), *cells])
+                     "-".join(map(str, sorted({min(done), max(done)}))), len(members),
+                     held_out if flags["eval_every"] else "-",
+                     *(cell([of(x) for run in members if (x := values(run, name))])
+                       for name, of in COLUMNS.values())])
     head = ("run", "method", "steps", "rollouts", "seeds", "held out", *COLUMNS)
     return markdown_table(head, rows) + "\n"
 
 
-def held_out(flags):
-    """countdown, 256 x 16: the evaluated data, its problems and the completions of each."""
-    if not flags["eval_every"]:
-        return "-"
-    name = Path(flags["eval_data"] or flags["data"]).name
-    return f"{name}, {flags['eval_problems']} x {flags['eval_samples']}"
-
-
-# ---------------------------------------------------------------------------- pass@k
-
-
 def pass_at_k(groups):
     """{label: {k: (pass@k, low, high)}} at the end of the runs, where they were evaluated after
-    training, and as "base MODEL DATA" before it, for each seed once."""
+    training, and as "base MODEL DATA" before it, for each seed once. k: those that all seeds have.
+    The interval is a bootstrap's over the seeds, of one seed over the problems."""
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
@@ -149,15 +144,7 @@ def pass_at_k(groups):
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
                     curves.setdefault(key, {})[run["seed"]] = record
-    return {label: pass_at_k_curve([*of.values()]) for label, of in {**before, **after}.items()}
-
-
-def pass_at_k_curve(records):
-    """{k: (pass@k, low, high)} of one record per seed, for the k that all of them have: the
-    interval is a bootstrap's over the seeds, of one record one_seed's."""
-    curves = [{int(m[2]): one_seed(record, m[0]) for m in map(EVALUATED.fullmatch, record)
-               if m and m[1] == "pass"} for record in records]
-    if len(curves) == 1:
-        return curves[0]
-    return {k: bootstrap([curve[k][0] for curve in curves])
-            for k in curves[0] if all(k in curve for curve in curves)}
+    return {label: {k: over(records, name, bootstrap)
+                    for k, name in scores(records[0], "pass").items()
+                    if all(name in record for record in records)}
+            for label, of in {**before, **after}.items() for records in [[*of.values()]]}

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.rollout import logged, method_names, open_rollout, walk
+from analysis.rollout import bound, logged, open_rollout, walk
 from harness.files import numbers
 from harness.model import read_tokenizer
 from losses import correct, describe, weight_on_logprob
@@ -24,9 +24,6 @@ from losses import correct, describe, weight_on_logprob
 TEMPLATE = Path(__file__).with_suffix(".html")
 # of a token; the page has their names and colours
 PASSES, UP, DOWN, UNSELECTED, OUT, NO_ADVANTAGE = range(6)
-
-
-# ---------------------------------------------------------------------------- texts
 
 
 def token_texts(tokenizer, ids):
@@ -58,10 +55,9 @@ def completions_of(kept, eos):
 
 def problem_text(batch, rows, tokenizer):
     """A problem's prompt, and its completions' tokens as ids and texts. rows: a range."""
-    start = batch.prompt_len.tolist()
-    end = (batch.prompt_len + batch.completion_len).tolist()
-    ids = [batch.ids[row, start[row]:end[row]].tolist() for row in rows]
-    return dict(prompt=tokenizer.decode(batch.ids[rows[0], :start[rows[0]]].tolist()), ids=ids,
+    prompt = batch.ids[rows[0], :batch.prompt_len[rows[0]]].tolist()  # of all of them
+    ids = [batch.ids[row, len(prompt):][:batch.completion_len[row]].tolist() for row in rows]
+    return dict(prompt=tokenizer.decode(prompt), ids=ids,
                 texts=[token_texts(tokenizer, line) for line in ids])
 
 
@@ -92,35 +88,27 @@ def token_numbers(tokens, method, shown, coefficients):
     return {name: x[shown].double().cpu().numpy() for name, x in found.items()}
 
 
-def walked(kept, name, shown, steps=None, lr=None):
-    """Takes the steps of a method. -> for the header its text, the shares (rows of each step), a
-    summary of the rollout at each state, as train.py logs it of a step, and the advantages of the
-    completions; and {name: numbers [n, states]} of the n shown tokens."""
-    kept.follow(name)
+def walked(kept, name, shown, start, steps=None, lr=None):
+    """Takes the steps of a method from the weights `start`. -> for the header its text, the shares
+    (rows of each step), a summary of the rollout at each state, as train.py logs it of a step, and
+    the advantages of the completions; and {name: numbers [n, states]} of the n shown tokens."""
+    kept.policy.load_state_dict(start)
     states, shares, summaries = [], [], []
-    for _, rows in walk(kept, steps, lr):
-        tokens = kept.tokens()
-        states.append(token_numbers(tokens, kept.method, shown, kept.coefficients))
-        summaries.append(numbers(logged(tokens, kept.method, "entropy", "approx_kl", "ess",
-                                        "clip_high_frac", "clip_low_frac")))
-        if rows is not None:
-            shares.append(rows.tolist())
+    try:
+        kept = kept.follow(name)
+        for _, rows in walk(kept, steps, lr):
+            tokens = kept.tokens()
+            states.append(token_numbers(tokens, kept.method, shown, kept.coefficients))
+            summaries.append(numbers(logged(tokens, kept.method, "entropy", "approx_kl", "ess",
+                                            "clip_high_frac", "clip_low_frac")))
+            if rows is not None:
+                shares.append(rows.tolist())
+    except ValueError as e:
+        raise ValueError(f"the steps of {name} cannot be taken: {e}") from None
     advantages = [float(f"{a:.6g}") for a in kept.batch.advantages[:, 0].tolist()]
     return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
                  advantages=advantages),
             {key: np.stack([state[key] for state in states], 1) for key in states[0]})
-
-
-def walks(kept, names, shown, steps=None, lr=None):
-    """walked of each method, from the same start. -> two lists"""
-    start, found = copy.deepcopy(kept.policy.state_dict()), []
-    for name in dict.fromkeys(names):
-        kept.policy.load_state_dict(start)
-        try:
-            found.append(walked(kept, name, shown, steps, lr))
-        except ValueError as e:
-            raise ValueError(f"the steps of {name} cannot be taken: {e}") from None
-    return zip(*found)
 
 
 # ---------------------------------------------------------------------------- the payload
@@ -145,16 +133,16 @@ def reference_numbers(kept, shown, start):
     return dict(old=old, gap=trainer - sampler)
 
 
-def largest(methods, walked, reference):
+def largest(methods, walks, reference):
     """{quantity: the end of its colours}; 1% of ratios, gradients and gaps may lie beyond."""
     def far(values):
-        return float(np.quantile(np.abs(values), 0.99))
-    log_ratio = max(far(walk["logprob"] - reference["old"][:, None]) for walk in walked)
+        return np.quantile(np.abs(values), 0.99)
+    log_ratio = max(far(walk["logprob"] - reference["old"][:, None]) for walk in walks)
     ends = dict(
-        entropy=max(walk["entropy"].max() for walk in walked),
+        entropy=max(walk["entropy"].max() for walk in walks),
         advantage=max(abs(a) for method in methods for a in method["advantages"]),
         ratio=math.expm1(min(log_ratio, 10)),
-        gradient=max(far(walk["gradient"]) for walk in walked), gap=far(reference["gap"]))
+        gradient=max(far(walk["gradient"]) for walk in walks), gap=far(reference["gap"]))
     return {name: float(x) or 1.0 for name, x in ends.items()}
 
 
@@ -173,7 +161,9 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
 
     methods: names with commas between, by default the run's. problems: their number on the page,
     from the first; None is all. Raises ValueError where steps cannot be taken."""
-    names = methods and method_names(methods)
+    names = [" ".join(name.split()) for name in methods.split(",")] if methods else []
+    for name in names:
+        bound(name)  # before a model is loaded
     kept = open_rollout(path, model)
     flags, batch, (count, size) = kept.flags, kept.batch, kept.rewards.shape
     tokenizer, eos, *_ = read_tokenizer(model or flags["model"])
@@ -181,22 +171,23 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     lengths = batch.completion_len
     shown = torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None]
     shown[n:] = False
-    note = note_on_start(kept)  # before the walks, which move the weights
-    of_methods, numbers_of = walks(kept, names or [flags["loss"]], shown, steps, lr)
-    reference, facts = reference_numbers(kept, shown, numbers_of[0]), completions_of(kept, eos)
+    note, start = note_on_start(kept), copy.deepcopy(kept.policy.state_dict())
+    of_methods, walks = zip(*(walked(kept, name, shown, start, steps, lr)
+                              for name in dict.fromkeys(names or [flags["loss"]])))
+    reference, facts = reference_numbers(kept, shown, walks[0]), completions_of(kept, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
         rollout=kept.rollout, run=flags["loss"], model=Path(tokenizer.name_or_path).name,
         data=Path(flags["data"]).name, lr=lr or flags["lr"], note=note, size=size,
-        largest=largest(of_methods, numbers_of, reference),
+        largest=largest(of_methods, walks, reference),
         problems=[[facts[row] for row in rows] for rows in groups],
         methods=[dict(method, advantages=method["advantages"][:n]) for method in of_methods])
     ends, pieces = [0, *lengths.cumsum(0).tolist()], {}
     for p, rows in enumerate(groups):
         part, text = slice(ends[rows.start], ends[rows.stop]), problem_text(batch, rows, tokenizer)
         pieces[f"problem-{p}"] = deflated({**text, **rounded(reference, part)})
-        for m, arrays in enumerate(numbers_of):
-            pieces[f"walk-{p}-{m}"] = deflated(rounded(arrays, part))
+        for m, states in enumerate(walks):
+            pieces[f"walk-{p}-{m}"] = deflated(rounded(states, part))
     return fill(header, pieces)
 
 

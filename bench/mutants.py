@@ -159,8 +159,6 @@ def main():
     sys.path.append(os.path.abspath(args.tools))  # the project's own packages come first
     if not importlib.util.find_spec("cosmic_ray"):
         parser.error(f"pip install --target {args.tools} cosmic-ray brings what is missing there")
-    if min(args.jobs, 1 if args.sample is None else args.sample) < 1:
-        parser.error("--jobs and --sample must be 1 or more")
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")  # of what compiles, but not without a word
     for name in WARM[args.path]:

@@ -30,7 +30,7 @@ def load(name, split, data_dir=None, left_out=None, **options):
     name: one of names(), or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
-    graded. options: lcb_release, lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
+    graded. options: lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
     """
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)

@@ -1,6 +1,5 @@
 """The Hugging Face Hub. Its cache is HF_HOME; HF_HUB_OFFLINE=1 reads the cache alone."""
 
-import json
 import os
 
 
@@ -13,19 +12,6 @@ def reach(name):
     except Exception as e:  # of the HTTP client, whose classes change with its versions
         fault = f"{constants.ENDPOINT} does not answer ({e}); HF_HUB_OFFLINE=1 reads the cache"
         raise ConnectionError(fault) from None
-
-
-def rows(spec, split, files=None):
-    """Yields the rows of a set of data/sets.py: of a table, or of its data files, one by one."""
-    reach(spec.hub)
-    if files is None:
-        from datasets import load_dataset
-        fields = {"columns": list(spec.columns)} if spec.columns else {}
-        yield from load_dataset(spec.hub, spec.config, split=spec.splits[split], **fields)
-    for name in files or ():
-        from huggingface_hub import hf_hub_download
-        path = hf_hub_download(spec.hub, name, repo_type="dataset")
-        yield from (json.loads(line) for line in open(path, "rb") if line.strip())
 
 
 def reason(error):

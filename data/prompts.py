@@ -10,20 +10,21 @@ R1_ZERO = (
     "it. The Assistant first thinks about the reasoning process in the mind and then provides the "
     "User with the answer. The reasoning process is enclosed within <think> </think> and answer is "
     "enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here "
-    "</think> <answer> answer here </answer>.{extra}\nUser: {question}\nAssistant: <think>")
+    "</think> <answer> answer here </answer>.")
 ORZ = (
     " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
-    "</answer>. And your final answer will be extracted automatically by the \\boxed{} tag. "
+    "</answer>. And your final answer will be extracted automatically by the \\boxed{{}} tag. "
     "This is the problem:")
-TEMPLATES = ("chat", "qwen_boxed", "r1_zero", "orz", "none")
-CHAT = (None, "chat", "qwen_boxed")  # they use a chat template
+TURNS = "\nUser: {question}\nAssistant: <think>"
+PLAIN = dict(r1_zero=R1_ZERO + TURNS, orz=R1_ZERO + ORZ + TURNS, none="{question}")
+TEMPLATES = ("chat", "qwen_boxed", *PLAIN)  # the first two use a chat template
 
 
 def template_kwargs(text, template):
     """--template_kwargs as a dict, {} for None. Raises ValueError, a sentence."""
     with suppress(ValueError):
         found = json.loads(text or "{}")
-        if isinstance(found, dict) and (not found or template in CHAT):
+        if isinstance(found, dict) and (not found or template not in PLAIN):
             return found
     raise ValueError("--template_kwargs is a JSON object, such as {\"enable_thinking\": false}, "
                      f"for the templates chat and qwen_boxed: not {text} for {template}")
@@ -47,23 +48,17 @@ def in_turns(tokenizer, messages):
 
 
 def encode(tokenizer, problem, template=None):
-    """The token ids of a problem's prompt.
-
-    template: one of TEMPLATES. None is "none" where the tokenizer has no chat template,
-    else "qwen_boxed" for mathematics without messages, and "chat" for the rest."""
+    """The token ids of a problem's prompt. template: one of TEMPLATES; None is "none" without a
+    chat template, with one "qwen_boxed" for mathematics without messages, else "chat"."""
     if template is None:
         mathematics = problem["verifier"] == "math" and "messages" not in problem
         chat = "qwen_boxed" if mathematics else "chat"
         template = chat if tokenizer.chat_template else "none"
-    if template == "none":
-        return tokenizer.encode(problem["prompt"])
-    if template in ("r1_zero", "orz"):
-        extra = ORZ if template == "orz" else ""
-        return tokenizer.encode(R1_ZERO.format(extra=extra, question=problem["prompt"]))
-    messages = problem.get("messages") or [dict(role="user", content=problem["prompt"])]
-    if template == "qwen_boxed":
-        messages = [dict(role="system", content=BOXED),
-                    dict(role="user", content=problem["prompt"])]
+    if template in PLAIN:
+        return tokenizer.encode(PLAIN[template].format(question=problem["prompt"]))
+    user = dict(role="user", content=problem["prompt"])
+    messages = ([dict(role="system", content=BOXED), user] if template == "qwen_boxed" else
+                problem.get("messages") or [user])
     if tokenizer.chat_template:
         return tokenizer.encode(in_turns(tokenizer, messages), add_special_tokens=False)
     # Qwen's form, ChatML

@@ -6,11 +6,12 @@ verifier cannot grade are left out and named.
 
 import json
 import sys
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
 from data import hub
-from data.sets import IDS, SETS
+from data.sets import IDS, SETS, first
 from rewards import REWARDS, gradable
 
 
@@ -20,54 +21,47 @@ class DataError(ValueError):
 
 def load_set(name, split, data_dir, left_out, options):
     """The problems of a set of data/sets.py; for the arguments see data.load."""
-    spec, (first_day, last_day) = SETS[name], contest_days(options)
+    spec = SETS[name]
+    try:
+        first_day = date.fromisoformat(options.get("lcb_from") or "0001-01-01")
+        last_day = date.fromisoformat(options.get("lcb_to") or "9999-12-31")
+    except ValueError as e:
+        raise DataError(f"--lcb_from and --lcb_to are days such as 2024-08-01: {e}") from None
     if not data_dir and split not in spec.splits:
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
-    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split, options)
-    problems, places, ids = [], [], set()
+    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split)
+    problems, places = {}, []
     for number, (place, row) in enumerate(rows):
         try:
             if "contest_date" in row:
-                day = date.fromisoformat(str(row["contest_date"])[:10])
+                day = date.fromisoformat(row["contest_date"][:10])
                 if not first_day <= day <= last_day:
                     continue
             problem = spec.problem(row)
         except Exception as e:  # a row may hold anything
             reason = f"field {e} is missing" if isinstance(e, KeyError) else str(e)
             raise DataError(f"{place} is not a row of {name}: {reason}") from None
-        row_id = next((str(row[field]) for field in IDS if row.get(field) is not None), str(number))
-        unique_id = f"{row_id}/{number}" if row_id in ids else row_id  # some sets repeat their ids
-        problems.append(dict(problem, verifier=spec.verifier, id=unique_id))
+        row_id = str(first({**row, "number": number}, IDS))
+        if row_id in problems:  # some sets repeat their ids
+            row_id = f"{row_id}/{number}"
+        problems[row_id] = dict(problem, verifier=spec.verifier, id=row_id)
         places.append(place)
-        ids.add(row_id)
-    return with_right_golds(name, problems, places, left_out)
-
-
-def contest_days(options):
-    """-> the first and the last day of LiveCodeBench's contests to load."""
-    try:
-        return (date.fromisoformat(options.get("lcb_from") or "0001-01-01"),
-                date.fromisoformat(options.get("lcb_to") or "9999-12-31"))
-    except ValueError as e:
-        raise DataError(f"--lcb_from and --lcb_to are days such as 2024-08-01: {e}") from None
+    return with_right_golds(name, list(problems.values()), places, left_out)
 
 
 def local_rows(name, split, folder):
     """The rows of a set's file in a folder, each with its place: of the file of a split, else of
     the first of its names, whose one file is both splits."""
-    of_split = Path(folder, f"{name}_{split}.jsonl"), Path(folder, name, f"{split}.jsonl")
-    one_file = [f"{stem}.jsonl" for stem in SETS[name].local]
-    found = [[path for path in of_split if path.exists()],
-             *([path for path in sorted(Path(folder).glob(pattern))
-                if not path.stem.endswith(("_train", "_test"))] for pattern in one_file)]
-    paths = next(filter(None, found), [])
-    if len(paths) > 1:
-        raise DataError(f"--data_dir {folder} has {' and '.join(p.name for p in paths)}: one file "
-                        "there is a set's split, or all of it")
-    if not paths:
-        names = [*(str(path.relative_to(folder)) for path in of_split), *one_file]
-        raise DataError(f"--data_dir {folder} has no {' or '.join(names)}")
+    of_split = [f"{name}_{split}.jsonl", f"{name}/{split}.jsonl"]
+    whole = [f"{stem}.jsonl" for stem in SETS[name].local]
+    paths = [path for path in map(Path(folder).joinpath, of_split) if path.exists()]
+    for pattern in whole:
+        paths = paths or [path for path in sorted(Path(folder).glob(pattern))
+                          if not path.stem.endswith(("_train", "_test"))]
+    if len(paths) != 1:
+        there = " and ".join(path.name for path in paths) or f"no {' or '.join(of_split + whole)}"
+        raise DataError(f"--data_dir {folder} has {there}: one file is a split, or all of a set")
     return json_lines(paths[0])
 
 
@@ -87,20 +81,26 @@ def json_lines(path):
         raise DataError(f"{path}, line {number} is not a JSON object: {e}") from None
 
 
-def hub_rows(spec, split, options):
-    """The rows of a set on the Hub, each with its place."""
+def hub_rows(spec, split):
+    """The rows of a set on the Hub, each with its place: of a table, or of data files."""
     try:
-        files = spec.files and spec.files(options)
-        for number, row in enumerate(hub.rows(spec, split, files)):
+        hub.reach(spec.hub)
+        if spec.files:
+            from huggingface_hub import hf_hub_download
+            rows = (row for name in spec.files for _, row in
+                    json_lines(hf_hub_download(spec.hub, name, repo_type="dataset")))
+        else:
+            from datasets import load_dataset
+            rows = load_dataset(spec.hub, split=spec.splits[split], **spec.options)
+        for number, row in enumerate(rows):
             yield f"{spec.hub}, row {number}", row
     except Exception as e:  # the Hub's errors are of many classes
         raise DataError(f"{spec.hub} cannot be loaded from the Hub: {hub.reason(e)} "
                         "(--data_dir FOLDER takes local files)") from None
 
 
-def load_file(path, left_out=None):
-    """The problems of a file of {prompt or messages, answer, verifier, (id)}; of rows with `reward`
-    in place of `verifier`, too."""
+def load_file(path, left_out):
+    """The problems of a file of {prompt or messages, answer, verifier, (id)}."""
     rows = list(json_lines(path))
     problems = [problem_of_row(*row, number) for number, row in enumerate(rows)]
     if len({p["id"] for p in problems}) < len(rows):
@@ -110,21 +110,18 @@ def load_file(path, left_out=None):
 
 def problem_of_row(place, row, number):
     """A row of a user's file as a problem; its id is `number` where it has none."""
-    if "reward" in row:
+    if "reward" in row:  # the field's name before
         row = {"verifier": row["reward"], **row}
     if missing := {"answer", "verifier"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")
     if row["verifier"] not in list(REWARDS):
         raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}")
-    try:
-        prompt = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
-    except (TypeError, LookupError):
-        prompt = None
-    if not prompt or not isinstance(prompt, str):
-        raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, "
-                        "content}}")
-    return {**row, "prompt": prompt, "id": str(row.get("id", number))}
+    with suppress(TypeError, LookupError):
+        prompt = row.get("prompt") or row["messages"][-1]["content"]
+        if isinstance(prompt, str):
+            return {**row, "prompt": prompt, "id": str(row.get("id", number))}
+    raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 
 def with_right_golds(name, problems, places, left_out=None):
@@ -137,13 +134,12 @@ def with_right_golds(name, problems, places, left_out=None):
             continue
         if left_out is not None:
             left_out.append(problem["id"])
-        verifier, answer = problem["verifier"], str(problem["answer"])[:200]
-        lines.append(f"{place} (id {problem['id']}) is left out: {verifier} cannot grade the gold "
-                     f"answer {answer!r} ({result.fault or 'not right'}); for what it takes see "
-                     "data/README.md")
-    if len(lines) > 5:
-        lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers"]
-    sys.stderr.writelines(line + "\n" for line in lines)
+        lines.append(f"{place} (id {problem['id']}) is left out: {problem['verifier']} cannot "
+                     f"grade the gold answer {str(problem['answer'])[:200]!r} "
+                     f"({result.fault or 'not right'}); for what it takes see data/README.md\n")
+    if lines[5:]:
+        lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers\n"]
+    sys.stderr.writelines(lines)
     if not kept:
         raise DataError(f"{name} has no problem that can be used")
     return kept

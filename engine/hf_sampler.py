@@ -5,7 +5,6 @@ has ended leaves the batch.
 """
 
 import inspect
-from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -72,26 +71,21 @@ def draw(logits, temperature, top_p, generator=None):
     return tokens, (scaled.gather(1, tokens).double() - most - total.log()).float()
 
 
-def is_plain(model):
-    """Whether a decoding step takes ids, mask, positions and a key-value cache alone."""
-    own = type(model)
-    return (own.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
-            and own._supports_default_dynamic_cache() and not own._is_stateful
-            and {"position_ids", "past_key_values", "logits_to_keep"}
-            <= set(inspect.signature(own.forward).parameters))
-
-
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
     as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that
-    lacks weights or is not is_plain."""
+    lacks weights or decodes otherwise."""
 
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None, **_):
-        loaded, self.device = pretrained(model, dtype), parallel.device()
-        if not is_plain(loaded):
-            raise ValueError(f"is a {type(loaded).__name__}, which decodes from more than ids, "
-                             "mask, positions and a key-value cache: take --sampler vllm")
-        self.model = loaded.to(self.device).eval()
+        self.device = parallel.device()
+        self.model = pretrained(model, dtype).to(self.device).eval()
+        own = type(self.model)
+        if (own.prepare_inputs_for_generation != GenerationMixin.prepare_inputs_for_generation
+                or own._is_stateful or not own._supports_default_dynamic_cache()
+                or not {"position_ids", "past_key_values", "logits_to_keep"}
+                <= {*inspect.signature(own.forward).parameters}):
+            raise ValueError(f"is a {own.__name__}, which decodes from more than ids, mask, "
+                             "positions and a key-value cache: take --sampler vllm")
         if head_dtype == "float32":
             head = self.model.get_output_embeddings()
             head.forward = lambda x: kernels.head_logits(
@@ -105,41 +99,27 @@ class TransformersSampler:
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        each = [i for i in by_length for _ in range(n)]
-        groups = [[] for _ in prompts]
+        each, groups = [i for i in by_length for _ in range(n)], [[] for _ in prompts]
         settings = temperature, top_p, torch.Generator(self.device).manual_seed(seed)
         for start in range(0, len(each), self.chunk):  # like lengths go together
             chunk = each[start:start + self.chunk]
-            counts = Counter(chunk)  # in the chunk's order
-            completions = self.generate([prompts[i] for i in counts], [*counts.values()],
-                                        max_tokens, settings)
+            numbers, rows = torch.tensor(chunk).unique_consecutive(return_inverse=True)
+            completions = self.generate([prompts[i] for i in numbers], rows, max_tokens, settings)
             for i, completion in zip(chunk, completions):
                 groups[i].append(completion)
         return groups
 
-    def generate(self, prompts, counts, max_tokens, settings):
-        """Completions of the prompts, counts of them of each. settings: of `draw`."""
-        def pad(lists, padding):
-            rows = [torch.tensor(x) for x in lists]
-            return pad_sequence(rows, True, padding, padding_side="left").to(self.device)
-        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(self.device)
-        ids, real = pad(prompts, self.eos[0]), pad([[1] * len(p) for p in prompts], 0)
-        tokens, logprobs, ends = self.decode(ids, real, rows, max_tokens, settings)
-        ended = ends.any(1)
-        length = (ends.cumsum(1) == 0).sum(1) + ended
-        cut = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)))
-        return [Completion(t[:k], lp[:k], truncated=not end,
-                           stopped=end and t[k - 1] not in self.eos) for t, lp, k, end in cut]
-
-    def decode(self, ids, real, rows, max_tokens, settings):
-        """ids [D, W]: prompts; real [D, W]: 0 in padding; rows [N]: the prompt of each
-        completion -> tokens, logprobs, ends (does it end here?) [N, T], undefined after its end."""
+    def generate(self, prompts, rows, max_tokens, settings):
+        """rows [N]: the prompt of each completion; settings: of `draw` -> N Completions."""
+        ids, real = (
+            pad_sequence([*map(torch.tensor, lists)], True, padding, "left").to(self.device)
+            for lists, padding in ((prompts, self.eos[0]), ([[1] * len(p) for p in prompts], 0)))
+        rows, eos = rows.to(self.device), torch.tensor(self.eos, device=self.device)
         cache = DynamicCache(config=self.model.config)
-        eos = torch.tensor(self.eos, device=ids.device)
-        tokens = torch.full((len(rows), max_tokens), self.eos[0], device=ids.device)
-        logprobs = torch.zeros(tokens.shape, device=ids.device)
-        ends = torch.zeros_like(tokens, dtype=torch.bool)
-        at = torch.arange(len(rows), device=ids.device)  # the completions that are in the batch
+        tokens = ids.new_zeros(len(rows), max_tokens)
+        logprobs, length = torch.zeros_like(tokens, dtype=torch.float32), torch.zeros_like(rows)
+        ended = torch.zeros_like(rows, dtype=torch.bool)
+        at = torch.arange(len(rows), device=self.device)  # the completions that are in the batch
         position = (real.cumsum(1) - 1).clamp(min=0)
         for t in range(max_tokens):
             logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
@@ -149,19 +129,22 @@ class TransformersSampler:
                 logits, real, position = logits[rows], real[rows], position[rows, -1:]
             ids, drawn_logprobs = draw(logits[:, -1], *settings)
             tokens[at, t], logprobs[at, t] = ids[:, 0], drawn_logprobs[:, 0]
-            ends[at, t] = torch.isin(ids[:, 0], eos)
+            length[at] += ~ended[at]
+            ended[at] |= torch.isin(ids[:, 0], eos)
             if self.stop:  # of at most as many tokens as bytes; one before keeps the first's space
                 last = tokens[at, max(0, t - len(self.stop.encode())):t + 1]
                 found = [self.stop in text for text in self.tokenizer.batch_decode(last)]
-                ends[at, t] |= torch.tensor(found, device=ids.device)
-            going = (~ends[at].any(1)).nonzero()[:, 0]
+                ended[at] |= torch.tensor(found, device=self.device)
+            going = (~ended[at]).nonzero()[:, 0]
             if len(going) == 0:
                 break
             if len(going) < 0.9 * len(at):  # copying the cache for fewer costs more than it saves
                 cache.reorder_cache(going)
                 at, ids, real, position = at[going], ids[going], real[going], position[going]
             real, position = F.pad(real, (0, 1), value=1), position + 1
-        return tokens, logprobs, ends
+        each = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)))
+        return [Completion(t[:n], lp[:n], truncated=not end,
+                           stopped=end and t[n - 1] not in self.eos) for t, lp, n, end in each]
 
     @torch.no_grad()
     def load_weights(self, weights):

@@ -1,7 +1,5 @@
 """The LM head in chunks of tokens, and attention of segments end to end."""
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 
@@ -41,8 +39,8 @@ class HeadLogprobs(torch.autograd.Function):
     """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature, wide, chunk)
     -> log pi of the ids and the entropy in nats, [n] each.
 
-    `chunk` elements of [tokens, vocabulary] are in memory at a time, recomputed in the backward
-    pass. wide: of head_logits; the gradient's products have 16-bit factors all the same."""
+    `chunk` elements of [tokens, vocabulary] are in memory at a time, and computed again backwards.
+    wide: of head_logits; the gradient's products have 16-bit factors all the same."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, ids, temperature, wide=False, chunk=CHUNK):
@@ -52,7 +50,7 @@ class HeadLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, ids)
         ctx.settings, ctx.rows = (temperature, wide), max(1, chunk // len(weight))
         ctx.set_materialize_grads(False)
-        w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
         logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
         for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows)):
             log_pi = head_log_pi(h, w, b, *ctx.settings)
@@ -65,23 +63,23 @@ class HeadLogprobs(torch.autograd.Function):
         """d log pi_i / d logit_j = ([i = j] - pi_j) / T
         d H / d logit_j = -pi_j (log pi_j + H) / T"""
         hidden, weight, bias, ids = ctx.saved_tensors
-        w, b = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
         sum_dtype = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.empty_like(hidden)
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=sum_dtype)
-        d_weight = torch.zeros_like(weight, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
+        d_weight, d_bias = (torch.zeros_like(x, dtype=sum_dtype) if needed else None
+                            for x, needed in zip((weight, bias), ctx.needs_input_grad[1:]))
         if d_logprobs is None:
             d_logprobs = hidden.new_zeros(ids.shape)
         for rows in torch.arange(len(ids), device=ids.device).split(ctx.rows):
-            h = hidden[rows].to(ctx.dtype)
+            h, d_log_pi = hidden[rows].to(ctx.dtype), d_logprobs[rows, None]
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             pi = log_pi.exp()
-            scale = -d_logprobs[rows, None]
+            scale = -d_log_pi
             if d_entropy is not None:
                 entropy = -(pi * log_pi).sum(-1, keepdim=True)
                 scale = scale - log_pi.add_(entropy).mul_(d_entropy[rows, None])
             d_logits = pi.mul_(scale)
-            d_logits.scatter_add_(1, ids[rows, None], d_logprobs[rows, None].to(d_logits.dtype))
+            d_logits.scatter_add_(1, ids[rows, None], d_log_pi.to(d_logits.dtype))
             if (temperature := ctx.settings[0]) != 1:
                 d_logits.div_(temperature)
             d_logits = d_logits.to(ctx.dtype)
@@ -90,10 +88,9 @@ class HeadLogprobs(torch.autograd.Function):
                 d_weight.addmm_(d_logits.T, h)
             elif d_weight is not None:
                 d_weight.add_(d_logits.T @ h)
-            if bias is not None:
+            if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                None if bias is None else d_bias.to(bias.dtype), None, None, None, None)
+        return d_hidden, d_weight, d_bias, *[None] * 4  # autograd casts them to the inputs' dtypes
 
 
 def take(x, index):
@@ -115,49 +112,48 @@ def must_repeat(values):
 
 
 def repeated(query, key, value):
-    """[B, heads, places, d] each -> the same in value's dtype, all of the query's heads."""
+    """[B, heads, places, d] each -> the same in value's dtype, all with the query's heads."""
     from transformers.integrations.sdpa_attention import repeat_kv
     each = query.shape[1] // key.shape[1]
     return query.to(value.dtype), repeat_kv(key.to(value.dtype), each), repeat_kv(value, each)
 
 
 def padded_attention(module, query, key, value, attention_mask, **options):
-    """transformers' "sdpa", where must_repeat asks for it on repeated keys and values."""
+    """transformers' "sdpa", on repeated keys and values where must_repeat asks for it."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     if must_repeat(value):
         query, key, value = repeated(query, key, value)
-        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # no groups
+        module = None  # which says how often to repeat
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
                          sliding_window=None, s_aux=None, softcap=None, blocks=None, varlen=None,
                          **_):
-    """Attention of layout.Segments, as layout.attention_inputs describes them.
+    """Attention of layout.Segments, [1, heads, places, d] each -> [1, places, heads, d].
 
-    query, key, value: [1, heads, places, d] -> [1, places, heads, d], as transformers' attention
-    functions do. varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative
-    lengths of queries and keys, and their longest. blocks, elsewhere: of layout.attention_blocks.
-    Raises TypeError for sinks, a softcap, or a mask that the model makes itself."""
+    varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
+    and keys, and their longest. blocks, elsewhere: of layout.attention_blocks. Raises TypeError for
+    sinks, a softcap, or a mask that the model makes itself."""
     if s_aux is not None or softcap is not None:
         raise TypeError("its attention has sinks or a softcap")
     if attention_mask is not None and (
             attention_mask.numel() > 1 or attention_mask.item() != sliding_window):
         raise TypeError("its masks limit attention, and its attention gets no such limit")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [places, heads, d]
-    options = dict(scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
     if blocks is not None:
-        return attention_by_blocks(q, k, v, *blocks, sliding_window, **options)[None], None
+        return attention_by_blocks(q, k, v, *blocks, sliding_window, scaling)[None], None
     from torch.nn.attention.varlen import varlen_attn  # takes long to import
     keys, *lengths = varlen
     # rotations may have made float32 of q and k
     q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)
     # causal, aligned at the end: query 0 sees the whole prompt
     window = sliding_window - 1 if sliding_window else -1, 0
-    return varlen_attn(q, k, v, *lengths, window_size=window, **options)[None], None
+    return varlen_attn(q, k, v, *lengths, window_size=window, scale=scaling,
+                       enable_gqa=q.shape[1] != k.shape[1])[None], None
 
 
-def attention_by_blocks(q, k, v, blocks, order, window, **options):
+def attention_by_blocks(q, k, v, blocks, order, window, scale):
     """q, k, v [places, heads, d] -> [places, heads, d]. window: keys a query sees; None: all"""
     from torch.nn.attention import bias  # imports more than flags need
     outputs, repeat = [], must_repeat(v)
@@ -166,22 +162,23 @@ def attention_by_blocks(q, k, v, blocks, order, window, **options):
             (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
         if repeat:
             queries, keys, values = repeated(queries, keys, values)
-            options["enable_gqa"] = False
-        context, sees = keys.shape[2] - queries.shape[2], block.sees
-        if window and keys.shape[2] > window:
-            place = torch.arange(keys.shape[2], device=q.device)
+        length, sees = keys.shape[2], block.sees
+        context = length - queries.shape[2]
+        if window and length > window:
+            place = torch.arange(length, device=q.device)
             within = (place - place[context:, None]).abs() < window
             sees = within.tril()[None, None] if sees is None else sees & within
         # a mask would be kept as floats in each layer: one row of it, without a window, is causal
-        causal_only = repeat and not window and sees is not None and len(sees) == 1
+        causal = repeat and not window and sees is not None and len(sees) == 1
         for rows, start, end in block.pieces:
             seen = context + end
-            mask = dict(is_causal=True) if sees is None else dict(
-                attn_mask=bias.causal_lower_right(end - start, seen) if causal_only
-                else sees[:rows, :, start:end, :seen])
+            mask = None if sees is None else sees[:rows, :, start:end, :seen]
+            if causal:
+                mask = bias.causal_lower_right(end - start, seen)
             out = F.scaled_dot_product_attention(
                 queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],
-                **mask, **options)
+                mask, is_causal=sees is None, scale=scale,
+                enable_gqa=queries.shape[1] != keys.shape[1])
             outputs.append(out.transpose(1, 2).flatten(0, 1))
     return take(torch.cat(outputs), order)  # without padding
 

@@ -25,14 +25,19 @@ class Segments(NamedTuple):
     context_length: torch.Tensor  # [S] 0: none
 
 
+def places_of(lengths):
+    """-> row and column of each place in rows of these lengths, row by row."""
+    place = torch.arange(int(lengths.max()), device=lengths.device)
+    return (place < lengths[:, None]).nonzero(as_tuple=True)
+
+
 def lay(batch, name, by_kernel=False):
     """-> inputs of the model, a dict; predicts [n], the place that predicts each completion token;
     targets [n], the completion tokens, row by row.
 
     by_kernel: attention is one call of the GPU's kernel, in 16 bits. "shared" leaves out the last
     token of each completion, which predicts nothing."""
-    device, T = batch.ids.device, batch.mask.shape[1]
-    row, t = (torch.arange(T, device=device) < batch.completion_len[:, None]).nonzero(as_tuple=True)
+    row, t = places_of(batch.completion_len)
     column = batch.prompt_len[row] + t  # of completion token t in its row of batch.ids
     targets = batch.ids[row, column]
     if name == "padded":  # on the right, where causal attention does not look: no mask
@@ -41,21 +46,19 @@ def lay(batch, name, by_kernel=False):
 
     numbers, group = batch.group.unique(return_inverse=True)
     first = (batch.group == numbers[:, None]).int().argmax(1)  # a row of each prompt
-    prompt_len, own_len = batch.prompt_len[first], batch.completion_len - 1
-    prompt_start = prompt_len.cumsum(0) - prompt_len
-    own_start = prompt_len.sum() + own_len.cumsum(0) - own_len
-
-    place = torch.arange(int(prompt_len.max()), device=device).expand(len(first), -1)
-    real, enters = place < prompt_len[:, None], t < own_len[row]
-    segments = Segments(*(torch.cat(pair) for pair in (
-        (prompt_start, own_start), (prompt_len, own_len), (prompt_start, prompt_start[group]),
-        (torch.zeros_like(prompt_len), prompt_len[group]))))
+    prompt_len, P = batch.prompt_len[first], len(first)
+    length = torch.cat([prompt_len, batch.completion_len - 1])
+    start = length.cumsum(0) - length  # of the prompts, then of the completions
+    segments = Segments(start, length, torch.cat([start[:P], start[group]]),
+                        torch.cat([torch.zeros_like(prompt_len), prompt_len[group]]))
+    prompt, place = places_of(prompt_len)
+    enters = t < length[P + row]
     inputs = dict(
-        input_ids=torch.cat([batch.ids[first, :place.shape[1]][real], targets[enters]])[None],
-        position_ids=torch.cat([place[real], column[enters]])[None],
+        input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
+        position_ids=torch.cat([place, column[enters]])[None],
         **attention_inputs(segments, by_kernel))
-    end_of_prompt = (prompt_start + prompt_len - 1)[group][row]
-    return inputs, torch.where(t == 0, end_of_prompt, own_start[row] + t - 1), targets
+    after_prompt = (start[:P] + prompt_len)[group][row]
+    return inputs, torch.where(t == 0, after_prompt, start[P + row] + t) - 1, targets
 
 
 # ---------------------------------------------------------------------------- attention end to end
@@ -67,10 +70,8 @@ def attention_inputs(segments, by_kernel):
     start, length, context, context_length = segments
     seen = context_length + length
     borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)) for x in (length, seen))
-    of = torch.repeat_interleave(seen)  # [keys] the segment that attends to the key
-    nth = torch.arange(len(of), device=of.device) - seen_borders[of]
-    keys = torch.where(nth < context_length[of], context[of] + nth,
-                       start[of] + nth - context_length[of])
+    of, nth = places_of(seen)  # each segment and its keys
+    keys = nth + torch.where(nth < context_length[of], context[of], (start - context_length)[of])
     return dict(varlen=(keys, borders.int(), seen_borders.int(), int(length.max()),
                         int(seen.max())))
 
@@ -90,24 +91,19 @@ def attention_blocks(segments):
     lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
     for i, (length, context) in enumerate(zip(lengths, contexts)):
         if length:  # 0 for a completion of one token
-            like.setdefault(shape_class(length, context), []).append(i)
-    blocks, places, kept = [], [], []
+            # a Block's have one context, or all a short one or none; lengths within a factor of two
+            short = max(length, context) <= 64  # then no mask of a block is large
+            kind = bool(context) if short else context, max(length, 32).bit_length()
+            like.setdefault(kind, []).append(i)
+    blocks, places = [], []
     for members in like.values():
         members.sort(key=lambda i: -lengths[i])
         block, real = attention_block(Segments(*(x[members] for x in segments)))
-        for n, start, end in block.pieces:
-            places.append(block.queries[:n, start:end].flatten())
-            kept.append(real[:n, start:end].flatten())
+        own = block.queries.where(real, -1)
+        places += [own[:n, start:end].flatten() for n, start, end in block.pieces]
         blocks.append(block)
-    places, kept = torch.cat(places), torch.cat(kept).nonzero()[:, 0]
-    return blocks, kept[places[kept].argsort()]
-
-
-def shape_class(length, context):
-    """Segments of one class are a Block: with one context, or all with a short one or without, and
-    lengths within a factor of two."""
-    short = max(length, context) <= 64  # then no mask of a block is large
-    return bool(context) if short else context, max(length, 32).bit_length()
+    places = torch.cat(places)
+    return blocks, places.argsort()[(places < 0).sum():]
 
 
 def attention_block(segments):
@@ -120,13 +116,11 @@ def attention_block(segments):
     if not context_length.any():
         return Block(queries, queries, None, [(len(start), 0, T)]), real
     pieces = [(int(real[:, i].sum()), i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
-    before = torch.arange(-int(context_length.max()), 0, device=start.device) + context_length
-    keys = torch.cat([(context + before).where(before >= 0, context), queries], 1)
-    sees = before >= 0
-    sees = sees[:1] if sees.all() else sees
-    causal = (place[:, None] >= place).expand(len(sees), -1, -1)
-    sees = torch.cat([sees[:, None].expand(-1, T, -1), causal], 2)[:, None]
-    return Block(queries, keys, sees, pieces), real
+    at = torch.arange(-int(context_length.max()), T, device=start.device)  # 0: the first query
+    sees = at >= -context_length
+    keys = (context + context_length + at).where(sees, context)[:, :-T]
+    sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
+    return Block(queries, torch.cat([keys, queries], 1), sees[:, None], pieces), real
 
 
 # ---------------------------------------------------------------------------- how many at once

@@ -1,6 +1,7 @@
 """From a Hugging Face folder to a Policy: checks, adapters, shards, the token budget."""
 
 import math
+from contextlib import suppress
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
@@ -13,12 +14,10 @@ from engine.policy import Policy, make_batch
 def eos_ids(model, tokenizer):
     """The tokens that end a completion; chat models have several: <|im_end|>, <|endoftext|>."""
     config = AutoConfig.from_pretrained(model).get_text_config()
-    candidates = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
-    try:
-        candidates.append(GenerationConfig.from_pretrained(model).eos_token_id)
-    except OSError:
-        pass  # a folder without generation_config.json
-    lists = [ids if isinstance(ids, list) else [ids] for ids in candidates]
+    found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
+    with suppress(OSError):  # of a folder without generation_config.json
+        found.append(GenerationConfig.from_pretrained(model).eos_token_id)
+    lists = [ids if isinstance(ids, list) else [ids] for ids in found]
     # some folders have -1 for none
     return sorted({i for ids in lists for i in ids if i in range(config.vocab_size)})
 
@@ -72,7 +71,12 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
     models of the same size, whose memory counts. settings: of Policy. Raises ValueError for
     missing weights, a softcap or a scale after the LM head, or no memory for one row."""
     policy = Policy(build(folder, eos), chunk=head_chunk(), **settings)
-    shared = verify(policy, probe, share_prompts)
+    # unsharded, in float32: 16 bits would hide small errors; few tokens: a rank may have one core
+    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
+    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
+    check_head(exact, few)
+    shared = share_prompts and layout_agrees(exact, few, "shared")
+    exact.use_layout("padded")
     if lora_rank:
         add_adapters(policy.model, lora_rank, lora_alpha)
     if frozen:
@@ -97,17 +101,6 @@ def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora
 def head_chunk():
     """Elements of a chunk of logits: on a GPU by its memory, 1 GB in float32 of 80 GB."""
     return int(parallel.memory() / 300) if parallel.device().type == "cuda" else kernels.CHUNK
-
-
-def verify(policy, probe, share_prompts):
-    """-> whether prompts can be shared. Raises ValueError as check_head does. Unsharded and in
-    float32: 16 bits would hide small errors; of few tokens: a rank may have one core."""
-    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
-    few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
-    check_head(exact, few)
-    shared = share_prompts and layout_agrees(exact, few, "shared")
-    exact.use_layout("padded")
-    return shared
 
 
 def halve_frozen(policy):
@@ -145,7 +138,6 @@ class LoRA(torch.nn.Module):
 
 class WithoutAdapters:
     """A policy with its adapters off: the initial model, without a second one in memory."""
-
     def __init__(self, policy):
         self.policy, self.budget, self.layout = policy, policy.budget, policy.layout
 
@@ -171,9 +163,8 @@ def build(folder, eos):
 @torch.no_grad()
 def check_head(policy, probe):
     """Raises ValueError where Policy's log probabilities are not those of the model's logits."""
-    row = probe.rows([0])
-    start = int(row.prompt_len)
-    ids = row.ids[:, :start + int(row.completion_len)]
+    row, start = probe.rows([0]), int(probe.prompt_len[0])
+    ids = row.ids[:, :start + row.completion_len]
     try:
         logprobs = policy(row)[0][row.mask]
     except AttributeError as e:  # there is no one base model beside the head
@@ -220,7 +211,7 @@ def layout_agrees(policy, probe, layout):
 
 
 def kept_bytes(policy, batch):
-    """-> bytes that autograd keeps of a forward pass, and the tokens of the batch."""
+    """-> bytes that autograd keeps of a forward pass on the batch, and its tokens."""
     storages = {}
 
     def record(x):
@@ -240,30 +231,28 @@ def kept_bytes(policy, batch):
 def state_bytes(policy, offload, beside=0):
     """Bytes, on the GPU or else the CPU, that do not grow with the tokens: weights, gradients,
     AdamW's two moments, frozen models of the same size, and 16-bit or gathered copies."""
-    parameters, size = [*policy.parameters()], getattr(torch, policy.dtype).itemsize
-    n = sum(p.numel() for p in parameters)
-    state = sum(p.numel() * (16 if p.requires_grad else p.element_size()) for p in parameters)
+    size, sharded = getattr(torch, policy.dtype).itemsize, parallel.sharded()
+
+    def total(module, bytes_of=lambda p: 1):
+        return sum(p.numel() * bytes_of(p) for p in module.parameters())
+    state = total(policy, lambda p: 16 if p.requires_grad else p.element_size())
     # their linear layers are in 16 bits, unless FSDP shards them
-    state += beside * n * (4 if parallel.sharded() else size)
-    if not parallel.sharded():  # autocast keeps a copy of every weight until the backward pass
-        return state + size * sum(p.numel() for p in parameters if p.element_size() > size)
+    state += beside * total(policy) * (4 if sharded else size)
+    if not sharded:  # autocast keeps a copy of every weight until the backward pass
+        return state + total(policy, lambda p: size * (p.element_size() > size))
     # FSDP gathers two layers, and all outside of layers, with gradients in float32
     layers = layers_of(policy.model)
-    in_layers = sum(p.numel() for layer in layers for p in layer.parameters())
-    whole = n - in_layers * (1 - 2 / max(2, len(layers)))
+    whole = total(policy) - sum(map(total, layers)) * (1 - 2 / max(2, len(layers)))
     return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
 def token_budget(policy, probe, longest, activation_checkpointing, offload, beside=0):
     """Tokens that may go through the model at once: 0.7 of the memory that other programs and
-    `state_bytes` leave, over the bytes that autograd keeps of a token. On a CPU at most 16,384.
-
-    Two sizes of `probe` are measured, so that constant bytes cancel. Raises ValueError where
-    `longest` tokens do not fit."""
-    few, few_tokens = kept_bytes(policy, probe.rows([0]))
-    many, many_tokens = kept_bytes(policy, probe.rows([0, 0, 0, 0]))
-    each = (many - few) / (many_tokens - few_tokens)
-    layers = max(1, len(layers_of(policy.model)))
+    `state_bytes` leave, over the bytes that autograd keeps of a token, by two sizes of `probe`. On
+    a CPU at most 16,384. Raises ValueError where `longest` tokens do not fit."""
+    (few, few_tokens), (many, many_tokens) = (
+        kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
+    each, layers = (many - few) / (many_tokens - few_tokens), len(layers_of(policy.model)) or 1
     if activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
     state = state_bytes(policy, offload, beside)

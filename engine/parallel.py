@@ -137,12 +137,13 @@ def gather(value):
 
 def on_rank0(f):
     """Calls f on rank 0. Every rank returns its result, or raises its error."""
-    def attempt():
+    value = error = None
+    if rank() == 0:
         try:
-            return f(), None
+            value = f()
         except (Exception, SystemExit) as e:
-            return None, e
-    value, error = gather(attempt() if rank() == 0 else None)[0]
+            error = e
+    value, error = gather((value, error))[0]
     if error:
         raise error
     return value

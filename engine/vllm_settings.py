@@ -10,9 +10,8 @@ SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way
 
 
 def of_this_machine(memory, max_num_seqs, max_length):
-    """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free;
-    max_num_seqs: None for 1024, or 256 where the engine has less than 12 GB. Raises ValueError, a
-    sentence, where a GPU has less memory free."""
+    """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free.
+    max_num_seqs: None for what the memory allows. Raises ValueError where less memory is free."""
     # weights are handed over within this process
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -20,8 +19,8 @@ def of_this_machine(memory, max_num_seqs, max_length):
         # without it, vLLM binds this process to one core, and the trainer with it
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # compiling takes longer than it saves; completions share the full blocks of their
-        # prompt alone, and few prompts fill vLLM's default of 128 tokens
+        # compiling takes longer than it saves; completions share full blocks of their prompt,
+        # and few prompts fill vLLM's default of 128 tokens
         return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
                     enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))

@@ -22,8 +22,6 @@ def parts(name):
     return found
 
 
-RULES = {part: [(re.compile(pattern), new.strip().replace("~", " ")) for pattern, new in (
-    line.split(" ->") for line in lines)] for part, lines in parts("spellings.txt").items()}
 LINES = parts("words.txt")
 WORDS = {part: " ".join(lines).split() for part, lines in LINES.items()}
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -38,6 +36,9 @@ JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)
 TEXT = (r"\\(?:text(?:bf|rm|normal|it|sf|tt|sc|up)?|[mfh]box|math(?:rm|bf|it|sf|tt|normal)|bm|pmb|"
         r"boldsymbol|emph|underline|operatorname|rm|(?:text)?color(?:box)? *\{[A-Za-z]+\})"
         rf" *{ARGUMENT}")
+RULES = {part: [(re.compile(pattern.replace("<TEXT>", TEXT)), new.strip().replace("~", " "))
+                for pattern, new in (line.split(" ->") for line in lines)]
+         for part, lines in parts("spellings.txt").items()}
 LETTER = (rf"(?:[A-Za-z]|\\(?:{'|'.join(WORDS['GREEK'])})(?![A-Za-z]))(?:_(?:\{{[^{{}}]*\}}|\w))?"
           r"(?:\^\{(?:\\prime)+\}|\^\{? *(?:\*|\\ast|\\star|[sd]) *\}?)?")
 POINTS = r"[A-Z]{1,4}(?:_(?:\{\w+\}|\w))?"
@@ -58,11 +59,6 @@ STRANGE = re.compile(r"\b(?:vs|to|if|of|no)\b"
                      r"|[^\w\s+\-*/^_=()\[\]{},.!%|'\\]|[^\W0-9A-Za-z_\u0370-\u03ff]")
 # Of a number, these are the question and not the answer.
 OF_NUMBERS = r"\\(?:begin|binom|[lr]floor|[lr]ceil|[lr]?vert)|\|"
-# Derivatives, numbers side by side, the base of a number, a matrix to a power, [2, \\infty].
-LEFT_TO_DO = (
-    r"\\frac *\{ *d *(?:\^ *\{? *\d *\}?)?[^{}]*\} *\{ *d *\\?[A-Za-z]|\bd */ *d[a-z]\b",
-    "[0-9] +[0-9]", r"(?<!\^)(?<!\^\{)(?<![0-9.])[0-9.]+[)} ]*_", r"\\end *\{\w+\} *\^",
-    r"[0-9)] *\^ *(?:\w|\{[^{}]*\}) *_", r"\\infty *\]|\[ *-? *\\infty")
 
 # A closed list, because another word after a number could make it another number.
 UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"]
@@ -118,18 +114,14 @@ def clean(text):
         return str(text), None
     text = rewritten(str(text), "SIGNS")
     money = sorted({*re.findall(r"\\money\{(\w+)\}", text)})
-    text = re.sub(r"\s*\\money\{\w+\}\s*", "", text)
     text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
                   "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
     text = re.sub("[\u0391-\u03bb\u03bd-\u03c9]", greek, text)  # \u03bc is also a prefix
-    text = re.sub(rf"^\s*{TEXT}\s*$", r"\1", text)
-    text = re.sub(r"(?:\s|~|(?<!\\)\\[,;: ]|\\q?quad(?![a-z]))+", " ", text)
     text = rewritten(text, "COMMANDS")
     text = (", ".join(re.findall(BOX, text)) or text).strip().rstrip(".,; ")
     if text.startswith("{") and last_boxed("\\boxed" + text) == text[1:-1]:
         text = text[1:-1].strip()
     text = rewritten(re.sub(REPEATING, fraction_of, text), "ENDS")
-    text = re.sub(rf"\\frac *\{{ *({TEXT}) *\}} *\{{ *({TEXT}[^{{}}]*)\}}", r"\1/\3", text)
     text, named_unit = split_unit(text)
     while re.search(TEXT, text):
         text = re.sub(TEXT, r" \1 ", text)
@@ -163,10 +155,9 @@ def split_unit(text):
         text, re.S)
     if not parts or not parts[1].strip():
         return text, None
-    quantity, name = parts[1].strip(), re.sub(r"\\mu *", "\u03bc", re.sub(TEXT, r" \1 ", parts[2]))
+    quantity, name = parts[1].strip(), re.sub(TEXT, r" \1 ", parts[2])
     value = re.split(r"=|\\approx", quantity)[-1].strip()
-    counts = not bare or is_closed(value) and not re.fullmatch("[A-Z]", name)
-    unit = counts and unit_of(name.replace("\\cdot", " "))
+    unit = (not bare or is_closed(value) and not re.fullmatch("[A-Z]", name)) and unit_of(name)
     return (quantity, unit) if unit else (text, None)
 
 
@@ -183,10 +174,8 @@ def is_closed(text):
 
 def unit_of(name):
     """'kg m/s^2' -> (('kg', 1), ('m', 1), ('s', -2)); None for what is no unit."""
-    name = re.sub(r"\b(?:square|sq|(cubic))\b\.? *(\w+)",
-                  lambda m: f"{m[2]}^{3 if m[1] else 2}", name)
     tokens = re.findall(r"([A-Za-z\u03bc\u00c5]+)\.?(?: *\^ *\{? *(-?[0-9]) *\}?)?|(/)|(\S)",
-                        re.sub(r"\bper\b", "/", name))
+                        rewritten(name, "UNITS"))
     powers, sign = {}, 1
     for word, power, slash, other in tokens:
         if other or len(tokens) > 6:
@@ -303,7 +292,7 @@ def unfinished(text, gold):
     an operation that is left to do, another command or character?"""
     commands = set(re.findall(r"\\([A-Za-z]+)", text)) - COMMANDS
     return bool(
-        any(re.search(form, text) and not re.search(form, gold) for form in LEFT_TO_DO)
+        any(re.search(form, text) and not re.search(form, gold) for form in LINES["LEFT TO DO"])
         or text.count("\\begin") > max(1, gold.count("\\begin"))
         or commands - set(re.findall(r"\\([A-Za-z]+)", gold))
         or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}

@@ -42,20 +42,17 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 # ------------------------------------------------------------------ several values
 
-def signs(item):
-    """'3 \\pm 1' -> ['3 + 1', '3 - 1']; a text without \\pm is the only one."""
-    if "\\pm" not in item:
-        return [item]
-    return [value for sign in "+-" for value in signs(item.replace("\\pm", sign, 1))]
-
-
 def expand(text):
     """'3 \\pm 1, 7' -> '3 + 1, 3 - 1, 7'. Of more than four \\pm all stay."""
     if text.count("\\pm") > 4:
         return text
     if text.startswith("\\{") and text.endswith("\\}") and text.count("\\{") == 1:
         return f"\\{{{expand(text[2:-2])}\\}}"
-    return ", ".join(value for item in items(text) for value in signs(item))
+    values = items(text)
+    for _ in range(text.count("\\pm")):
+        values = [value.replace("\\pm", sign, 1) for value in values
+                  for sign in ("+-" if "\\pm" in value else "+")]
+    return ", ".join(values)
 
 
 def as_interval(text):
@@ -66,23 +63,18 @@ def as_interval(text):
     bare, *holes = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *([a-z]) *\\neq *", bare)
     names = {*holes[::2]}
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
-        low, high = "(-\\infty", "\\infty)"
+        ends = {}  # True: what it is less than. False: what it is greater than.
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
             terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
             for left, sign, right in zip(terms[::2], terms[1::2], terms[2::2]):
                 less, closed = "<" in sign or "\\l" in sign, "=" in sign or "\\" in sign
                 if NAME.fullmatch(right):
                     left, right, less = right, left, not less
-                if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right:
+                if not NAME.fullmatch(left) or NAME.fullmatch(right) or not right or less in ends:
                     return text, None
                 names.add(left)
-                if (high if less else low) not in ("\\infty)", "(-\\infty"):
-                    return text, None
-                if less:
-                    high = right + ")]"[closed]
-                else:
-                    low = "(["[closed] + right
-        ranges.append(f"{low},{high}")
+                ends[less] = right + ")]"[closed] if less else "(["[closed] + right
+        ranges.append(ends.get(False, "(-\\infty") + "," + ends.get(True, "\\infty)"))
         if len(terms) < 3 or len(names) > 1:
             return text, None
     return "\\setminus".join(["\\cup".join(ranges), *(f"\\{{{x}\\}}" for x in holes[1::2])]), *names
@@ -90,7 +82,7 @@ def as_interval(text):
 
 # ------------------------------------------------------------------ math-verify
 
-LISTS = sympy.Expr, sympy.Tuple, sympy.Set
+LISTED = True, True  # as the ends of an interval that has neither
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
 POWERS = sympy.Pow, sympy.factorial, sympy.binomial
 ENDLESS = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.AccumBounds
@@ -185,20 +177,20 @@ def close(a, b):
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
-    names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names or a.has(ExprWithLimits) or b.has(ExprWithLimits):
+    both = sympy.Tuple(a, b)
+    names = sorted(both.free_symbols, key=str)
+    if not names or both.has(ExprWithLimits):
         return None
-    for k in (*range(1, 13), 144) if (a + b).has(*OF_INTEGERS) else ():
-        whole = {name: k if i == 0 else k * (i + 1) % 13 for i, name in enumerate(names)}
-        values = a.subs(whole), b.subs(whole)
+    for k in (*range(1, 13), 144) if both.has(*OF_INTEGERS) else ():
+        values = both.subs({name: k * (i + 1) % 13 if i else k for i, name in enumerate(names)})
         if all(value.n(60).is_finite for value in values) and not close(*values):
             return False
     near = []
-    roots = [f.args[0] for f in sympy.Tuple(a, b).atoms(sympy.Pow, sympy.log)
+    roots = [f.args[0] for f in both.atoms(sympy.Pow, sympy.log)
              if not f.args[-1].is_integer and not a.has(sympy.Abs)]
     for k in range(4):
         place = point(names, k)
-        values = a.subs(place), b.subs(place)
+        values = both.subs(place)
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or k < 2 and not x.is_real and not a.has(sympy.I):
             return None
@@ -222,31 +214,33 @@ def alike(a, b):
         if (verdict := agree(a, b)) is not None:
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
-            return close(a, b) or rounds(a.doit(), b.doit()) or rounds(b.doit(), a.doit())
+            return close(a, b) or rounds(a.doit(), b.doit())
         sizes = [max(abs(x.p), x.q) for x in (a - b).doit().atoms(sympy.Rational)]
         return max(sizes, default=0) < 10**99 and verify(a, b, timeout_seconds=None)  # It factors.
-    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
-        return a.shape == b.shape and all(map(alike, a.flat(), b.flat()))
-    if isinstance(a, sympy.Interval) and isinstance(b, sympy.Interval):
-        return a.args[2:] == b.args[2:] and all(map(alike, a.args[:2], b.args[:2]))
-    x, y = entries(a), entries(b)
-    if not x or not y:  # 5 is no union of intervals, as verify would find in seconds
-        return not ((x or y) and isinstance(a, LISTS) and isinstance(b, LISTS)) and verify(
+    (kind, x), (other, y) = entries(a), entries(b)
+    if not kind or not other:  # 5 is no union of intervals, as verify would find in seconds
+        rest = b if kind else a
+        return not ((kind or other) == LISTED and isinstance(rest, sympy.Set)) and verify(
             a, b, timeout_seconds=None)
+    if kind != other or len(x) != len(y):
+        return False
     if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
-        return len(x) == len(y) and all(
-            any(alike(p, q) for q in y) for p in x) and all(any(alike(p, q) for p in x) for q in y)
-    return len(x) == len(y) and all(map(alike, x, y))
+        return all(any(alike(p, q) for q in y) for p in x) and all(
+            any(alike(p, q) for p in x) for q in y)
+    return all(map(alike, x, y))
 
 
 def entries(value):
-    """The entries of a set, a tuple, or an open interval, as which (1, 2) is read; an expression is
-    its only one. None of others."""
-    if isinstance(value, (sympy.FiniteSet, sympy.Tuple)):
-        return getattr(value, "_unsorted_args", value.args)
+    """-> what equal values have in common, and the entries of a matrix, an interval, a set or a
+    tuple; an expression is its only one. (1, 2) is read as an open interval. None of others."""
+    if isinstance(value, sympy.MatrixBase):
+        return value.shape, value.flat()
     if isinstance(value, sympy.Interval):
-        return value.args[:2] if value.is_open else None
-    return [value] if isinstance(value, sympy.Expr) else None
+        return value.args[2:], value.args[:2]
+    if isinstance(value, sympy.FiniteSet | sympy.Tuple):
+        return LISTED, getattr(value, "_unsorted_args", value.args)
+    single = isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixExpr)
+    return (LISTED, [value]) if single else (None, None)
 
 
 def same_equation(pred, gold):
@@ -444,11 +438,9 @@ def same_number(pred, x, gold, y):
     """Are two answers, which are the numbers x and y, the same?"""
     if re.search(":[0-9]{2}(?![0-9])", f"{pred} {gold}"):  # a clock time is not reduced
         return x == y and re.findall("[1-9][0-9]*", pred) == re.findall("[1-9][0-9]*", gold)
-    if x == y:
-        return True
     if ("%" in pred) != ("%" in gold):  # 28% is 28 and 0.28.
-        return x * 100 == y if "%" in gold else x == y * 100
-    return rounds(x, y) or rounds(y, x)
+        return x in (y, y / 100 if "%" in gold else y * 100)
+    return x == y or rounds(x, y)
 
 
 def places(number):
@@ -458,8 +450,12 @@ def places(number):
     return k if q and 10**k % q == 0 else None
 
 
-def rounds(decimal, other):
-    """Is a number `other`, whose digits have no end, rounded to six digits or more?"""
-    k = places(decimal)
-    return bool(k and places(other) is None and abs(decimal) * 10**k >= 10**5
-                and 2 * abs(decimal - other) * 10**k <= 1)
+def rounds(x, y):
+    """Is one of two numbers the other, whose digits have no end, rounded to six digits or more?"""
+    for decimal, other in (x, y), (y, x):
+        k = places(decimal)
+        if k and places(other) is None and abs(decimal) * 10**k >= 10**5:
+            return bool(2 * abs(decimal - other) * 10**k <= 1)
+    return False
+
+

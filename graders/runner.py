@@ -7,6 +7,7 @@ commands for it, a dozen processes, would take longer than a program.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -26,7 +27,7 @@ import string, re, datetime, collections, heapq, bisect, copy, math, random, sta
 import itertools, functools, operator, io, sys, json, typing
 """
 
-ROOT = "/sys"  # where the new file system is made: a folder that there is, and no program needs
+ROOT = b"/sys"  # where the new file system is made: a folder that there is, and no program needs
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, DETACH = 1, 2, 4, 8, 32, 4096, 2  # of mount(2)
 PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl(2)
 STACK = 256 << 20  # bytes of stack: Codeforces' limit
@@ -48,7 +49,6 @@ NEW_NAMESPACES = 0x7E020000  # of clone(2): all but that of time
 
 def libc(name, *arguments):
     """Calls a function of libc with integers, bytes and None. Raises OSError."""
-    import ctypes  # macOS has none of these functions.
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     if function(*(ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)) < 0:
         raise OSError(ctypes.get_errno(), f"{name}{arguments}: {os.strerror(ctypes.get_errno())}")
@@ -58,7 +58,7 @@ def change_root(places, links, pivot_root):
     """Moves to a file system of these places, read-only, the symbolic links {path: target} on the
     way to them, and an empty /tmp in memory."""
     os.umask(0o022)
-    libc("mount", b"none", ROOT.encode(), b"tmpfs", NOSUID | NODEV, b"size=1m,mode=755")
+    libc("mount", b"none", ROOT, b"tmpfs", NOSUID | NODEV, b"size=1m,mode=755")
     os.chdir(ROOT)
     for folder in "tmp", "old", "proc":
         os.mkdir(folder)
@@ -88,7 +88,6 @@ def refuse_calls(machine, clone, sockets, numbers):
     """The kernel is to refuse these system calls, new namespaces, and sockets of other families
     than AF_UNIX, 1, to this process and all that it starts. seccomp(2) has the instructions: (code,
     jump if true, else, value)."""
-    import ctypes
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
     forbid, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # EPERM
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
@@ -197,9 +196,9 @@ def main(job_fd, result_fd):
     results = os.fdopen(result_fd, "w", 1)  # Each line goes out at once.
     sys.argv = ["solution.py"]
     try:
-        with contextlib.suppress(FileNotFoundError):  # Linux has it: memory is short, we go first.
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")
+        # Linux has it: where memory is short, this goes first.
+        with contextlib.suppress(FileNotFoundError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
         if job["confined"]:
             confine(**job["confined"])
     except OSError as error:

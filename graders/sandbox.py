@@ -38,7 +38,7 @@ def program_uid():
     Each process has another: the kernel counts a user's processes, also those of a fork bomb."""
     table = Path("/proc/self/uid_map")  # lines of: the first id here, the first outside, how many
     text = table.read_text() if table.exists() else "0 0 4294967295"
-    spans = [tuple(map(int, line.split())) for line in text.splitlines()]
+    spans = (map(int, line.split()) for line in text.splitlines())
     has_users = any(a <= UIDS[0] and UIDS[-1] < a + count for a, _, count in spans)
     return UIDS[os.getpid() % len(UIDS)] if os.getuid() == 0 and has_users else None
 
@@ -137,8 +137,7 @@ class LineReader:
             self.buffer += chunk
         if not 0 <= end <= most_bytes:
             raise ValueError("the line is too long")
-        line = self.buffer[:end]
-        del self.buffer[:end + 1]
+        line, _, self.buffer = self.buffer.partition(b"\n")
         return line.decode()
 
 
@@ -221,22 +220,22 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
     if platform.system() == "Darwin":  # Its processes have more from the start: an error.
         del limits["AS"]
+    command, confined = isolating() if isolated else ([], None)
     job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
-               confined=None)
-    command = []
+               confined=confined)
     channel, runners_end = socket.socketpair()
     lines = LineReader(channel.fileno())
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        command, job["confined"] = isolating()
-    with (contextlib.nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+    with channel, (contextlib.nullcontext("/") if isolated else tempfile.TemporaryDirectory(
             prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
-        process = start_runner(command, job, folder, runners_end.fileno())
-        runners_end.close()
+        with runners_end:
+            process = start_runner(command, job, folder, runners_end.fileno())
         runner = process.pid
         try:
             try:  # The program has no part in the start.
-                runner = first_sender(channel, lines) if isolated else process.pid
+                if isolated:
+                    runner = first_sender(channel, lines)
                 reason = json.loads(lines.read(60))
             except (ValueError, EOFError, TimeoutError):
                 reason = "unshare or Python ended, or took a minute"
@@ -248,7 +247,6 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
             with contextlib.suppress(TimeoutError):
                 while lines.read_chunk(5.0):
                     pass  # The socket ends with the runner, and so with the process tree.
-            channel.close()
 
 
 # ------------------------------------------------------------------ testing a program

@@ -26,13 +26,11 @@ def majority(wrong, right, equal=None):
     return float(0 < right == max(counts)) / counts.count(max(counts))
 
 
-def mathematical(wrong, right):
-    from graders.math_equal import equal  # sympy takes a second
-    return majority(wrong, right, equal)
-
-
-VOTES = {"math": mathematical, "table": majority}  # by the verifier's name
+VOTES = "math", "table"  # the verifiers whose answers have votes
 
 
 def call(name, wrong, right):
-    return VOTES[name](wrong, right)
+    equal = None
+    if name == "math":
+        from graders.math_equal import equal  # sympy takes a second
+    return majority(wrong, right, equal)

@@ -15,7 +15,6 @@ import importlib
 import json
 import math
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -69,11 +68,8 @@ class Worker:
         if process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            os.close(self.life)
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):  # The buffer may hold jobs.
-                process.stdin.close()
+            with contextlib.suppress(BrokenPipeError), process:  # The pipe's buffer may hold jobs.
+                os.close(self.life)
 
     def receive(self, seconds):
         """-> what the worker's next line has behind the token. Raises what LineReader.read does."""
@@ -87,8 +83,7 @@ class Worker:
 
         It raises nothing on a job's account: a job that takes too long is a timeout, and one that
         ends its process is an error."""
-        if self.process and (self.process.poll() is not None or self.lines.buffer
-                             or self.lines.poll.poll(0)):
+        if self.process and (self.lines.buffer or self.lines.poll.poll(0)):
             self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
         results, texts, began = [], [], time.monotonic()
         try:
@@ -96,7 +91,7 @@ class Worker:
                 texts.append(json.dumps(job[:2]))
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
             if not texts:
-                return [Result(0.0, Fault("error", f"{type(e).__name__}: {e}"), 0.0)]
+                return [Result(0.0, Fault("error", repr(e)), 0.0)]
         try:
             if self.process is None:
                 self.start()
@@ -127,24 +122,20 @@ def pool(module, size):
 
 def run_jobs(module, jobs, size):
     """-> the Result of each Job, in order. They run in `size` workers with `module`."""
-    results = [None] * len(jobs)
     # Blocks save waiting for each line; short ones, so that a slow job holds up little.
-    step = max(1, min(64, -(-len(jobs) // (4 * size))))
-    idle = queue.LifoQueue()  # Of a few blocks, those that have started take all.
-    for worker in pool(module, size):
-        idle.put(worker)
+    step = min(64, 1 + len(jobs) // (4 * size))
+    idle = [*pool(module, size)]  # Of a few blocks, those that have started take all.
 
     def run_block(start):
-        worker, end = idle.get_nowait(), min(start + step, len(jobs))
-        while start < end:  # The next process takes the jobs that a dead one left.
-            block = worker.run(jobs[start:end])
-            results[start:start + len(block)] = block
-            start += len(block)
-        idle.put(worker)
+        worker, block, results = idle.pop(), jobs[start:start + step], []
+        while len(results) < len(block):  # The next process takes the jobs that a dead one left.
+            results += worker.run(block[len(results):])
+        idle.append(worker)
+        return results
 
     with ThreadPoolExecutor(size) as threads:
-        list(threads.map(run_block, range(0, len(jobs), step)))  # list() raises their errors
-    return results
+        blocks = threads.map(run_block, range(0, len(jobs), step))
+        return [result for results in blocks for result in results]
 
 
 # ------------------------------------------------------------------ the worker's side
@@ -153,15 +144,17 @@ def graded(call, name, arguments):
     """-> [reward, fault as a pair, or None] of a job. An exception is a fault and is not raised."""
     try:
         reward = float(call(name, *arguments))
-        return [reward, None] if math.isfinite(reward) else [
-            0.0, ("error", f"the reward is {reward}")]
+        if math.isfinite(reward):
+            return [reward, None]
+        fault = "error", f"the reward is {reward}"
     except Ungraded as e:
-        return [0.0, (e.kind, "")]
+        fault = e.kind, ""
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)]
         own = [place for place in places if "/lib/python" not in place]  # of no package
-        return [0.0, ("error", f"{type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})")]
+        fault = "error", f"{type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})"
+    return [0.0, fault]
 
 
 def die_with_parent(life):
@@ -170,7 +163,7 @@ def die_with_parent(life):
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def serve(module, token):

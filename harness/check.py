@@ -5,7 +5,6 @@ Each check takes s, the parts of a run and the completions that they are tried o
 """
 
 import math
-from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +32,7 @@ def sampled(s, temperature, seed):
     return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 
-def agreement(s, when, batch, temperature):
+def agreement(s, when, temperature, batch):
     """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
     with s.policy.using(temperature=temperature):
         logprobs, _ = compute_logprobs(s.policy, batch)
@@ -46,9 +45,9 @@ def agreement(s, when, batch, temperature):
 
 
 def check_sampler(s):
-    yield agreement(s, "first weights", s.batch, s.args.temperature)
+    yield agreement(s, "first weights", s.args.temperature, s.batch)
     cool = 0.7 * s.args.temperature
-    yield agreement(s, f"T = {cool:g}", sampled(s, cool, 1)[1], cool)
+    yield agreement(s, f"T = {cool:g}", cool, sampled(s, cool, 1)[1])
 
 
 def check_ends(s):
@@ -66,22 +65,18 @@ def check_ends(s):
 
 def check_rewards(s):
     """Are some completions right and some wrong? Otherwise there is nothing to learn."""
-    solved, n, faults = 0, PROMPTS * EACH, defaultdict(list)
-    for group in s.groups:
-        solved += group.rewards.count(1)
-        for text, fault in zip(group.texts, group.faults):
-            if fault:
-                faults[fault.kind].append(text)
-    for fault, texts in faults.items():
-        say(f"      {fault} in {len(texts)}, such as")
-        for text in texts[:3]:
-            say(f"      {text[-160:]!r}")
-    first, mixed = s.groups[0], 0 < solved < n
-    example = (f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
-               f"gold {first.problem['answer']!r}")
-    yield ("some completions are right and some wrong",
-           f"{solved} of {n} right, {sum(map(len, faults.values()))} unreadable"
-           + example * (not mixed), mixed, "--data, --template, --model, --max_tokens")
+    n, first = PROMPTS * EACH, s.groups[0]
+    solved = sum(group.rewards.count(1) for group in s.groups)
+    faults = [(fault.kind, text) for group in s.groups
+              for text, fault in zip(group.texts, group.faults) if fault]
+    for kind, text in dict(faults).items():
+        say(f"      {kind}, such as {text[-160:]!r}")
+    figure = f"{solved} of {n} right, {len(faults)} unreadable"
+    if solved in (0, n):
+        figure += (f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
+                   f"gold {first.problem['answer']!r}")
+    yield ("some completions are right and some wrong", figure, 0 < solved < n,
+           "--data, --template, --model, --max_tokens")
 
 
 def check_golds(s):
@@ -97,9 +92,9 @@ def check_golds(s):
 
 
 def gradient(s, batch, budget):
-    """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens:
-    this rank's shards of it. In float16 it is scaled on the way, as in a run."""
-    scale, method = 2.0**10 if s.args.dtype == "float16" else 1.0, s.trainer.method
+    """This rank's shards of the gradient of an optimizer step on the batch, in micro-batches of at
+    most `budget` tokens. It is scaled on the way, as float16 needs: a power of 2 rounds nothing."""
+    scale, method = 2.0**10, s.trainer.method
     with s.policy.using(budget=budget):
         for _, in_pass in minibatches(batch, method, steps=1, seed=0, rollout=0):
             backward(s.policy, in_pass, method, s.args.max_tokens, scale=lambda x: x * scale)
@@ -116,15 +111,13 @@ def norm(shards):
 @contextmanager
 def in_float32(policy):
     """Computes in float32 inside, but not where FSDP has cast the weights. -> the dtype then"""
-    if parallel.sharded():
-        yield policy.dtype
-        return
-    frozen = [p for p in policy.parameters() if p.dtype != torch.float32]
-    for p in frozen:
+    whole = not parallel.sharded()
+    cast = [p for p in policy.parameters() if whole and p.dtype != torch.float32]
+    for p in cast:
         p.data = p.data.float()
-    with policy.using(dtype="float32"):
+    with policy.using(dtype="float32" if whole else policy.dtype):
         yield policy.dtype
-    for p in frozen:
+    for p in cast:
         p.data = p.data.to(getattr(torch, policy.dtype))
 
 
@@ -172,6 +165,7 @@ def check_memory(s):
 def check_sync(s):
     """The last check: it changes the weights by more than bfloat16 rounds."""
     s.sampler.wake()
+    temperature = s.args.temperature
     for factor in (-1.0, 0.5):
         for name, p in s.policy.named_parameters():
             if "lora_B" in name:  # about 0 until now; an adapter adds a quarter of its input's size
@@ -179,12 +173,7 @@ def check_sync(s):
             elif p.requires_grad:
                 p.mul_(factor)
         s.sampler.load_weights(s.trainer.weights())
-    temperature = s.args.temperature
-    yield agreement(s, "after two more weight syncs", sampled(s, temperature, 2)[1], temperature)
-
-
-CHECKS = (check_sampler, check_ends, check_rewards, check_golds, check_memory, check_split,
-          check_sync)
+    yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2)[1])
 
 
 def run(args, trainer, sampler, tokenizer, eos, train_set, test_set, left_out):
@@ -193,7 +182,8 @@ def run(args, trainer, sampler, tokenizer, eos, train_set, test_set, left_out):
                         exact=args.dtype == args.sampler_dtype == "float32")
     s.groups, s.batch = sampled(s, args.temperature, 0)
     failed = 0
-    for check in CHECKS:
+    for check in (check_sampler, check_ends, check_rewards, check_golds, check_memory, check_split,
+                  check_sync):
         for subject, figure, right, change in check(s):
             failed += not right
             say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"

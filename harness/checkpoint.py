@@ -21,7 +21,7 @@ from harness.files import checkpoint_folders, default_out, write, writing
 class Resumed(NamedTuple):
     """The newest checkpoint of the run that --resume continues."""
 
-    folder: Path   # an ordinary model's
+    folder: Path
     state: dict    # trainer.pt
 
 
@@ -64,8 +64,7 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
     `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
     copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
-    on_first = parallel.rank() == 0
-    weights = {name: w.cpu() if on_first else None for name, w in trainer.weights()}
+    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()}
     state.update(trainer.state())
     aside = out / "checkpoints" / "unfinished"
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")
@@ -73,13 +72,12 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     def write_folder():
         shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
-            with writing(folder):
+            with writing(folder, aside):
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
                 tokenizer.save_pretrained(aside)
                 torch.save(state, aside / "trainer.pt")
                 if recipe.is_file():
                     shutil.copy(recipe, aside)
-                aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         for old in checkpoint_folders(out)[:-keep]:
@@ -93,12 +91,12 @@ def rewind(out, rollout):
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         if rollout is None and path.exists():
             path.replace(path.with_name(path.name + ".old"))
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        path.touch()
         try:
-            kept = [line for line in lines
+            kept = [line for line in path.read_bytes().splitlines(keepends=True)
                     if line.endswith(b"\n")  # else the process was killed while it wrote the line
                     and json.loads(line)["rollout"] <= rollout]
-        except (ValueError, LookupError, TypeError, RecursionError) as e:
+        except Exception as e:  # a damaged line may raise anything
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
         write(path, b"".join(kept))
@@ -108,7 +106,6 @@ def save_rollout(out, rollout, **content):
     """One rollout as one file, for the analysis. Raises OSError."""
     path = out / "rollouts" / f"rollout_{rollout:06d}.pt"
     aside = path.with_suffix(".unfinished")
-    with writing(path):
+    with writing(path, aside):
         path.parent.mkdir(exist_ok=True)
         torch.save(dict(content, rollout=rollout), aside)
-        aside.rename(path)

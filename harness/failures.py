@@ -12,21 +12,18 @@ class RunFailed(RuntimeError):
     """The run cannot go on: one sentence for the user, exit code 1."""
 
 
-# flags that make room
-SAMPLING = "less --gpu_memory_utilization or fewer --max_num_seqs"
-TRAINING = "--lora_rank 16 or fewer --tokens_per_micro_batch"
-
-
 @contextmanager
 def room_for(phase, flags=None):
-    """Makes CUDA's error of a full memory RunFailed, with the phase and flags that help."""
+    """Makes CUDA's error of a full memory RunFailed, with the phase and flags that make room."""
     try:
         yield
     except RuntimeError as e:  # of torch, or of an engine that wakes: vLLM has no class for it
         if not isinstance(e, torch.OutOfMemoryError) and "CUDA Error: out of memory" not in str(e):
             raise
         asked = ". ".join(str(e).split(". ")[:2])
-        flags = flags or (SAMPLING if phase in ("sample", "eval") else TRAINING)
+        flags = flags or (
+            "less --gpu_memory_utilization or fewer --max_num_seqs" if phase in ("sample", "eval")
+            else "--lora_rank 16 or fewer --tokens_per_micro_batch")
         raise RunFailed(f"the GPU's memory is full in the phase {phase} ({asked}): {flags} make "
                         "room") from None
 

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,20 +15,20 @@ def lock(out):
     """Makes a folder and keeps other processes out of it while this one lives. Raises OSError; for
     another process's BlockingIOError."""
     out.mkdir(parents=True, exist_ok=True)
-    seen = out.stat()
-    place = seen.st_dev, seen.st_ino
+    place = out.stat().st_dev, out.stat().st_ino
     if place not in LOCKED:
-        folder = os.open(out, os.O_RDONLY)
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(os.open(out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         LOCKED.add(place)
 
 
 @contextmanager
-def writing(path):
+def writing(path, aside=None):
     """Makes the errors of a full disk, torch's and safetensors' too, one OSError that names the
-    path: their own need not."""
+    path: their own need not. aside: a whole file or folder by then, which is renamed to path."""
     try:
         yield
+        if aside:
+            aside.replace(path)
     except (OSError, RuntimeError, SafetensorError) as e:
         raise OSError(f"{path} cannot be written: {str(e).splitlines()[0]}") from None
 
@@ -37,9 +36,8 @@ def writing(path):
 def write(path, content):
     """Replaces a file, by a text or bytes, atomically. Raises OSError."""
     aside = path.with_name(f".{path.name}")
-    with writing(path):
+    with writing(path, aside):
         aside.write_bytes(content if isinstance(content, bytes) else content.encode())
-        aside.replace(path)
 
 
 def numbers(x):
@@ -62,8 +60,7 @@ def default_out(args):
 
 def checkpoint_folders(out):
     """The checkpoints of a run, in their order."""
-    return sorted(path for path in (out / "checkpoints").glob("rollout_*")
-                  if re.fullmatch(r"rollout_\d{6}", path.name) and path.is_dir())
+    return sorted((out / "checkpoints").glob("rollout_" + 6 * "[0-9]"))
 
 
 def folder_fault(model):
@@ -74,4 +71,3 @@ def folder_fault(model):
         return f"--model {model} is a run's folder, not a model's; its checkpoints: {checkpoints}"
     if folder.exists() and not (folder / "config.json").exists():
         return f"--model {model} is not a Hugging Face folder: it has no config.json"
-    return None

@@ -34,8 +34,7 @@ from engine import kernels, loading, parallel
 from engine import policy as policies
 from engine.completion import Completion
 from engine.layout import lay, micro_batches
-from harness.failures import refuse
-from harness.flags import parse_args
+from harness.flags import parse_args, refuse
 from harness.model import load_trainer
 
 GB = 1e9
@@ -94,9 +93,9 @@ class Ledger(TorchDispatchMode):
 
     def answer(self, func, args, kwargs):
         """-> an operator's result where some tensors are fake."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        fake = any(isinstance(x, FakeTensor) for x in tensors)
-        if tensors and not fake:
+        fakes = [isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))
+                 if isinstance(x, torch.Tensor)]
+        if fakes and not any(fakes):
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # .item(): an unknown number, taken to be finite and true
@@ -108,7 +107,7 @@ class Ledger(TorchDispatchMode):
             out = func(*args, **kwargs)
         # modules move their parameters, which must have no weak references then
         self.fake.fake_tensor_converter.tensor_memo.clear()
-        if fake or isinstance(out, torch.Tensor) and out.is_floating_point():
+        if fakes or isinstance(out, torch.Tensor) and out.is_floating_point():
             return out
         return func(*args, **kwargs)  # a new tensor that counts or points is real
 
@@ -123,16 +122,11 @@ def rank_0(gpus, offload):
 
 
 @contextmanager
-def stage(ledger, memory, by_kernel):
+def stage(memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
     by_kernel: attention is flash, for 16 bits; else keys and values are repeated; None: a CPU."""
     gpu = by_kernel is not None
-
-    def token_budget(*given, find=loading.token_budget):
-        device = torch.device("cuda" if gpu else "cpu")
-        with mock.patch.object(parallel, "device", lambda: device):  # its limit
-            return find(*given)
-
+    usable = memory if gpu else memory / 2  # as parallel.memory has it
     with ExitStack() as stack:
         def replace(owner, **values):
             stack.enter_context(mock.patch.multiple(owner, **values))
@@ -143,14 +137,15 @@ def stage(ledger, memory, by_kernel):
             stack.callback(parallel.stop)
         gc.disable()  # a collection in the middle of a phase would depend on the code before
         stack.callback(gc.enable)
-        usable = memory if gpu else memory / 2  # as parallel.memory has it
         replace(parallel, memory=lambda: usable, gather=lambda value: [value] * parallel.world())
-        replace(loading, build=lambda model, _: empty_model(model), token_budget=token_budget,
+        replace(loading, build=lambda model, _: empty_model(model),
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
                 layout_agrees=lambda policy, _, layout: policy.use_layout(layout) or True)
         if gpu:
-            replace(loading, head_chunk=lambda: int(memory / 300))
+            on_gpu = mock.patch.object(parallel, "device", lambda: torch.device("cuda"))
+            replace(loading, head_chunk=on_gpu(loading.head_chunk),
+                    token_budget=on_gpu(loading.token_budget))  # their limits
             replace(kernels, must_repeat=lambda _: not by_kernel,
                     on_gpu=lambda x: type(x) is not torch.Tensor)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
@@ -179,42 +174,35 @@ def rehearse(args, method, memory, cpu=False):
     rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
                                     G if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
-    with stage(ledger, memory, None if cpu else args.dtype != "float32"), ledger:
+    with stage(memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None)
-        policy, reference, optimizer = trainer.policy, trainer.reference, trainer.optimizer
-        models = [policy, reference] if reference else [policy]
+        policy, optimizer = trainer.policy, trainer.optimizer
         trained = optimizer.param_groups[0]["params"]
-        f = SimpleNamespace(
-            base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
-            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget)
-
-        def on_cpu():
-            """Bytes of --offload's weights, gradients and moments."""
-            kept = [p for model in models if isinstance(model, torch.nn.Module)
-                    for p in model.parameters()]
-            kept += [p.grad for p in trained if p.grad is not None]
-            kept += [x for state in optimizer.state.values() for x in state.values()]
-            return args.offload * sum(getattr(x, "_local_tensor", x).nbytes for x in kept)
 
         def fill_gradients():
             for p in trained:
                 p.grad = torch.zeros_like(p)
-        f.start = ledger.live - on_cpu()
         fill_gradients()
         optimizer.step()  # it makes AdamW's moments
         optimizer.zero_grad()
-        f.between = ledger.live - on_cpu()
+        f = SimpleNamespace(
+            base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
+            trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
+            between=ledger.live)
         batch, _ = largest(rollout, policy)
-        f.scoring = ledger.peak_of(
-            lambda: [policies.compute_logprobs(model, batch) for model in models]) - on_cpu()
+        f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
+            policy, trainer.reference) if model])
         batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
         batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
         batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
-        f.update = -on_cpu()  # with the gradients, which the step gives up
-        f.update += ledger.peak_of(lambda: trainer.step(batch))
-        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0)) - on_cpu()
+        state = ledger.live
+        f.update = ledger.peak_of(lambda: trainer.step(batch))
+        f.sync = ledger.peak_of(lambda: deque(trainer.weights(), maxlen=0))
+    if args.offload:  # weights, moments and gradients, which the step gives up, are on the CPU
+        f.scoring, f.update, f.sync = f.scoring - f.between, f.update - state, f.sync - f.between
+        f.between = 0
     return f
 
 
@@ -229,35 +217,35 @@ def program_bytes(model):
     return parallel.peak_memory()
 
 
-def verdict(args, f, memory, gpus, program=0):
-    """-> the table of a rehearsal f, and why the run does not fit, or None. program: its bytes on a
-    CPU, of Python and its libraries."""
+def report(args, f, memory, gpus, program=0):
+    """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
+    on a CPU, of Python and its libraries."""
     weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
     awake = asleep = waking = weights + program
+    fault = None
     if args.sampler == "vllm":
         awake, asleep, waking = args.gpu_memory_utilization * memory, 0, weights
-    phases = dict(start=(f.start, awake), sampling=(f.between, awake), scoring=(f.scoring, asleep),
-                  update=(f.update, asleep), sync=(f.sync, waking), checkpoint=(f.sync, awake))
-    table = f"""\
+    print(f"""\
 {args.model}: {f.base:,} parameters, {f.trained:,} trained, on \
 {"a CPU with" if program else f"{gpus} x"} {memory / GB:g} GB
 --tokens_per_micro_batch {f.budget:,}, layout {f.layout}; micro-batches on \
 each rank in an optimizer step: {f.parts}
 
-GB{"" if program else " of each GPU":13}  trainer   sampler  together
-"""
-    fault = None
-    for name, (trainer, sampler) in phases.items():
-        full = trainer + sampler > USABLE * memory
-        table += (f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}"
-                  f"{(trainer + sampler) / GB:10.1f}{'  too much' * full}\n")
-        if full:
-            fault = fault or MORE
+GB{"" if program else " of each GPU":13}  trainer   sampler  together""")
+    for name, trainer, sampler in (
+            ("sampling", f.between, awake), ("scoring", f.scoring, asleep),
+            ("update", f.update, asleep), ("sync", f.sync, waking), ("checkpoint", f.sync, awake)):
+        together, much = trainer + sampler, ""
+        if together > USABLE * memory:
+            much, fault = "  too much", MORE
+        print(f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}{together / GB:10.1f}{much}")
     if args.sampler == "vllm" and awake < 1.1 * weights:
         fault = (f"--gpu_memory_utilization {args.gpu_memory_utilization} gives vLLM "
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
                  "or --tp")
-    return table, fault
+    print(f"\nIt does not fit: {fault}" if fault else
+          f"\nIt fits: no phase takes more than {USABLE} of the memory")
+    return 1 if fault else 0
 
 
 def main(argv):
@@ -265,24 +253,15 @@ def main(argv):
     size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)( |$)",
                      " ".join(argv))
     if not size:
-        refuse("train.py", "--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 "
-               "for a CPU with 24")
+        refuse("--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 for a CPU with 24")
     gpus, cpu, memory = int(size[1] or 1), bool(size[2]), float(size[3]) * GB
     # the defaults of a CPU, or of a GPU with bfloat16 and vLLM
-    defaults = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
+    dtype, sampler = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
     with rank_0(gpus, "--offload" in argv):
-        argv = [f"--dtype={defaults[0]}", f"--sampler={defaults[1]}", *argv]
-        args, method = parse_args(argv, __doc__)
+        args, method = parse_args([f"--dtype={dtype}", f"--sampler={sampler}", *argv], __doc__)
         if args.model == BASE:
-            refuse("train.py", "--fit needs --model; the embedded base fits anywhere")
+            refuse("--fit needs --model; the embedded base fits anywhere")
         if cpu and (args.sampler == "vllm" or args.offload):
-            refuse("train.py", f"--fit cpu{size[3]} knows --sampler transformers alone, and no "
-                   "--offload")
+            refuse(f"--fit cpu{size[3]} knows --sampler transformers alone, and no --offload")
         found = rehearse(args, method, memory, cpu)
-        table, fault = verdict(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
-    print(table)
-    if fault:
-        print(f"It does not fit: {fault}")
-        return 1
-    print(f"It fits: no phase takes more than {USABLE} of the memory")
-    return 0
+        return report(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from functools import partial
-from pathlib import Path
 
 import data
 import losses
@@ -15,7 +14,7 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
 from harness import checksums, failures, refusals
-from harness.files import checkpoint_folders, default_out, folder_fault
+from harness.files import checkpoint_folders, default_out
 from harness.refusals import GIVEN
 from losses import METHODS, keyword_only
 
@@ -51,16 +50,23 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, program, **settings):
         super().__init__(prog=program, formatter_class=argparse.RawDescriptionHelpFormatter,
                          allow_abbrev=False, add_help=False, **settings)
-        self.rows, self.defaults, self.group = {}, {}, self
+        self.rows, self.group = {}, self  # {flag: default}
+        self.source = ""  # of the values that are parsed; the command line has no name
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
-        failures.refuse(self.prog, message)
+        failures.refuse(self.prog, self.source + message)
 
     def _check_value(self, action, value):
+        name = f"--{action.dest}"
         if action.choices is not None and value not in action.choices:
-            self.error(f"--{action.dest} {value!r} is none of {', '.join(action.choices)}"
+            self.error(f"{name} {value!r} is none of {', '.join(action.choices)}"
                        f"{did_you_mean(value, action.choices)}")
+        if value == "":
+            self.error(f"{name} is empty: give it a value, or leave it out")
+        if isinstance(value, (int, float)) and not action.least <= value < action.limit:
+            self.error(f"{name} must be {action.least:g} or more and below {action.limit}, not "
+                       f"{value}")
 
     def section(self, *title):
         self.group = self.add_argument_group(*title)
@@ -69,15 +75,16 @@ class Parser(argparse.ArgumentParser):
         """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME. A number is
         `least` or more and below `below`."""
         kind = type or (str if default is None else default.__class__)
-        limit = below or (2**63 if kind is int else math.inf)
-        self.rows[name], self.defaults[name] = (kind, choices, least, limit), default
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif choices:
             options["choices"] = choices
         else:
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
-        self.group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help, **options)
+        action = self.group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help,
+                                         **options)
+        action.least, action.limit = least, below or (2**63 if kind is int else math.inf)
+        self.rows[name] = default
 
     def given(self, argv):
         """-> {argument: value} of those that argv has, and the words that are none."""
@@ -87,26 +94,18 @@ class Parser(argparse.ArgumentParser):
     def merge(self, given, *files):
         """given: the command line's values. files: (words, {flag: value}), each over those before
         it, and `given` over all; None is no value. -> args, with origin: {flag: words}"""
-        args = argparse.Namespace(**{**self.defaults, **given}, origin=dict.fromkeys(given, GIVEN))
+        args = argparse.Namespace(**self.rows, origin={})
         for words, values in files:
-            for name, value in values.items():
-                if name in self.rows and name not in given and value is not None:
-                    self.check_type(name, value, words)
-                    setattr(args, name, value)
-                    args.origin[name] = words
-        for name, (kind, _, least, limit) in self.rows.items():
-            value = getattr(args, name)
-            if value == "":
-                self.error(f"--{name} is empty: give it a value, or leave it out")
-            if kind in (int, float) and value is not None and not least <= value < limit:
-                self.error(f"--{name} must be {least:g} or more and below {limit}, not {value}")
+            self.source = f"{words}: "
+            found, _ = self.given([
+                (f"--{name}" if x else f"--no-{name}") if isinstance(x, bool) else f"--{name}={x}"
+                for name, x in values.items() if name in self.rows and x is not None])
+            vars(args).update(found)
+            args.origin.update(dict.fromkeys(found, words))
+        self.source = ""
+        vars(args).update(given)
+        args.origin.update(dict.fromkeys(given, GIVEN))
         return args
-
-    def check_type(self, name, value, words):
-        kind, choices, *_ = self.rows[name]
-        right = type(value) is kind or kind is float and type(value) is int
-        if not right or choices and value not in choices:
-            self.error(f"{words} has {name} = {value!r}, which --{name} does not take")
 
     def show_help(self, args):
         """Prints the page of flags, with these values, and ends."""
@@ -230,13 +229,12 @@ def parse_args(argv, description):
                         help="show this page, for --loss NAME")
     given, _ = parser.given(argv)
     config = saved_config(parser.merge(given))
-    saved = {name: x for name, x in config.get("flags", {}).items()
-             if name not in config["derived"]}
+    saved = {name: x for name, x in config["flags"].items() if name not in config["derived"]}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     add_method_flags(parser, chosen.loss, method)
     given, unknown = parser.given(argv)
-    files = recipe_of(chosen.model), (SAVED, saved)
+    files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)
@@ -248,7 +246,6 @@ def parse_args(argv, description):
     follow(args, method)
     refusals.check(args, method)
     args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
-    check_folders(args)
     return args, method
 
 
@@ -273,30 +270,17 @@ def add_method_flags(parser, name, method):
             parser.flag(flag, value, "", type=float if value is None else None)
 
 
-def check_folders(args):
-    """Refuses folders that --out and --model cannot name."""
-    if (args.out and Path(args.out, "metrics.jsonl").exists()
-            and not (args.resume or args.check or args.fit)):
-        refuse(f"--out {args.out} already holds a run, which --resume continues; give another")
-    if default_out(args).exists() and not default_out(args).is_dir():
-        refuse(f"--out {default_out(args)} is no folder")
-    if fault := folder_fault(args.model):
-        refuse(fault)
-
-
 def saved_config(args):
     """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet; {} where there is no such run."""
+    yet; without values where there is no such run."""
     path = default_out(args) / "config.json"
-    if not args.resume:
-        return {}
+    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
+        return dict(flags={}, checksums={}, derived=[])
     try:
         config = json.loads(path.read_text())
         return {name: kind(config[name]) for name, kind in dict(
             flags=dict, checksums=dict, derived=list, id=str).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
-        if not checkpoint_folders(path.parent):
-            return {}
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")
 
@@ -305,12 +289,10 @@ def refuse_unknown(name, loss, method, there):
     if name.lower() in ("true", "false"):
         refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
     owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
-    own_flags = ", ".join(f"--{flag}" for flag in method.flags) or "none"
-    if owners:
-        refuse(f"{name} is a flag of {', '.join(owners)}; {loss} has {own_flags}")
     names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
-    refuse(f"{name}: there is no such flag; --help lists them; {loss} has {own_flags}"
-           f"{did_you_mean(name, names)}")
+    what = (f" is a flag of {', '.join(owners)}" if owners else
+            f": there is no such flag{did_you_mean(name, names)}; --help lists them")
+    refuse(f"{name}{what}; {loss} has {', '.join(f'--{flag}' for flag in method.flags) or 'none'}")
 
 
 def follow(args, method):
@@ -333,6 +315,10 @@ def flags_of(args):
     return dict(flags, model=None if args.origin.get("model") == FOLLOWS else args.model)
 
 
+def differing(old, new):
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
 def print_changes(args):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force."""
     if not args.resume or not checkpoint_folders(default_out(args)):
@@ -340,17 +326,15 @@ def print_changes(args):
     config, now = saved_config(args), flags_of(args)
     saved, sums = config["flags"], config["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
-               for name in {**saved, **now} if saved.get(name) != now.get(name)}
+               for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    for name, new in args.checksums.items():
-        old = sums.get(name)
-        if None not in (old, new) and old != new:
-            changes[name] = f"the {name} changed"
-            if isinstance(new, dict):  # of code
-                places = sorted(x for x in {**old, **new} if old.get(x) != new.get(x))
-                changes[name] += f" in {', '.join(places)}"
+    for name in differing(sums, args.checksums):
+        old, new = sums.get(name), args.checksums.get(name)
+        if None not in (old, new):
+            places = ", ".join(sorted(differing(old, new))) if isinstance(new, dict) else ""
+            changes[name] = f"the {name} changed{places and f' in {places}'}"
     args.checksums = {**sums, **args.checksums}
     free = CHANGEABLE - {"rollouts"} if args.schedule == "cosine" else CHANGEABLE
     learnt = [text for name, text in changes.items() if name not in free]

@@ -15,8 +15,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 from graders.worker import FAULTS
 from harness.stats import mean
 
@@ -29,6 +27,10 @@ NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_lo
 GAP = "sampler/logp_absdiff_mean"
 # of real models at most, by the trainer's dtype (docs/scaling.md)
 USUAL_GAP = dict(float32=1e-4, float16=5e-3, bfloat16=0.03)
+# on the console; the numbers of an evaluation come after them
+SHOWN = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
+         "len/truncated_frac": "cut", "policy/entropy": "entropy", "len/mean": "length",
+         "policy/kl_old": "kl", "clip/frac": "clip", "policy/ess": "ess", "optim/grad_norm": "grad"}
 
 
 def mean_of_some(values):
@@ -44,7 +46,7 @@ def outcome(groups):
     lengths = [len(c.tokens) for c in completions]
     faults = Counter(fault.kind for group in groups for fault in group.faults if fault)
     return {
-        "reward/mean": torch.tensor(rewards).mean().item(),
+        "reward/mean": mean(rewards),
         "reward/unreadable_frac": faults["unparsed_answer"] / len(rewards),
         "groups/solved_all": mean({*group.rewards} == {1} for group in groups),
         "groups/mixed": mean(len({*group.rewards}) > 1 for group in groups),
@@ -72,17 +74,18 @@ def sampler_gap(logprobs, batch):
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}
 
 
+def logged_name(name):
+    if name.startswith("clip_"):
+        return f"clip/{name[5:]}"
+    return NAMES.get(name) or f"{'sampler' if name.startswith('correction_') else 'policy'}/{name}"
+
+
 def optimizer_steps(records):
     """The metrics of each optimizer step -> their means under the log's names, all as "steps"."""
-    def rename(name):
-        if name.startswith("clip_"):
-            return name.replace("clip_", "clip/", 1)
-        if name.startswith("correction_"):
-            return f"sampler/{name}"
-        return NAMES.get(name) or f"policy/{name}"
-    steps = [{rename(name): float(value) for name, value in record.items()} for record in records]
-    names = steps[0] if steps else ()
-    return {**{name: mean_of_some(step[name] for step in steps) for name in names}, "steps": steps,
+    steps = [{logged_name(name): float(value) for name, value in record.items()}
+             for record in records]
+    return {**{name: mean_of_some(step[name] for step in steps) for name in steps[0]},
+            "steps": steps,
             # not taken, in float16
             "optim/overflows": sum(step["optim/overflow"] for step in steps),
             # all of their groups were uniform: AdamW's moments alone moved the weights
@@ -101,67 +104,64 @@ def versions():
 def commit():
     """The code's git commit, with "+" where files differ from it; None outside a repository."""
     command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
-    try:
+    with suppress(OSError):  # git is not installed
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() or None
+        return done.stdout.strip() or None
 
 
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
-    shown = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
-             "len/truncated_frac": "cut", "policy/entropy": "entropy", "len/mean": "length",
-             "policy/kl_old": "kl", "clip/frac": "clip", "policy/ess": "ess",
-             "optim/grad_norm": "grad"}
+    shown, values = {**SHOWN}, []
     for name in record:
-        if match := re.fullmatch(r"(eval/.+/)mean@(\d+)", name):
-            of_data, n = match.groups()
-            shown.update({f"{of_data}{metric}@{n}": f"{metric}@{n}" for metric in ("mean", "pass")})
+        if match := re.fullmatch(r"(eval/.+/)(mean(@\d+))", name):
+            of_data, mean_at_n, at_n = match.groups()
+            shown.update({name: mean_at_n, f"{of_data}pass{at_n}": f"pass{at_n}"})
             # there are other rewards than 0 and 1
             if not math.isclose(record[f"{of_data}reward"], record[name], abs_tol=1e-9):
                 shown[f"{of_data}reward"] = "mean reward"
-    values = []
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")
-            spread = "" if error is None else f" +- {error:.3f}"
-            values.append(f"{short} {record[name]:.3f}{spread}")
+            values.append(f"{short} {record[name]:.3f}"
+                          + ("" if error is None else f" +- {error:.3f}"))
     if record.get("optim/no_gradient"):
         values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 
+def warnings(record, first, advantages, example, dtype):
+    """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout.
+    example: one of `examples`."""
+    found = {}
+    if advantages.abs().max() < 1e-6:
+        found["advantages"] = nothing_to_learn(example, record)
+    if record["len/truncated_frac"] > 0.5:
+        found["cut off"] = (
+            f"{record['len/truncated_frac']:.0%} of the completions are cut off at max_tokens. "
+            "More --max_tokens, a --template that the model knows, or --stop TEXT, such as "
+            "</answer>, may help")
+    if record[GAP] > max(10 * first[GAP], USUAL_GAP[dtype]):
+        found["gap"] = (
+            f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
+            f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "
+            "trained weights (--check tries it; --sampler is another), or rounding counts for more "
+            "(--dtype float32, --sampler_dtype float32)")
+    return found
+
+
 def nothing_to_learn(example, record):
-    """The warning of a rollout without an advantage. example: one of `examples`."""
+    """The warning of a rollout without an advantage."""
     shorten = reprlib.Repr()
     shorten.maxstring = 240  # its beginning and its end
     prompt, completion, answer = (shorten.repr(example[name])
                                   for name in ("prompt", "completion", "answer"))
     return f"""\
-WARNING  rollout {record['rollout']}: every advantage is 0 (in no group do rewards differ): \
-nothing to learn. Mean reward {record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} \
-of the completions unreadable, {record['len/truncated_frac']:.0%} cut off at max_tokens. One of \
-them:
+every advantage is 0 (in no group do rewards differ): nothing to learn. Mean reward \
+{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the completions unreadable, \
+{record['len/truncated_frac']:.0%} cut off at max_tokens. One of them:
   prompt      {prompt}
   completion  {completion}
   answer      {answer}
-  verifier    {example['verifier']}: reward {example['reward']:g}, \
-{example['fault'] or 'no fault'}
+  verifier    {example['verifier']}: reward {example['reward']:g}, {example['fault'] or 'no fault'}
 More are in samples.jsonl. Other --data, another --template, more --max_tokens or a larger \
 --group_size may help"""
-
-
-def cut_off(record):
-    """The warning of a rollout of which more than half did not end."""
-    return (f"WARNING  rollout {record['rollout']}: {record['len/truncated_frac']:.0%} of the "
-            "completions are cut off at max_tokens. More --max_tokens, a --template that the model "
-            "knows, or --stop TEXT, such as </answer>, may help")
-
-
-def two_policies(record, first):
-    """The warning of a rollout whose sampler seems to have had other weights than the trainer."""
-    return (f"WARNING  rollout {record['rollout']}: log probabilities of sampler and trainer are "
-            f"{record[GAP]:.2g} apart on average, {first[GAP]:.2g} in rollout {first['rollout']}. "
-            "The sampler may lack some of the trained weights (--check tries it; --sampler is "
-            "another), or rounding counts for more (--dtype float32, --sampler_dtype float32)")

@@ -1,6 +1,5 @@
 """Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
 
-import inspect
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,13 @@ from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
 from harness.flags import print_changes, refuse, refusing
+from losses import require
 from rewards import verifier
+
+
+def values(args, names):
+    """-> {name: value} of some flags."""
+    return {name: getattr(args, name) for name in names.split()}
 
 
 def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
@@ -34,10 +39,9 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
     options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
-    known = inspect.signature(tokenizer.apply_chat_template).parameters
-    if unused := [name for name in options if name in known or name not in str(chat)]:
-        raise ValueError(f"--template_kwargs: the chat template of --model {model} has no "
-                         f"variable {unused[0]} to be set")
+    for name in options:
+        require(name in str(chat), f"--template_kwargs: the chat template of --model {model} has "
+                f"no variable {name} to be set")
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
@@ -49,6 +53,10 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
+    # transformers makes a tokenizer without words of a folder without one
+    require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
+            f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "
+            "complete?")
     check_prompts(model, tokenizer, config, eos, prompts)
     return tokenizer, eos, positions, list(map(len, prompts))
 
@@ -56,33 +64,25 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
 def check_prompts(model, tokenizer, config, eos, prompts):
     """Warns of prompts (lists of ids) that a model will hardly understand. Raises ValueError for
     those that it cannot take. config: of its text model; eos: ids that end a completion."""
-    bos, largest = tokenizer.bos_token_id, max(map(max, filter(None, prompts)), default=0)
-    starts_with_bos = bos is not None and bos not in eos and bos == getattr(
-        config, "bos_token_id", None)  # GPT-2's is its end-of-sequence token
-    for wrong, sentence in (
-            (not eos, "names no end-of-sequence token, in its tokenizer or its configuration"),
-            (not all(prompts),  # transformers makes an empty tokenizer of a folder without one
-             "has no tokenizer that makes tokens of a prompt; are its files complete?"),
-            (largest >= config.vocab_size,
-             f"has a token {largest} in its tokenizer, and {config.vocab_size} in its embedding")):
-        if wrong:
-            raise ValueError(f"--model {model} {sentence}")
-    for wrong, sentence in (
-            (starts_with_bos and any(prompt[0] != bos for prompt in prompts),
-             f"do not begin with {tokenizer.bos_token}, as texts of the model do"),
-            (any(prompt[-1] in eos for prompt in prompts),
-             "end with an end-of-sequence token, after which the model begins another text"),
-            (len(prompts) > 1 and all(prompt == prompts[0] for prompt in prompts),
-             "are all the same: does the chat template leave the question out?")):
-        if wrong:
-            say(f"WARNING  --model {model}: prompts {sentence}")
+    require(eos, f"--model {model} names no end-of-sequence token, in its tokenizer or its "
+            "configuration")
+    largest, bos = max(map(max, prompts), default=0), tokenizer.bos_token_id
+    require(largest < config.vocab_size, f"--model {model} has a token {largest} in its tokenizer, "
+            f"and {config.vocab_size} in its embedding")
+    if bos not in (None, *eos) and bos == getattr(config, "bos_token_id", None) and any(
+            prompt[0] != bos for prompt in prompts):  # GPT-2's is its end-of-sequence token
+        say(f"WARNING  --model {model}: prompts do not begin with {tokenizer.bos_token}, as texts "
+            "of the model do")
+    if any(prompt[-1] in eos for prompt in prompts):
+        say(f"WARNING  --model {model}: prompts end with an end-of-sequence token, after which the "
+            "model begins another text")
 
 
 def check_positions(args, positions):
     """Raises ValueError where a prompt and its completion may be longer than the model allows."""
-    if args.max_prompt_tokens + args.max_tokens > positions:
-        raise ValueError(f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens "
-                         f"{args.max_tokens} are more than the model's {positions} positions")
+    require(args.max_prompt_tokens + args.max_tokens <= positions,
+            f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} are "
+            f"more than the model's {positions} positions")
 
 
 # ---------------------------------------------------------------------------- of train.py
@@ -107,14 +107,15 @@ def load_data(args):
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
             "learnt from, too, and say little of others; --eval_data names other problems")
-    args.checksums.update({"problems": checksums.of_problems(rows),
-                           "weights of --model": checksums.of_weights(args.model)})
+    args.checksums.update({
+        "problems": checksums.of_problems(rows),
+        "weights of --model": checksums.of_weights(args.model),
+        **{f"verifier {name}": checksums.of_functions([verifier(name).grade])
+           for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}}})
     if args.teacher:
         args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}:
-        args.checksums[f"verifier {name}"] = checksums.of_functions([verifier(name).grade])
     print_changes(args)
     return train_set, test_set, left_out
 
@@ -124,11 +125,12 @@ def not_too_long(args, problems, lengths, source, made=False):
     where those that are made one by one have not all."""
     limit = args.max_prompt_tokens
     short = [problem for problem, n in zip(problems, lengths) if n <= limit]
-    if len(short) < len(problems):
-        if made or not short:
-            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
-        say(f"{source}: left out {len(problems) - len(short)} of {len(problems)} problems, their "
-            f"prompts are longer than --max_prompt_tokens {limit}")
+    left_out = len(problems) - len(short)
+    if left_out and (made or not short):
+        refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
+    if left_out:
+        say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are longer "
+            f"than --max_prompt_tokens {limit}")
     return short
 
 
@@ -146,8 +148,7 @@ def load_tokenizer(args, train_set, test_set):
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
     test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
-    if not made:
-        train_set = short
+    train_set = train_set if made else short
     if len(train_set) < args.problems_per_rollout:
         say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
             f"{args.problems_per_rollout}: each rollout has some of them more than once")
@@ -158,10 +159,9 @@ def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
     with refusing(f"--model {args.model} "), room_for("loading"):
         return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
-                            memory=args.gpu_memory_utilization, tp=args.tp,
-                            max_num_seqs=args.max_num_seqs,
+                            memory=args.gpu_memory_utilization,
                             max_length=args.max_prompt_tokens + args.max_tokens,
-                            head_dtype=args.head_dtype, stop=args.stop)
+                            **values(args, "tp max_num_seqs head_dtype stop"))
 
 
 def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
@@ -171,12 +171,9 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     from engine.trainer import COEFFICIENTS, Trainer
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
-    settings = dict(temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
-                    offload=args.offload, share_prompts=args.share_prompts,
-                    longest=args.max_prompt_tokens + args.max_tokens)
+    settings = dict(longest=args.max_prompt_tokens + args.max_tokens,
+                    **values(args, "temperature dtype head_dtype offload share_prompts"))
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    same = ("teacher lora_rank lora_alpha activation_checkpointing max_tokens lr weight_decay "
-            "max_grad_norm").split()  # as the flags have them
     if args.teacher and tokenizer:
         vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
         if vocabulary != tokenizer.get_vocab():
@@ -187,7 +184,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
             args.model, eos, probe, method, settings, weights=resumed and resumed.folder,
             budget=args.tokens_per_micro_batch,
             factor=loading.lr_factor(args.warmup, args.schedule, steps),
-            **{name: getattr(args, name) for name in (*same, *COEFFICIENTS)})
+            **values(args, "teacher lora_rank lora_alpha activation_checkpointing max_tokens lr "
+                     f"weight_decay max_grad_norm {' '.join(COEFFICIENTS)}"))
     if resumed:
         with checkpoint.reading(resumed.folder):
             trainer.restore(resumed.state)

@@ -1,6 +1,5 @@
 """Combinations of flags that cannot work, and faults in a row of METHODS: each is a sentence."""
 
-import importlib.util
 import inspect
 import os
 from dataclasses import replace
@@ -15,7 +14,8 @@ from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
 from harness import failures
-from losses import Tokens
+from harness.files import default_out, folder_fault
+from losses import Tokens, require
 
 refuse = partial(failures.refuse, "train.py")
 
@@ -27,42 +27,42 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_g
 
 
 def check(args, method):
-    if sentence := parallel.unusable_gpu():
-        refuse(sentence)
-    for name, other in NEEDS.items():
-        if args.origin.get(name) == GIVEN and not getattr(args, other):
-            refuse(f"--{name} is for --{other}, which is not given")
     with failures.refusing("train.py"):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.chosen_corrections(args.correction, args.correction_low, args.correction_high)
-    if args.wandb and not importlib.util.find_spec("wandb"):
-        refuse("--wandb: the package wandb is not installed (pip install wandb)")
-    if args.wandb and parallel.rank() == 0:
-        import wandb
-        try:
-            wandb.login()  # without a key it asks for one, or raises where nobody can answer
-        except Exception as e:  # wandb's classes change with its versions
-            refuse(f"--wandb: {hub.reason(e)}; WANDB_MODE=offline logs without an account")
     for wrong, sentence in combinations(args, method):
         if wrong:
             refuse(sentence)
+    if args.wandb and parallel.rank() == 0:
+        try:
+            import wandb
+            wandb.login()  # without a key it asks for one, or raises where nobody can answer
+        except Exception as e:  # wandb's classes change with its versions
+            refuse(f"--wandb: {hub.reason(e)}; it takes pip install wandb, and WANDB_MODE=offline "
+                   "logs without an account")
     check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
 
 
 def combinations(args, method):
-    """-> (is it wrong?, the sentence) of combinations of flags."""
-    ranks, vllm = parallel.world(), args.sampler == "vllm"
-    problems, steps = args.problems_per_rollout, args.steps_per_rollout
-    sequences, engines = problems * args.group_size, ranks // args.tp
+    """-> (is it wrong?, the sentence) of combinations of flags, and of folders."""
+    given = {name for name, words in args.origin.items() if words == GIVEN}
+    ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
+    problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
+    dealt = problems if args.shuffle == "groups" else problems * G
+    out, begins_anew = default_out(args), not (args.resume or args.check or args.fit)
+    no_gpu, no_model = parallel.unusable_gpu(), folder_fault(args.model)
     return [
+        (no_gpu, no_gpu), (no_model, no_model),
+        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
+         f"--out {out} already holds a run, which --resume continues; give another"),
+        (out.exists() and not out.is_dir(), f"--out {out} is no folder"),
+        *[(name in given and not getattr(args, other),
+           f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
-        (not vllm and (args.tp > 1 or args.max_num_seqs),
-         "--tp and --max_num_seqs are for --sampler vllm"),
-        (args.origin.get("gpu_memory_utilization") == GIVEN and not args.fit
-         and not (vllm and torch.cuda.is_available()),
-         "--gpu_memory_utilization is for --sampler vllm on a GPU"),
+        (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
+         "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
         (vllm and not has_vllm() and not args.fit,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
@@ -72,12 +72,8 @@ def combinations(args, method):
         (args.check and args.resume, "--check starts a run anew: it goes without --resume"),
         (args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE),
          f"--data_dir: {args.data} is generated, not read"),
-        (sequences % steps,
-         f"{problems} problems x {args.group_size} completions = {sequences} sequences do not "
+        (dealt % steps, f"{problems} problems x {G} completions: {dealt} {args.shuffle} do not "
          f"divide into --steps_per_rollout {steps}"),
-        (args.shuffle == "groups" and problems % steps,
-         f"--shuffle groups: {problems} problems, a group each, do not divide into "
-         f"--steps_per_rollout {steps}"),
         (args.overlong_penalty > args.max_tokens,
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
@@ -104,17 +100,21 @@ def reads_entropy(method, group_size):
         call(method, method.advantage, (1, group_size), torch.ones(1, group_size), {})
         return not torch.equal(*(gradient(method, replace(tokens, entropy=x), size)
                                  for x in (tokens.entropy, 9 - tokens.entropy)))
-    except Fault:  # of a state without "entropy"
+    except ValueError:  # of a state without "entropy"
         return True
 
 
 # ---------------------------------------------------------------------------- a row of METHODS
 
+def named(f):
+    return f"the function {f.__name__} of losses.py"
+
+
 def check_row(name, method, common):
     """Refuses a function whose arguments cannot be flags. common: the flags of every method."""
     defaults = {}
     for f in method.functions:
-        where = f"{name}: the function {f.__name__} of losses.py"
+        where = f"{name}: {named(f)}"
         for p in inspect.signature(f).parameters.values():
             if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
                 refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
@@ -125,10 +125,6 @@ def check_row(name, method, common):
             if defaults.setdefault(flag, default) != default:
                 refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
                        "of the row; one flag has one default")
-
-
-class Fault(Exception):
-    """A fault of a row: a sentence."""
 
 
 def toy():
@@ -145,56 +141,52 @@ def toy():
 
 
 def call(method, f, shape, *inputs, **offered):
-    """-> the tensor that a function returns. Raises Fault. The numbers that it logs have to be
-    numbers: those of an objective, or a `state`."""
-    where = f"the function {f.__name__} of losses.py"
+    """-> the tensor that a function returns. Raises ValueError, also where one of the numbers that
+    it logs, an objective's or those of a `state`, is none."""
+    where = named(f)
     tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
                if torch.is_tensor(x)]
     versions = [x._version for x in tensors]  # a write into a tensor counts it up
     try:
-        result = method.call(f, *inputs, **offered)
-    except ValueError as e:  # a hyperparameter out of range
-        refuse(str(e))
+        value = method.call(f, *inputs, **offered)
+    except ValueError:  # a hyperparameter out of range
+        raise
     except Exception as e:  # a user's function may raise anything
-        raise Fault(f"{where} raises {type(e).__name__}: {e}") from None
-    if versions != [x._version for x in tensors]:
-        raise Fault(f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
-    value, numbers = result if isinstance(result, tuple) else (result, {})
+        raise ValueError(f"{where} raises {type(e).__name__}: {e}") from None
+    require(versions == [x._version for x in tensors],
+            f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
+    value, numbers = value if isinstance(value, tuple) else (value, inputs[-1])
     found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
-    if found != list(shape):
-        raise Fault(f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
-    if not value.isfinite().all():
-        raise Fault(f"{where} returns nan or infinity: it divides by 0 in a group of equal "
-                    "rewards, at ratio 1, at A = 0, or in padding, where all fields are 0")
+    require(found == list(shape),
+            f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
+    require(value.isfinite().all(),
+            f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
+            "ratio 1, at A = 0, or in padding, where all fields are 0")
     kinds = int, float, *[torch.Tensor] * (f is method.objective)
-    for key, number in {**numbers, **(inputs[-1] if isinstance(inputs[-1], dict) else {})}.items():
-        if not isinstance(number, kinds) or torch.as_tensor(number).numel() != 1:
-            raise Fault(f"{where} logs {key!r}, which is not one number: float(x) in state, and "
-                        "tokens.mean(x) from an objective make one")
+    for key, number in numbers.items() if isinstance(numbers, dict) else ():
+        require(isinstance(number, kinds) and torch.as_tensor(number).numel() == 1,
+                f"{where} logs {key!r}, which is not one number: float(x) in state, and "
+                "tokens.mean(x) from an objective make one")
     return value
 
 
 def gradient(method, tokens, size):
-    """d loss / d log pi [B, T] of a step or of a part of it. Raises Fault."""
+    """d loss / d log pi [B, T] of a step or of a part of it. Raises ValueError."""
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
     for f in dict.fromkeys([method.select, *method.passes]):
         call(method, f, tokens.mask.shape, tokens)
     token_loss = call(method, method.objective, tokens.mask.shape, tokens)
-    junk = token_loss.detach().where(tokens.mask, 7.0).requires_grad_()  # a loss in padding
-    loss = call(method, method.aggregate, (), junk, tokens.mask, size, group=tokens.group)
-    of_junk, = torch.autograd.grad(loss, junk)
-    if of_junk[~tokens.mask].any():
-        raise Fault(f"the function {method.aggregate.__name__} of losses.py depends on padding, "
-                    "which (loss * mask).sum() leaves out")
-    if not token_loss.requires_grad:
-        raise Fault(f"the function {method.objective.__name__} of losses.py has no gradient: it "
-                    "has to depend on tokens.logprobs, tokens.log_ratio or tokens.ratio "
-                    "(tokens.probs is without one)")
+    require(token_loss.requires_grad,
+            f"{named(method.objective)} has no gradient: it has to depend on tokens.logprobs, "
+            "tokens.log_ratio or tokens.ratio (tokens.probs is without one)")
+    one, other = (call(method, method.aggregate, (), token_loss.where(tokens.mask, padding),
+                       tokens.mask, size, group=tokens.group) for padding in (0.0, 7.0))
+    require(one == other, f"{named(method.aggregate)} depends on padding, which "
+            "(loss * mask).sum() leaves out")
     loss = losses.policy_loss(method, tokens, size.max_tokens, size=size)
     found, = torch.autograd.grad(loss, tokens.logprobs)
-    if not found.isfinite().all():
-        raise Fault("its gradient is nan or infinity somewhere; torch.where does not stop one in "
-                    "the branch not taken, a clamp before it does")
+    require(found.isfinite().all(), "its gradient is nan or infinity somewhere; torch.where does "
+            "not stop one in the branch not taken, a clamp before it does")
     return found
 
 
@@ -207,42 +199,42 @@ def check_step(method):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
         return gradient(method, part, size)
     before = torch.get_rng_state()
-    whole = gradient_of(lambda x: x)
+    whole = gradient(method, tokens, size)
     draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
-    if not (draws or torch.allclose(wide, whole, 1e-5)):
-        raise Fault("its gradient depends on padding: means and sums have to leave it out, as "
-                    "tokens.mean(x) and (loss * mask).sum() do")
-    halves = () if method.whole_step else (lambda x: x[:4], lambda x: x[4:])
-    if halves and not torch.allclose(torch.cat([*map(gradient_of, halves)]), whole, 1e-5):
-        raise Fault("its gradient depends on how the optimizer step is cut into micro-batches: a "
-                    "function that looks at other completions has @whole_step above it, and the "
-                    "denominators of an aggregate are those of size")
-    if method.skips_zero_advantage and whole[4].any():
-        raise Fault("its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
+    require(draws or torch.allclose(wide, whole, 1e-5),
+            "its gradient depends on padding: means and sums have to leave it out, as "
+            "tokens.mean(x) and (loss * mask).sum() do")
+    if not method.whole_step:
+        halves = gradient_of(lambda x: x[:4]), gradient_of(lambda x: x[4:])
+        require(torch.allclose(torch.cat(halves), whole, 1e-5),
+                "its gradient depends on how the optimizer step is cut into micro-batches: a "
+                "function that looks at other completions has @whole_step above it, and the "
+                "denominators of an aggregate are those of size")
+    require(not (method.skips_zero_advantage and whole[4].any()),
+            "its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
     pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
-    if method.like_reinforce and max(pushed[:4].sum(), pushed[5:].sum()) > 0:
-        raise Fault("at ratio 1 its gradient has the other sign than the policy gradient's: is a "
-                    "minus missing? like_reinforce=False in the row says that this is meant")
+    require(not method.like_reinforce or max(pushed[:4].sum(), pushed[5:].sum()) <= 0,
+            "at ratio 1 its gradient has the other sign than the policy gradient's: is a minus "
+            "missing? like_reinforce=False in the row says that this is meant")
 
 
 def check_advantage(method, group_size, shaped):
-    """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong."""
+    """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong.
+    shaped: rewards are other than 0 and 1."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     advantages = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
                       dict(entropy=1.0))
-    if method.like_reinforce and (advantages * (rewards - rewards.mean(1, True))).sum() < 0:
-        raise Fault(f"the function {method.advantage.__name__} of losses.py gives successes less "
-                    "than failures; like_reinforce=False in the row says that this is meant")
+    gain = (advantages * (rewards - rewards.mean(1, True))).sum()
+    require(gain >= 0 or not method.like_reinforce,
+            f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "
+            "in the row says that this is meant")
 
 
 def check_method(name, method, group_size, shaped=False):
-    """Refuses a row with a fault. shaped: rewards are other than 0 and 1."""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            check_advantage(method, group_size, shaped)
-            check_step(method)
-    except Fault as fault:
-        refuse(f"{name}: {fault}")
+    """Refuses a row with a fault."""
+    with failures.refusing("train.py", f"{name}: "), torch.random.fork_rng(devices=[]):
+        check_advantage(method, group_size, shaped)
+        check_step(method)

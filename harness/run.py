@@ -29,8 +29,9 @@ from harness.flags import FOLLOWS, flags_of, refuse
 
 def claim_folder(args):
     """-> the run's folder, this process's alone from here on. A new run gets a new one."""
-    out = first = default_out(args)
-    for number in count(2):
+    first = default_out(args)
+    for number in count(1):
+        out = first.with_name(f"{first.name}.{number}") if number > 1 else first
         try:
             lock(out)
             if not args.resume:
@@ -41,25 +42,22 @@ def claim_folder(args):
                 refuse(f"--out {out} is another process's")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
-        out = first.with_name(f"{first.name}.{number}")
 
 
 def begin(args, method, resumed):
-    """-> the run's folder, with the logs until now, and its config.json: flags, method, versions,
-    commit."""
-    out = claim_folder(args)
+    """-> the run's folder, with the logs until now, and the id of its config.json (flags, method,
+    versions, commit), which is that of Weights & Biases, too."""
+    out, run_id = claim_folder(args), uuid.uuid4().hex
+    if args.resume:
+        checkpoint.rewind(out, resumed and resumed.state["rollout"])
+    if resumed:
+        run_id = json.loads((out / "config.json").read_text())["id"]
     follow = [name for name, words in args.origin.items() if words == FOLLOWS]
     config = dict(flags=flags_of(args), derived=follow,  # anew, when the run is resumed
                   method=losses.describe(args.loss, method), checksums=args.checksums,
-                  command=sys.argv, versions=log.versions(), git=log.commit(),
-                  id=uuid.uuid4().hex)
-    rollout = resumed.state["rollout"] if resumed else None
-    if args.resume:
-        checkpoint.rewind(out, rollout)
-    if resumed:  # the id is that of Weights & Biases, too
-        config.update(id=json.loads((out / "config.json").read_text())["id"])
+                  command=sys.argv, versions=log.versions(), git=log.commit(), id=run_id)
     write(out / "config.json", json.dumps(config, indent=1))
-    return out, config
+    return out, run_id
 
 
 class Run(AbstractContextManager):
@@ -84,13 +82,12 @@ class Run(AbstractContextManager):
             self.first = saved["first"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), time.perf_counter()
-        on_first = parallel.rank() == 0
-        self.out, config = parallel.on_rank0(partial(begin, args, trainer.method, resumed))
+        self.out, run_id = parallel.on_rank0(partial(begin, args, trainer.method, resumed))
         self.tracker = None
-        if args.wandb and on_first:
+        if args.wandb and parallel.rank() == 0:
             import wandb
             self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
-                                      config=config["flags"], resume="allow", id=config["id"])
+                                      config=flags, resume="allow", id=run_id)
         say(banner(args, trainer, self.out, self.rollout))
 
     def __exit__(self, kind, error, _):
@@ -101,15 +98,9 @@ class Run(AbstractContextManager):
             raise RunFailed(f"rollout {self.rollout}, {error}; its batch is in {path}") from None
         if isinstance(error, OSError):
             raise RunFailed(f"{error}; --resume continues from the last checkpoint") from None
-        if error:
-            return
-        if self.stopping:
-            say(f"stopped by a signal; train.py --out {self.out} --resume continues")
-            return
-        say(f"done: {self.out / 'curves.png'}, {self.out / 'metrics.jsonl'}, "
-            f"{self.out / 'checkpoints'}")
-
-    # ------------------------------------------------------------------------ the loop's questions
+        if not error:
+            say(f"stopped by a signal; train.py --out {self.out} --resume continues"
+                if self.stopping else f"done: curves.png, logs and checkpoints are in {self.out}")
 
     def rollouts(self):
         """Goes through the numbers of the rollouts; after a signal, the present one is the last."""
@@ -153,8 +144,6 @@ class Run(AbstractContextManager):
             torch.cuda.synchronize()
         self.times[f"time/{phase}"] += time.perf_counter() - began
 
-    # ------------------------------------------------------------------- records and checkpoints
-
     def keep_rollout(self, batch, rewards, shaped_rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
@@ -166,29 +155,28 @@ class Run(AbstractContextManager):
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions."""
-        args, policy = self.args, self.trainer.policy
         seconds, tokens = time.perf_counter() - self.began, metrics["len/sum"]
         of_steps = log.optimizer_steps(steps)
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
         # counts with each of its completions, so that runs that share it are on the same axis
-        scored = int((batch.prompt_len + batch.completion_len).sum()) * (1 + bool(args.kl_coef))
+        scored = int((batch.prompt_len + batch.completion_len).sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        flops = 2 * sum(p.numel() for p in policy.parameters()) * (scored + 3 * learnt)
-        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
+        passes = scored * (1 + bool(self.args.kl_coef)) + 3 * learnt
+        size = sum(p.numel() for p in self.trainer.policy.parameters())
+        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=2 * passes * size)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
-        record = {**self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
-                  "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
-                  **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
-                  **self.times, "perf/tokens_per_s": tokens / seconds,
-                  "perf/mem_peak_gb": parallel.peak_memory() / 1e9}
-        record = self.write(record, samples)
-        if advantages.abs().max() < 1e-6:
-            self.warn(log.nothing_to_learn, samples[0], record)
-        if record["len/truncated_frac"] > 0.5:
-            self.warn(log.cut_off, record)
+        record = self.write({
+            **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
+            "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
+            **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
+            **self.times, "perf/tokens_per_s": tokens / seconds,
+            "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        if record[log.GAP] > max(10 * self.first[log.GAP], log.USUAL_GAP[args.dtype]):
-            self.warn(log.two_policies, record, self.first)
+        warnings = log.warnings(record, self.first, advantages, samples[0], self.args.dtype)
+        for kind, text in warnings.items():
+            if kind not in self.warned:  # once in a run
+                say(f"WARNING  rollout {self.rollout}: {text}")
+        self.warned |= warnings.keys()
 
     def check_graders(self, metrics):
         """Raises RunFailed where a verifier failed on every completion of the rollout."""
@@ -204,18 +192,12 @@ class Run(AbstractContextManager):
         if parallel.rank() == 0:
             append(self.out / "metrics.jsonl", [record])
             append(self.out / "samples.jsonl",
-                       [dict(rollout=self.rollout, **sample) for sample in samples])
+                   [dict(rollout=self.rollout, **sample) for sample in samples])
             if self.tracker:
                 self.tracker.log({name: x for name, x in record.items()
                                   if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
         return record
-
-    def warn(self, warning, *facts):
-        """Prints a warning of log.py, each once in a run."""
-        if warning not in self.warned:
-            self.warned.add(warning)
-            say(warning(*facts))
 
     def save(self):
         """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
@@ -223,13 +205,11 @@ class Run(AbstractContextManager):
         # all ranks decide here, and only here: a signal that comes later is for the next rollout
         last = self.rollout == args.rollouts
         self.stopping = [] if last else sum(parallel.gather(self.signals), [])
-        if not (self.stopping or last or self.due(args.save_every)):
-            return
-        checkpoint.save(
-            self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-            flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
-            first=self.first,
-            pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
+        if self.stopping or last or self.due(args.save_every):
+            checkpoint.save(
+                self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
+                flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
+                first=self.first, pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
 def banner(args, trainer, out, rollout):
@@ -238,14 +218,15 @@ def banner(args, trainer, out, rollout):
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
     values = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
                        for name in ("lr", "max_tokens", "rollouts", "dtype"))
-    lines = dict(
-        model=args.model, settings=values, sampler=args.sampler,
-        method=losses.describe(args.loss, method),
-        rollout=f"{args.problems_per_rollout} problems x {args.group_size} completions = "
-                f"{sequences} sequences -> {steps * len(method.passes)} optimizer steps of "
-                f"{sequences // steps}{', whole groups' * (args.shuffle == 'groups')}",
-        passes=f"of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}",
-        folder=f"{out or 'none: --check keeps nothing'}"
-               f"{f', from rollout {rollout}' if args.resume else ''}")
-    return "\n".join(f"{name:<9}{value}" for name, value in lines.items()) + (
-        "\nThe loss says little about progress; reward, mixed groups and held-out mean@n do.")
+    groups = ", whole groups" if args.shuffle == "groups" else ""
+    since = f", from rollout {rollout}" if args.resume else ""
+    return f"""\
+model    {args.model}
+settings {values}
+sampler  {args.sampler}
+method   {losses.describe(args.loss, method)}
+rollout  {args.problems_per_rollout} problems x {args.group_size} completions = {sequences} \
+sequences -> {steps * len(method.passes)} optimizer steps of {sequences // steps}{groups}
+passes   of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}
+folder   {out or 'none: --check keeps nothing'}{since}
+The loss says little about progress; reward, mixed groups and held-out mean@n do."""

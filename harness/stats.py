@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
+from statistics import fmean as mean
 
 import data
 from graders import votes, worker
@@ -11,22 +12,9 @@ from rewards import final_answer
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one.
-
-    This is the unbiased estimate of arXiv 2107.03374, eq. 1."""
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} samples of each problem, there are {n}")
+    """The chance that k of n samples, drawn without replacement, hold a correct one: the unbiased
+    estimate of arXiv 2107.03374, eq. 1."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
-
-
-def powers_of_two(n):
-    """1, 2, 4, ... up to n: the k of pass@k that are worth showing for n samples."""
-    return [2**i for i in range(n.bit_length())]
-
-
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def by_cluster(values, clusters=None):
@@ -47,21 +35,21 @@ def standard_error(values, clusters=None):
 
 
 def by_problem(groups):
-    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: powers of two."""
-    n = len(groups[0])
-    correct = [sum(row["reward"] == 1 for row in rows) for rows in groups]
+    """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: 1, 2, 4, ..."""
+    n, correct = len(groups[0]), [sum(row["reward"] == 1 for row in rows) for rows in groups]
     return {f"mean@{n}": [c / n for c in correct],
-            **{f"pass@{k}": [pass_at_k(n, c, k) for c in correct] for k in powers_of_two(n)}}
+            **{f"pass@{2**i}": [pass_at_k(n, c, 2**i) for c in correct]
+               for i in range(n.bit_length())}}
 
 
-def paired(values, others, clusters):
-    """{metric: [value of each problem]} of two evaluations, in one order. -> {metric: mean of the
-    first, of the second, the difference, and low and high of its 95% interval over the clusters}"""
-    result = {}
-    for name, found in values.items():
-        gaps = [a - b for a, b in zip(found, others[name])]
+def paired(problems, groups, others):
+    """Compares two evaluations' rows. -> {metric: mean of the first, of the second, the difference,
+    and low and high of its 95% interval over clusters of problems}"""
+    clusters, of_others, result = list(map(data.cluster, problems)), by_problem(others), {}
+    for name, values in by_problem(groups).items():
+        gaps = [a - b for a, b in zip(values, of_others[name])]
         low, high = interval(gaps, clusters, (-1, 1))
-        result[name] = dict(value=mean(found), other=mean(others[name]), difference=mean(gaps),
+        result[name] = dict(value=mean(values), other=mean(of_others[name]), difference=mean(gaps),
                             low=low, high=high)
     return result
 
@@ -86,9 +74,9 @@ def interval(values, clusters=None, limits=None, draws=2000):
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 
 
-def majorities(problems, groups):
-    """maj@n of each problem. Where comparing takes a minute, answers of one key are one. An
-    answer on which the verifier failed has no vote."""
+def majority_score(problems, groups):
+    """maj@n. Where comparing takes a minute, answers of one key are one. An answer on which the
+    verifier failed has no vote."""
     jobs = []
     for problem, rows in zip(problems, groups):
         right = sum(row["reward"] == 1 for row in rows)
@@ -96,8 +84,8 @@ def majorities(problems, groups):
                  if row["reward"] != 1 and row["fault"] in (None, "hedge")]
         jobs.append(worker.Job(problem["verifier"], [wrong, right], 60.0))
     results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
-    return [votes.majority(*job.arguments) if result.fault else result.reward
-            for job, result in zip(jobs, results)]
+    return mean(votes.majority(*job.arguments) if result.fault else result.reward
+                for job, result in zip(jobs, results))
 
 
 def summarise(problems, groups):
@@ -105,23 +93,22 @@ def summarise(problems, groups):
     error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
     mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
     of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
+    rows = list(itertools.chain(*groups))
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
-        "reward": mean(row["reward"] for rows in groups for row in rows),
-        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for rows in groups
-                                for row in rows),
-        "truncated_frac": mean(row["truncated"] for rows in groups for row in rows),
-        "mean_length": mean(row["tokens"] for rows in groups for row in rows),
-    }
+        "reward": mean(row["reward"] for row in rows),
+        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for row in rows),
+        "truncated_frac": mean(row["truncated"] for row in rows),
+        "mean_length": mean(row["tokens"] for row in rows)}
 
 
 def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, results = len(groups[0]), summarise(problems, groups)
-    clusters = list(map(data.cluster, problems))
-    results.update(problems=len(problems), samples=n, interval=list(
-        interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))))
-    if {problem["verifier"] for problem in problems} <= set(votes.VOTES):
-        results[f"maj@{n}"] = mean(majorities(problems, groups))
+    n, clusters = len(groups[0]), list(map(data.cluster, problems))
+    low, high = interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))
+    results = dict(summarise(problems, groups), problems=len(problems), samples=n,
+                   interval=[low, high])
+    if {problem["verifier"] for problem in problems} <= {*votes.VOTES}:
+        results[f"maj@{n}"] = majority_score(problems, groups)
     return results

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# BENCHMARKS=folder: files with rows of the sets of data/sets.py, and ../graders/pairs.jsonl with
-# labelled pairs of answers. They are no part of the project
+# BENCHMARKS=folder, no part of the project: files with rows of the sets of data/sets.py, and
+# ../graders/pairs.jsonl with labelled pairs of answers
 BENCHMARKS = os.environ.get("BENCHMARKS") and Path(os.environ["BENCHMARKS"]).resolve()
 needs_benchmarks = pytest.mark.skipif(not BENCHMARKS, reason="no BENCHMARKS=folder is given")
 sys.path.insert(0, str(ROOT))
@@ -34,14 +34,11 @@ countdown.held_out = functools.cache(countdown.held_out)
 QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_theory_page.py", "test_worked.py"}
-# files of minutes, the longest first: so they begin where several processes run the tests. The
-# sandbox's wait more than they compute
+# files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
         "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
         "test_math_equal.py", "test_fit.py"]
-# these run programs in the sandbox, whose limit on processes is one for all: a fork bomb of one
-# would fail programs of the other
-PROGRAMS = {"test_sandbox.py", "test_rewards.py"}
+PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the sandbox
 
 
 def between(values):
@@ -57,10 +54,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "quick: a test of --quick in a file that is none")
-    config.addinivalue_line("markers", "slow: no test of --quick in a file that is one")
-    config.addinivalue_line("markers", "draws: its runs draw their curves")
-    config.addinivalue_line("markers", "benchmarks: it can use the files of BENCHMARKS")
+    for marker in ("quick: a test of --quick in a file that is none",
+                   "slow: no test of --quick in a file that is one",
+                   "draws: its runs draw their curves",
+                   "benchmarks: it can use the files of BENCHMARKS"):
+        config.addinivalue_line("markers", marker)
     if config.getoption("--quick"):
         os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
 
@@ -80,12 +78,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def in_turns(request, tmp_path_factory):
-    """Files of PROGRAMS wait for each other, where several processes run the tests."""
-    if request.path.name not in PROGRAMS:
-        yield
-        return
+    """Files of PROGRAMS wait for each other, where several processes run the tests: the sandbox has
+    one limit on processes for all, so that a fork bomb of one would fail programs of the other."""
     with open(tmp_path_factory.getbasetemp().parent / "programs", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if request.path.name in PROGRAMS:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -111,19 +108,18 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory):
+def small(tmp_path_factory, tokenizer):
     """small(tied) -> the folder of an untrained model, smaller than the base."""
     from study import tiny
 
     def make(tied=False):
         folder = tmp_path_factory.mktemp(f"small-{tied}")
-        tok = tiny.tokenizer()
         recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2, tied=tied, seed=5)
-        model = tiny.empty_model(recipe, len(tok))
+        model = tiny.empty_model(recipe, len(tokenizer))
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(3)  # an untrained model is all but uniform; this one has opinions
-        for part in (model, tok):
+        for part in (model, tokenizer):
             part.save_pretrained(folder)
         return str(folder)
 
@@ -136,10 +132,10 @@ def kept_run(base, tmp_path_factory):
     import train
 
     out = tmp_path_factory.mktemp("kept") / "run"
-    train.main(["--model", base, "--loss", "fade", "--out", str(out), *(
-        "--save_rollouts --steps_per_rollout 4 --warmup 2 --schedule cosine --entropy_coef 0.01 "
-        "--sampler transformers --rollouts 1 --problems_per_rollout 8 --group_size 8 "
-        "--max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
+    train.main(["--model", base, "--out", str(out), *(
+        "--loss fade --save_rollouts --steps_per_rollout 4 --warmup 2 --schedule cosine "
+        "--entropy_coef 0.01 --sampler transformers --rollouts 1 --problems_per_rollout 8 "
+        "--group_size 8 --max_tokens 16 --max_prompt_tokens 16 --lr 1e-3 --eval_every 0 "
         "--tokens_per_micro_batch 4096").split()])
     return out
 
@@ -153,18 +149,18 @@ def kept(kept_run):
 
 @pytest.fixture
 def graded(monkeypatch):
-    """Rewards go by a completion's place, whatever the model samples: in each group a third of them
-    are right. graded(groups) leaves these numbers of groups alone so, and makes the others all
-    wrong."""
+    """Rewards go by a completion's place: a third of each group are right. graded(groups) does so
+    in these groups, and makes the others all wrong."""
     import data
+
+    own = data.grade
 
     def mixed(groups=None):
         def grade(problems, texts, **options):
-            rewards, counts = rewards_grade(problems, texts, **options)
+            rewards, counts = own(problems, texts, **options)
             return [[float((i + j) % 3 == 0 and (groups is None or i in groups))
                      for j in range(len(group))] for i, group in enumerate(rewards)], counts
         monkeypatch.setattr(data, "grade", grade)
-    rewards_grade = data.grade
     mixed()
     return mixed
 
@@ -172,8 +168,8 @@ def graded(monkeypatch):
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the project that a test may change."""
-    for path in [*ROOT.glob("*.py"), *(ROOT / name for name in (
-            "analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"))]:
-        into = tmp_path / path.name
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, into)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    for name in ("analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path

@@ -27,11 +27,13 @@ needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
 
 
 def make_batch(prompts, completions, device="cpu"):
-    """A Batch of N prompts with a completion each; equal prompts are one group."""
-    pairs, number = zip(prompts, completions, strict=True), {}
+    """A Batch of N prompts with a completion each. Rows of equal prompts are one group, also where
+    they lie apart, as in the shares of a shuffled rollout."""
+    pairs = zip(prompts, completions, strict=True)
     batch = policy.make_batch([(prompt, [c]) for prompt, c in pairs], device)
-    batch.group = torch.tensor([number.setdefault(tuple(p), len(number)) for p in prompts])
-    return batch.to(device)
+    first = torch.tensor([prompts.index(p) for p in prompts], device=device)
+    batch.group = first.unique(return_inverse=True)[1]
+    return batch
 
 
 def run(model, out, *flags):
@@ -39,6 +41,14 @@ def run(model, out, *flags):
     training."""
     train.main(["--model", model, "--out", str(out), *SMALL, *flags])
     return [json.loads(line) for line in Path(out, "metrics.jsonl").open()]
+
+
+def paste(file, code, table=None):
+    """Adds lines to a file of a copy of the project: below its table of this name, or at the
+    end."""
+    text = file.read_text()
+    end = text.index("\n\n", text.index(f"\n{table} = ")) if table else len(text)
+    file.write_text(f"{text[:end]}\n\n{code}\n{text[end:]}")
 
 
 def run_all(*args, **env):
@@ -71,8 +81,6 @@ def refused(capsys, command, *args):
     assert not [bar for bar in bars if bar.strip() and not bar.startswith("Loading weights")], bars
     return said
 
-
-# ---------------------------------------------------------------------------- runs, compared
 
 def records(out):
     """metrics.jsonl without what a clock measured."""

@@ -134,11 +134,18 @@ def gap_of(model):
     return gaps[batch.mask].abs().max().item()
 
 
+def bytes_of_a_token(model):
+    """What autograd keeps, as loading.token_budget measures it."""
+    p, batch = load(model), rollout(101)
+    (few, n), (many, m) = (loading.kept_bytes(p, batch.rows([0] * rows)) for rows in (1, 4))
+    return (many - few) / (m - n)
+
+
 def main(model, out):
     parallel.start()
     results = {option: {name: run(model, name, option) for name in names}
                for option, names in CASES.items()}
-    results["gap"] = gap_of(model)
+    results.update(gap=gap_of(model), bytes=bytes_of_a_token(model))
     if parallel.rank() == 0:
         torch.save(results, out)
     parallel.stop()

@@ -14,7 +14,12 @@ from engine.sampler import has_vllm
 from harness import check, refusals
 from helpers import torchrun
 
-AFTER_SYNC = "log probabilities of sampler and trainer, after two more weight syncs"
+AT_FIRST, AT_07, AFTER_SYNC = (
+    f"log probabilities of sampler and trainer, {when}"
+    for when in ("first weights", "T = 0.7", "after two more weight syncs"))
+ENDS = "completions end with one of 1 '<eos>'"
+SPLIT = "the gradient does not depend on the micro-batches"
+MIXED = "some completions are right and some wrong"
 FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems 16".split()
 
 
@@ -54,31 +59,24 @@ def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stale_head(base, capsys, monkeypatch):
-    own = TransformersSampler.load_weights
-    monkeypatch.setattr(TransformersSampler, "load_weights", lambda self, weights: own(
-        self, [(n, w) for n, w in weights if n != "lm_head.weight"]))
-    assert failing(capsys) == [AFTER_SYNC]
-
-
-def test_a_sync_that_loses_something_shows_in_bfloat16_too(base, capsys, monkeypatch):
-    own, calls, few = TransformersSampler.load_weights, [], ["--tokens_per_micro_batch", "1024"]
-    kept = [lambda n: True, lambda n: False, lambda n: "lm_head" not in n,
-            lambda n: "layers.1." not in n, lambda n: len(calls) == 1]
+@pytest.mark.parametrize("dtype, kept", [
+    ("float32", lambda name, calls: "lm_head" not in name),
+    ("bfloat16", lambda name, calls: "lm_head" not in name),
+    ("bfloat16", lambda name, calls: "layers.1." not in name),
+    ("bfloat16", lambda name, calls: False), ("bfloat16", lambda name, calls: len(calls) == 1)])
+def test_a_sync_that_loses_something(dtype, kept, base, capsys, monkeypatch):
+    calls = []
 
     def load_weights(self, weights):
         calls.append(1)
-        own(self, [(n, w) for n, w in weights if keeps(n)])
+        own(self, [(name, w) for name, w in weights if kept(name, calls)])
+    own = TransformersSampler.load_weights
     monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
-    for keeps in kept:
-        calls.clear()
-        assert failing(capsys, "--dtype", "bfloat16", *few) == [AFTER_SYNC] * (keeps is not kept[0])
+    assert failing(capsys, "--dtype", dtype, "--tokens_per_micro_batch", "1024") == [AFTER_SYNC]
 
 
 def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
     """Adapters are 0 when a run starts: the check gives them noise."""
-    flags = ["--lora_rank", "2"]
-    assert failing(capsys, *flags) == []
     own = parallel.weights
 
     def weights(policy):
@@ -86,83 +84,63 @@ def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
             base_layer = name.replace("down_proj.weight", "down_proj.base_layer.weight")
             yield name, policy.model.state_dict().get(base_layer, value)
     monkeypatch.setattr(parallel, "weights", weights)
-    assert failing(capsys, *flags) == [AFTER_SYNC]
+    assert failing(capsys, "--lora_rank", "2") == [AFTER_SYNC]
 
 
-def test_a_wrong_temperature(base, capsys, monkeypatch):
-    own = TransformersSampler.generate
-    monkeypatch.setattr(TransformersSampler, "generate", lambda *given: own(
-        *given[:-1], (1.0, *given[-1][1:])))
-    assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7"]
+init, generate = TransformersSampler.__init__, TransformersSampler.generate
 
 
-def test_other_weights_in_the_sampler(base, capsys, monkeypatch):
-    own = TransformersSampler.__init__
-
-    def init(self, *args, **kw):
-        own(self, *args, **kw)
-        with torch.no_grad():
-            self.model.get_output_embeddings().weight.mul_(1.05)
-
-    monkeypatch.setattr(TransformersSampler, "__init__", init)
-    assert failing(capsys) == ["log probabilities of sampler and trainer, T = 0.7",
-                               "log probabilities of sampler and trainer, first weights"]
+def other_weights(self, *args, **kw):
+    init(self, *args, **kw)
+    with torch.no_grad():
+        self.model.get_output_embeddings().weight.mul_(1.05)
 
 
-def test_missing_eos(base, capsys, monkeypatch):
-    own = TransformersSampler.generate
-
-    def generate(self, *args):
-        out = own(self, *args)
-        for c in out:
-            if not c.truncated:
-                c.tokens, c.logprobs = c.tokens[:-1], c.logprobs[:-1]
-        return out
-
-    monkeypatch.setattr(TransformersSampler, "generate", generate)
-    assert "completions end with one of 1 '<eos>'" in failing(capsys)
-    monkeypatch.undo()
-    none_can_end = failing(capsys, "--max_tokens", "6")
-    assert "completions end with one of 1 '<eos>'" in none_can_end
+def at_temperature_1(*given):
+    return generate(*given[:-1], (1.0, *given[-1][1:]))
 
 
-def file_of(tmp_path, answers):
-    path = tmp_path / "own.jsonl"
-    rows = [dict(prompt=f"{i}=", answer=x, verifier="math") for i, x in enumerate(answers)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def without_eos(self, *args):
+    completions = generate(self, *args)
+    for c in completions:
+        if not c.truncated:
+            c.tokens, c.logprobs = c.tokens[:-1], c.logprobs[:-1]
+    return completions
 
 
-def test_a_gold_answer_that_does_not_parse(base, capsys, tmp_path):
-    broken = file_of(tmp_path, ["123454321"] * 19 + ["\\frac{1}{"])
-    # the base solves none of these either, which is another row's business
-    assert failing(capsys, "--data", broken, "--eval_every", "0") == [
-        "gold answers can be graded", "some completions are right and some wrong"]
-    whole = file_of(tmp_path, ["123454321"] * 20)
-    assert failing(capsys, "--data", whole, "--eval_every", "0") == [
-        "some completions are right and some wrong"]
-
-
-def test_a_verifier_that_takes_everything(base, capsys, monkeypatch):
-    monkeypatch.setattr(check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}))
-    assert failing(capsys) == ["a wrong answer grades as wrong"]
-
-
-def test_a_gradient_that_depends_on_the_split(base, capsys, monkeypatch):
-    wrong = ["the gradient does not depend on the micro-batches"]
+@pytest.mark.parametrize("owner, name, broken, rows", [
+    (TransformersSampler, "__init__", other_weights, [AT_07, AT_FIRST]),
+    (TransformersSampler, "generate", at_temperature_1, [AT_07]),
+    (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
+    (check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}),
+     ["a wrong answer grades as wrong"]),
+    (parallel, "memory", lambda: 1e8, ["memory of an update of 85 x 48 tokens"]),
     # every micro-batch by its own denominators
-    monkeypatch.setattr(policy, "step_size", lambda mask, max_tokens, group: None)
-    assert failing(capsys) == wrong
-    monkeypatch.undo()
-    assert failing(capsys, "--loss", "acpo") == []
+    (policy, "step_size", lambda mask, max_tokens, group: None, [SPLIT]),
+], ids=["weights", "temperature", "eos", "verifier", "memory", "split"])
+def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypatch):
+    monkeypatch.setattr(owner, name, broken)
+    assert failing(capsys) == rows
+
+
+def test_completions_that_cannot_end(base, capsys):
+    assert ENDS in failing(capsys, "--max_tokens", "6")
+
+
+def test_a_row_that_does_not_say_that_it_sees_the_whole_step(base, capsys, monkeypatch):
     monkeypatch.delattr(losses.acpo, "whole_step")
     monkeypatch.setattr(refusals, "check_method", lambda *_, **__: None)  # which refuses it
-    assert failing(capsys, "--loss", "acpo") == wrong
+    assert failing(capsys, "--loss", "acpo") == [SPLIT]
 
 
-def test_too_little_memory(base, capsys, monkeypatch):
-    monkeypatch.setattr(parallel, "memory", lambda: 1e8)
-    assert failing(capsys) == ["memory of an update of 85 x 48 tokens"]
+@pytest.mark.parametrize("last, rows", [
+    ("\\frac{1}{", ["gold answers can be graded", MIXED]), ("123454321", [MIXED])])
+def test_a_gold_answer_that_does_not_parse(last, rows, base, capsys, tmp_path):
+    """The base solves none of the problems either, which is another row's business."""
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(dict(prompt=f"{i}=", answer=answer, verifier="math")) + "\n"
+                            for i, answer in enumerate(["123454321"] * 19 + [last])))
+    assert failing(capsys, "--data", str(path), "--eval_every", "0") == rows
 
 
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")

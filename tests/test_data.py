@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 
 import pytest
+from transformers import AutoTokenizer
 
 import data
 from data import countdown
-from rewards import REWARDS, arithmetic
+from rewards import REWARDS
 from study import tiny
 
 
@@ -22,12 +24,10 @@ def test_puzzles(form):
     sizes = Counter()
     for i in range(300):
         nums, target, solution = countdown.puzzle(form, 0, i, "train")
-        assert arithmetic(solution)[0] == target
         answer = dict(nums=nums, target=target)
         assert REWARDS["countdown"](f"<answer>{solution}</answer>", answer) == 1
         assert all(1 <= n <= shape["largest"] for n in nums) and 1 <= target <= shape["highest"]
         sizes[len(nums)] += 1
-        assert countdown.puzzle(form, 0, i, "train") == (nums, target, solution)
     assert set(sizes) == set(shape["counts"]) and min(sizes.values()) > 100
     assert countdown.puzzle(form, 1, 0, "train") != countdown.puzzle(form, 0, 0, "train")
 
@@ -63,10 +63,8 @@ def test_the_bases_demonstrations_are_of_the_training_split():
 
 
 def test_batches_are_functions_of_seed_and_rollout():
-    problems = [dict(id=i) for i in range(10)]
-
     def ids(*where):
-        return [p["id"] for p in data.batch(problems, 4, *where)]
+        return data.batch(range(10), 4, *where)
     assert ids(0, 2) == ids(0, 2) != ids(1, 2)
     epoch = ids(0, 0) + ids(0, 1) + ids(0, 2)[:2]
     assert sorted(epoch) == list(range(10))  # each problem once before any comes again
@@ -74,14 +72,11 @@ def test_batches_are_functions_of_seed_and_rollout():
 
 
 def test_tokenizer_round_trip(tokenizer, base):
-    from transformers import AutoTokenizer
     text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
     for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
         ids = tok.encode(text)
-        one_token_tags = text.replace("<answer>", "1").replace("</answer>", "2")
-        assert tok.decode(ids) == text and len(ids) == len(one_token_tags)
+        assert tok.decode(ids) == text and len(ids) == len(re.sub("</?answer>", "1", text))
         assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
         unicode = "\u00e9\u4e2d\U0001f600 ok"  # any text has tokens, those of its bytes
         assert tok.decode(tok.encode(unicode)) == unicode
-        first_tokens = ["<pad>", "<eos>", "<unk>", "<answer>", "</answer>"]
-        assert tok.convert_ids_to_tokens([0, 1, 2, 3, 4]) == first_tokens
+        assert tok.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<eos>", "<unk>"]

@@ -16,23 +16,19 @@ import check  # noqa: E402
 CHECKS = {c.function: c for checks in check.EXERCISES.values() for c in checks}
 
 
-def variance(p, b, second=lambda p, b: p * (1 - b)**2 * (1 - p)**2 + (1 - p) * b**2 * p**2):
-    return p * (1 - p), second(p, b) - (p * (1 - p))**2
+def variance(p, b):
+    return p * (1 - p), p * (1 - b)**2 * (1 - p)**2 + (1 - p) * b**2 * p**2 - (p * (1 - p))**2
 
 
-def clip(x, old, a, low, high, choose=torch.min, sign=-1.0):
+def clip(x, old, a, low, high, choose=torch.min):
     rho = (x - old).exp()
-    return sign * choose(rho * a, rho.clamp(1 - low, 1 + high) * a)
+    return -choose(rho * a, rho.clamp(1 - low, 1 + high) * a)
 
 
-def by_length(x, m, how, most, counts=None, total=None):
-    x, n = x * m, m.sum(1) if counts is None else counts
+def by_length(x, m, how, most, length=None):
+    x, n = x * m, length or m.sum(1)
     return {"sequence": (x.sum(1) / n).mean(), "token": x.sum() / m.sum(),
-            "constant": x.sum() / (total or len(x) * most)}[how]
-
-
-def pass_k(n, c, k):
-    return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
+            "constant": x.sum() / (len(x) * most)}[how]
 
 
 def ranges(x, old, m, bins, base, alpha, most, by=0, correction=0):
@@ -42,8 +38,9 @@ def ranges(x, old, m, bins, base, alpha, most, by=0, correction=0):
     return (base + alpha * torch.stack(stds).double()).clamp(max=most)
 
 
-def ess(x, old, m, of=lambda rho: rho.sum()**2 / (len(rho) * (rho**2).sum())):
-    return of((x - old).exp()[m])
+def ess(x, old, m, per_token=True):
+    rho = (x - old).exp()[m]
+    return rho.sum()**2 / (rho**2).sum() / (len(rho) if per_token else 1)
 
 
 def scheduled(p, h, target, most, least, sign=1):
@@ -51,72 +48,57 @@ def scheduled(p, h, target, most, least, sign=1):
     return alpha, min(1, max(least, 1 + sign * (h - target)))
 
 
-def paid(pattern, find=re.fullmatch):
+def paid(pattern):
     def reward(completion, answer):
-        found = find(pattern, completion)
+        found = re.fullmatch(pattern, completion)
         return float(bool(found) and found[1].strip() == str(answer))
     return reward
 
 
 ONE = r"(?s)(?!.*<answer>.*<answer>)(?!.*</answer>.*</answer>).*?<answer>(.*?)</answer>.*"
 
-# function: a right solution, and three mistakes
+# function: a right solution, and two mistakes
 SOLUTIONS = {
     "mean_and_variance": (
         variance, lambda p, b: (p * (1 - p) * (1 - b), variance(p, b)[1]),
-        lambda p, b: (p * (1 - p), p * (1 - b)**2 * (1 - p)**2 + (1 - p) * b**2 * p**2),
-        lambda p, b: variance(p, 0.0)),
+        lambda p, b: (p * (1 - p), variance(p, b)[1] + (p * (1 - p))**2)),
     "centred": (
-        lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(),
-        lambda r: r - r.mean(0, keepdim=True), lambda r: r - r.median(1, keepdim=True).values),
+        lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(), lambda r: r - r.mean(0)),
     "leave_one_out": (
         lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1),
         lambda r: r - r.mean(1, keepdim=True),
-        lambda r: r - (r.sum(1, keepdim=True) - r) / r.shape[1],
-        lambda r: r - (r.sum() - r) / (r.numel() - 1)),
+        lambda r: r - (r.sum(1, keepdim=True) - r) / r.shape[1]),
     "zscore": (
         lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-6),
         lambda r: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True),
-        lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6),
-        lambda r: (r - r.mean()) / (r.std() + 1e-6)),
+        lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6)),
     "difficulty_weight": (
         lambda p: 1 / math.sqrt(p * (1 - p)), lambda p: 1 / (p * (1 - p)),
-        lambda p: 1 / math.sqrt(p), lambda p: math.sqrt(p * (1 - p))),
+        lambda p: math.sqrt(p * (1 - p))),
     "clip_loss": (
-        clip, lambda *x: clip(*x, choose=torch.max), lambda *x: clip(*x, sign=1.0),
+        clip, lambda *x: clip(*x, choose=torch.max),
         lambda x, old, a, low, high: -(x - old).exp().clamp(1 - low, 1 + high) * a),
     "kl_estimates": (
         lambda x, ref: (x - ref, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
         lambda x, ref: (ref - x, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
-        lambda x, ref: (x - ref, (x - ref)**2, (ref - x).exp() - 1 - (ref - x)),
         lambda x, ref: (x - ref, (x - ref)**2 / 2, (x - ref).exp() - 1 - (x - ref))),
     "aggregate": (
         by_length, lambda x, m, *rest: by_length(x, torch.ones_like(m), *rest),
-        lambda x, m, *rest: by_length(x, m, *rest, counts=torch.tensor(x.shape[1])),
-        lambda x, m, *rest: by_length(x, m, *rest, total=int(m.sum()))),
+        lambda x, m, *rest: by_length(x, m, *rest, length=x.shape[1])),
     "pass_at_k": (
-        pass_k, lambda n, c, k: 1 - (1 - c / n)**k, lambda n, c, k: c / n,
-        lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
+        lambda n, c, k: 1 - math.prod((n - c - i) / (n - i) for i in range(k)),
+        lambda n, c, k: 1 - (1 - c / n)**k, lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
     "sequence_ratio": (
         lambda x, old, m: (((x - old) * m).sum(1) / m.sum(1)).exp(),
-        lambda x, old, m: (((x - old) * m).sum(1)).exp(),
-        lambda x, old, m: (x - old).mean(1).exp(),
-        lambda x, old, m: ((x - old).exp() * m).sum(1) / m.sum(1)),
-    "clip_ranges": (
-        ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1),
-        lambda x, old, m, *rest: ranges(x, old, torch.ones_like(m), *rest)),
+        lambda x, old, m: ((x - old) * m).sum(1).exp(), lambda x, old, m: (x - old).mean(1).exp()),
+    "clip_ranges": (ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1)),
     "effective_sample_size": (
-        ess, lambda *x: ess(*x, of=lambda rho: rho.sum()**2 / (rho**2).sum()),
-        lambda *x: ess(*x, of=lambda rho: rho.sum() / (rho**2).sum()),
+        ess, lambda *x: ess(*x, per_token=False),
         lambda x, old, m: ess(x, old, torch.ones_like(m))),
     "schedules": (
         scheduled, lambda *x: scheduled(*x, sign=-1),
-        lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1]),
-        lambda p, h, target, most, least: (scheduled(p, h, target, most, least)[0],
-                                           1 + h - target)),
-    "reward": (
-        paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"),
-        paid(r"\D*(\d+)\D*"), paid(r"(?s).*?<answer>(.*)</answer>.*")),
+        lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1])),
+    "reward": (paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"), paid(r"\D*(\d+)\D*")),
 }
 
 
@@ -134,7 +116,7 @@ def test_every_function_has_a_solution():
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_a_right_solution_passes_and_each_mistake_is_found(name):
     right, *mistakes = SOLUTIONS[name]
-    assert found(name, right) is None and len(mistakes) == 3
+    assert found(name, right) is None and len(mistakes) == 2
     for mistake in mistakes:
         assert re.match(r"wrong\n  \w+\(.*\)\n  expected .*\n  got .*\n  hint: ",
                         found(name, mistake), re.DOTALL)

@@ -10,11 +10,12 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from conftest import between
+import test_policy
 from engine import kernels, layout, loading, policy
 from engine.sampler import Completion
 from helpers import make_batch
 from losses import METHODS
+from test_policy import ALL_COEFFICIENTS, same_metrics
 
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4)
@@ -108,61 +109,47 @@ def test_in_float32_and_in_16_bits(lengths):
     assert (padded > 1e-5).all() and (shared < 1.1 * padded).all()
 
 
-def scored(model, batch, seed=3):
-    """The batch with all that a loss asks for."""
-    g = torch.Generator().manual_seed(seed)
-    logprobs, batch.entropy = policy.compute_logprobs(policy.Policy(model, 0.8), batch)
-    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=logprobs.dtype)
-    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
-    batch.ref_logprobs = logprobs + noise.roll(1, 0)
-    batch.advantages = torch.randn(len(batch.ids), 1, generator=g, dtype=logprobs.dtype).expand(
-        batch.mask.shape)
-    return batch
+def scored_groups(model):
+    batch, g = groups(*GROUPS["short"]), torch.Generator().manual_seed(3)
+    return test_policy.scored(policy.Policy(model, 0.8), batch, g)
 
 
-def step_gradient(chosen, batch, method, weigh=None):
-    chosen.zero_grad()
-    if "prob_split" in method.flags:  # so that both passes have tokens
-        method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
-    batch = policy.in_pass(batch, method, weigh or method.passes[0])
-    metrics = policy.backward(chosen, batch, method, 12, 0.05, kl_coef=0.1,
-                              correction="token_truncate", correction_high=1.5)
-    chosen.use_layout("padded")
-    gradient = [p.grad.flatten() for p in chosen.parameters() if p.requires_grad]
-    return torch.cat(gradient), metrics
+def step_gradient(model, batch, name="acpo", weigh=None, **settings):
+    gradient = test_policy.step_gradient(policy.Policy(model, 0.8, **settings), batch,
+                                         METHODS[name], weigh, **ALL_COEFFICIENTS)
+    policy.Policy(model)  # padded again
+    return gradient
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_and_every_split_has_the_unshared_gradient(models, name):
-    model, method = models["qwen2"], METHODS[name]
-    batch = scored(model, groups(*GROUPS["short"]))
-    for weigh in method.passes:
-        wanted, told = step_gradient(policy.Policy(model, 0.8, budget=10**9), batch, method, weigh)
+    batch = scored_groups(models["qwen2"])
+    for weigh in METHODS[name].passes:
+        wanted, told = step_gradient(models["qwen2"], batch, name, weigh, budget=10**9)
         assert wanted.norm() > 1e-6
         for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
-            chosen = policy.Policy(model, 0.8, budget=budget, layout="shared")
-            shared, metrics = step_gradient(chosen, batch, method, weigh)
+            shared, metrics = step_gradient(models["qwen2"], batch, name, weigh, budget=budget,
+                                            layout="shared")
             assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
-            for key, value in told.items():
-                assert metrics[key].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), key
+            same_metrics(metrics, told)
 
 
 @pytest.mark.parametrize("how", ["lora", "checkpointing"])
 def test_adapters_and_checkpointing(models, how):
     model = copy.deepcopy(models["qwen2"])
-    batch = scored(model, groups(*GROUPS["short"]))
+    batch = scored_groups(model)
     if how == "lora":
         loading.add_adapters(model, 4, 32)
         with torch.no_grad():
             for p in (p for n, p in model.named_parameters() if "lora_B" in n):
                 p.normal_(std=0.1)
         model.double()
-    wanted, _ = step_gradient(policy.Policy(model, 0.8), batch, METHODS["acpo"])
+    wanted, _ = step_gradient(model, batch)
     if how == "checkpointing":
         for layer in loading.layers_of(model):
             layer.training = True
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    shared, _ = step_gradient(policy.Policy(model, 0.8, layout="shared"), batch, METHODS["acpo"])
+    shared, _ = step_gradient(model, batch, layout="shared")
     assert (shared - wanted).norm() <= 1e-9 * wanted.norm() > 0
 
 
@@ -227,25 +214,27 @@ def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
     assert layout.micro_batches(batch, budget, "shared", ranks) == parts
 
 
-def cost(batch, rows):
-    prompts = {int(batch.group[r]): int(batch.prompt_len[r]) for r in rows}
-    return sum(prompts.values()) + sum(
-        int(batch.completion_len[r]) + int(batch.prompt_len[r]) // 16 for r in rows)
-
-
+@pytest.mark.parametrize("name", layout.LAYOUTS)
 @pytest.mark.parametrize("lengths", GROUPS)
-def test_micro_batches_keep_to_the_budget(lengths):
+def test_micro_batches_keep_to_the_budget(lengths, name):
     batch = groups(*GROUPS[lengths])
-    n = len(batch.ids)
+    prompts, completions, group = (x.tolist() for x in (
+        batch.prompt_len, batch.completion_len, batch.group))
+
+    def cost(rows):
+        if name == "padded":
+            return len(rows) * max(prompts[r] + completions[r] for r in rows)
+        return (sum({group[r]: prompts[r] for r in rows}.values())
+                + sum(completions[r] + prompts[r] // 16 for r in rows))
     for budget in (1, 30, 100, 700, 10**6):
-        for ranks in (1, 2, 5):
-            parts = layout.micro_batches(batch, budget, "shared", ranks)
-            assert sorted(sum(parts, [])) == list(range(n)) and len(parts) % ranks == 0
-            assert all(len(p) < 2 or cost(batch, p) <= budget for p in parts)
-            for number in set(batch.group.tolist()):
-                rows = [r for r in range(n) if batch.group[r] == number]
-                if ranks == 1 and cost(batch, rows) <= budget:  # whole where it fits
-                    assert sum(not set(rows).isdisjoint(p) for p in parts) == 1
+        for ranks in (1, 2, 5, 16):
+            parts = layout.micro_batches(batch, budget, name, ranks)
+            assert sorted(sum(parts, [])) == [*range(len(group))] and len(parts) % ranks == 0
+            assert all(len(part) < 2 or cost(part) <= budget for part in parts)
+            for number in {*group} if name == "shared" and ranks == 1 else ():
+                rows = [r for r, other in enumerate(group) if other == number]
+                if cost(rows) <= budget:  # whole where it fits
+                    assert sum(not {*rows}.isdisjoint(part) for part in parts) == 1
 
 
 # ---------------------------------------------------------------------------- who may
@@ -323,14 +312,6 @@ def test_where_flash_attention_runs(device, dtype, capability, flash, monkeypatc
     assert kernels.flash_runs(there, dtype) == flash
     values = SimpleNamespace(is_cuda=device == "cuda", device=there, dtype=dtype)
     assert kernels.must_repeat(values) == (device == "cuda" and not flash)
-
-
-def test_shares_of_groups():
-    shares = policy.shuffled_shares(64, 4, 0, 0, together=8)
-    assert [len(x) for x in shares] == [16] * 4
-    whole = [tuple(range(8 * i, 8 * i + 8)) for i in range(8)]
-    pieces = [tuple(x.tolist()) for share in shares for x in share.chunk(2)]
-    assert sorted(pieces) == whole and pieces != whole
 
 
 def test_a_sum_of_many_in_16_bits():

@@ -1,11 +1,9 @@
-"""docs/lessons.md, its commands and examples; docs/lessons.ipynb: the same text, and its cells run;
-study/full.txt."""
+"""docs/lessons.md: its form and its verifier (test_readme.py has its commands); docs/lessons.ipynb:
+the same text, and its cells run."""
 
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import types
@@ -13,24 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import losses
 import rewards
-import train
-from analysis.__main__ import make_parser
 from conftest import ROOT
 from docs.notebook import cells_of, notebook
-from losses import METHODS
 
 NOTEBOOK = ROOT / "docs" / "lessons.ipynb"
 LESSONS = (ROOT / "docs" / "lessons.md").read_text()
-SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
-VERIFIER, LOSS = re.findall(r"```python\n(.*?)```", LESSONS, re.S)
 # the sampler that starts fastest, and as few completions as every command takes
 SHORTER = ("--rollouts 2 --problems_per_rollout 16 --group_size 4 --eval_every 1 --eval_problems 8 "
            "--eval_samples 4 --sampler transformers")
 
-
-# ---------------------------------------------------------------------------- the page
 
 def test_every_lesson_has_a_question_before_and_the_answer_after():
     lessons = LESSONS.split("\n## ")[1:]
@@ -41,88 +31,23 @@ def test_every_lesson_has_a_question_before_and_the_answer_after():
     assert len(lessons) == 13
 
 
-def train_commands():
-    """The flags of every train.py of the lessons, loops at their first value."""
-    found = []
-    for line in re.findall(r"^.*python train\.py.*$", LESSONS, re.M):
-        loop = re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line)
-        if loop:
-            line = loop[3].replace(f"${loop[1]}", loop[2])
-        found.append(line.replace("$SHORT", SHORT).split("train.py")[1])
-    return found
+def test_the_verifier_of_the_lesson_can_be_fooled():
+    names = dict(vars(rewards), REWARDS={})
+    exec(re.search(r"```python\n(.*?)```", LESSONS, re.S)[1], names)
+    texts, answer = ("<answer>9</answer>", "<answer>99</answer>"), dict(nums=[1, 2], target=7)
+    assert [names["REWARDS"]["near"](text, answer) for text in texts] == [1, 0]
+    assert rewards.REWARDS["countdown"](texts[0], answer) == 0
 
-
-@pytest.mark.parametrize("flags", train_commands())
-def test_commands_of_the_lessons_have_flags_that_exist(flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    names = dict(vars(losses), METHODS=dict(METHODS))
-    exec(LOSS, names)
-    monkeypatch.setitem(METHODS, "smooth", names["METHODS"]["smooth"])
-    near = tmp_path / "runs" / "lesson8" / "near.jsonl"
-    near.parent.mkdir(parents=True)
-    row = dict(prompt="1", answer=dict(nums=[1], target=1), verifier="countdown")
-    near.write_text(json.dumps(row) + "\n")
-    train.parse_args(shlex.split(flags))
-
-
-def test_commands_of_the_lessons_on_runs_and_rollouts_are_taken():
-    for command in re.findall(r"^python -m analysis (.*)$", LESSONS, re.M):
-        make_parser().parse_args(shlex.split(command))
-
-
-def test_the_list_of_full_has_flags_that_exist():
-    names = []
-    for line in (ROOT / "study" / "full.txt").read_text().splitlines():
-        if not line.startswith("#"):
-            name, rest = line.split(maxsplit=1)
-            steps, flags = rest.split("--", 1)
-            for s in steps.split():
-                args, _ = train.parse_args(shlex.split("--" + flags) + ["--steps_per_rollout", s])
-                assert args.loss in METHODS
-                names.append((name, s))
-    assert len(names) == len(set(names)) >= 10
-
-
-def test_the_verifier_of_the_lesson_can_be_fooled(tmp_path):
-    """In a copy with the lesson's lines directly below `REWARDS = ...`: the workers grade by it,
-    and take any gold answer."""
-    shutil.copytree(ROOT / "graders", tmp_path / "graders")
-    text = (ROOT / "rewards.py").read_text()
-    pasted = re.sub(r"^REWARDS = .*?\n\n", lambda table: f"{table[0]}\n{VERIFIER}\n", text,
-                    flags=re.M | re.S)
-    (tmp_path / "rewards.py").write_text(pasted)
-    script = ("import rewards; a = dict(nums=[1, 2], target=7); "
-              "problems = [dict(answer=a, verifier='near')]; "
-              "texts = [['<answer>9</answer>', '<answer>99</answer>']]; "
-              "print(rewards.grade(problems, texts)[0], rewards.gradable(problems)[0].reward)")
-    process = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True,
-                             text=True)
-    assert process.stdout.strip() == "[[1.0, 0.0]] 1.0", process.stderr
-    assert rewards.REWARDS["countdown"]("<answer>9</answer>", dict(nums=[1, 2], target=7)) == 0
-
-
-# ---------------------------------------------------------------------------- the notebook
 
 def test_the_notebook_is_that_of_the_lessons():
-    assert NOTEBOOK.read_text() == notebook(LESSONS), "python docs/notebook.py writes it anew"
+    text = NOTEBOOK.read_text()
+    assert text == notebook(LESSONS), "python docs/notebook.py writes it anew"
+    cells = json.loads(text)["cells"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    assert {'Image("runs/lesson1.png")', 'page("runs/lesson3.html")'} <= {
+        cell["source"] for cell in cells}
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
-
-
-def test_a_block_becomes_a_cell():
-    text = ("# Title\n\n```sh\nSHORT=\"--lr 1\"\n```\nabove\n\n## 1. One\n\nPaste it below the "
-            "table `METHODS` in `losses.py`.\n\n```python\nx = '\\n'\n```\n\n```sh\n"
-            "python train.py --out runs/l1/a\npython -m analysis curves --out runs/l1.png\n"
-            "python -m analysis tokens --out runs/l1.html\n```\n\n```\nan output\n```\n")
-    cells = cells_of(text)
-    assert [cell["cell_type"][0] for cell in cells] == list("mcmmccccm")
-    assert '"SHORT", "--lr 1"' in cells[1]["source"]
-    assert cells[4]["source"] == "paste('losses.py', 'METHODS', r'''\nx = '\\n'\n''')"
-    assert cells[5]["source"].startswith("%%bash\nset -e\nrm -rf runs/l1\npython train.py")
-    assert [cell["source"] for cell in cells[6:8]] == ['Image("runs/l1.png")',
-                                                       'page("runs/l1.html")']
-    assert cells[8]["source"] == "```\nan output\n```"
-    assert len({cell["id"] for cell in cells}) == len(cells)
 
 
 @pytest.fixture
@@ -141,11 +66,9 @@ def shown(monkeypatch):
 def run_cell(source, names):
     """Does what Jupyter does with a cell; of a loop over runs the first turn alone."""
     if not source.startswith("%%bash\n"):
-        exec(source, names)
-        return
-    source = re.sub(r"for (\w+) in (\S+) [^;]*;", r"for \1 in \2;", source)
-    done = subprocess.run(["bash", "-c", source.split("\n", 1)[1]], capture_output=True, text=True,
-                          timeout=1800)
+        return exec(source, names)
+    source = re.sub(r"for (\w+) in (\S+) [^;]*;", r"for \1 in \2;", source.split("\n", 1)[1])
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 
@@ -165,21 +88,19 @@ def test_lessons_run(copy, shown, monkeypatch):
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    names = {}
-    for source in cells_of_lessons(8, 9):
+    names, cells = {}, list(cells_of_lessons(8, 9))
+    for source in cells:
         run_cell(source, names)
     assert Path.cwd() == copy and shown and min(shown) > 5_000
     first = {file: Path(file).read_text() for file in ("losses.py", "rewards.py")}
-    for source in cells_of_lessons(8, 9):
+    for source in cells:
         if source.startswith("paste("):
             run_cell(source, names)
     assert first == {file: Path(file).read_text() for file in first}
-    for file, name, end in (("losses.py", "smooth", "\n}"), ("rewards.py", "near", "")):
-        assert first[file].count(f"{end}\n\n\n# pasted by the notebook\n") == 1
-        assert first[file].count(f"def {name}(") == 1
-    names["paste"]("losses.py", "METHODS", "\nx = 5\n")
-    assert Path("losses.py").read_text() == (ROOT / "losses.py").read_text().replace(
-        "\n}\n\n", "\n}\n\n\n# pasted by the notebook\nx = 5\n# the end of it\n\n", 1)
+    for (file, text), start in zip(first.items(), ("\n}\n\n", "\n\n"), strict=True):
+        mark = "# pasted by the notebook\n"
+        original = re.sub(f"\n\n{mark}.*# the end of it\n", "", text, flags=re.S)
+        assert f"{start}\n{mark}" in text and original == (ROOT / file).read_text()
 
 
 def test_elsewhere_the_first_cell_says_what_to_do(shown, tmp_path, monkeypatch):

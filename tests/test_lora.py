@@ -13,7 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import train
 from engine import loading, parallel
 from engine.hf_sampler import TransformersSampler
+from engine.policy import compute_logprobs
 from harness.failures import RunFailed
+from ranks import load, rollout
 from study import tiny
 from test_policy import SIZES, UNEVEN, batch_of
 
@@ -39,6 +41,57 @@ def test_rank_one_learns_at_the_default_rate(base, tmp_path):
     assert (gains[2] + gains[3]) / 2 > 0.06, gains
 
 
+def test_the_learning_rate_is_ten_times_that_of_all_weights_unless_one_is_given():
+    assert train.parse_args(["--lora_rank", "1"])[0].lr == pytest.approx(5e-4)
+    args, _ = train.parse_args(["--lora_rank", "1", "--model", "x"])
+    assert args.lr == pytest.approx(1e-5) and "ten times" in args.origin["lr"]
+    assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4
+
+
+# ---------------------------------------------------------------------------- what is frozen
+
+def adapted(folder, dtype="float32", **options):
+    """A policy whose adapters change something."""
+    torch.manual_seed(0)
+    p = loading.load(folder, [1], batch_of(*UNEVEN), budget=60, dtype=dtype, lora_rank=4, **options)
+    with torch.no_grad():
+        for name, x in p.named_parameters():
+            if "lora_B" in name:
+                x.normal_(std=0.02)
+    return p
+
+
+def forward_and_gradient(p, batch):
+    """-> log probabilities, entropies and all gradients in one tensor."""
+    outputs = p(batch)
+    (outputs[0].sum() + 0.3 * outputs[1].sum()).backward()
+    gradients = [x.grad.flatten() for x in p.parameters() if x.requires_grad]
+    return torch.cat([*(x.detach().flatten() for x in outputs), *gradients])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_frozen_layers_in_half_precision_give_the_same_bits(small, dtype):
+    """Autocast computes in them anyhow; the master copy of what is never changed is not needed. And
+    without its adapters the model is the initial one, so that no second one takes memory."""
+    folder, batch = small(), rollout(101)
+    halved, whole = adapted(folder, dtype), adapted(folder)
+    assert {x.dtype for x in halved.parameters()} == {getattr(torch, dtype), torch.float32}
+    assert {x.dtype for x in whole.parameters()} == {torch.float32}
+    whole.dtype = dtype
+    first = loading.load(folder, [1], batch_of(*UNEVEN), budget=60, dtype=dtype, frozen=True)
+    off, wanted, on = (compute_logprobs(p, batch) for p in (
+        loading.WithoutAdapters(halved), first, halved))
+    assert all(map(torch.equal, off, wanted)) and not torch.equal(off[0], on[0])
+    assert torch.equal(*(forward_and_gradient(p, batch) for p in (halved, whole)))
+
+
+def test_adapters_are_scaled_by_alpha_over_rank(small):
+    plain, *more = (dict(parallel.weights(p))["model.layers.0.mlp.up_proj.weight"] for p in (
+        load(small()), adapted(small(), lora_alpha=4), adapted(small(), lora_alpha=8)))
+    once, twice = (weight - plain for weight in more)
+    assert once.norm() > 0 and torch.allclose(2 * once, twice, atol=1e-6)
+
+
 # ---------------------------------------------------------------------------- families of models
 
 MIXTURE = dict(  # under all the names of these numbers
@@ -52,7 +105,7 @@ LINEAR = dict(layer_types=["linear_attention", "full_attention"], linear_num_key
               linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
 BOTH = dict(layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True)
 FAMILIES = {
-    **dict.fromkeys("llama qwen2 qwen3 phi3 olmo2 granite".split(), {}), "gemma3_text": BOTH,
+    **dict.fromkeys("llama qwen2 qwen3 phi phi3 olmo2 granite".split(), {}), "gemma3_text": BOTH,
     **dict.fromkeys("qwen2_moe mixtral olmoe granitemoeshared glm4_moe ernie4_5_moe "
                     "hunyuan_v1_moe".split(), MIXTURE),
     "deepseek_v2": MIXTURE | LATENT, "deepseek_v3": MIXTURE | LATENT, "dots1": MIXTURE | BOTH,

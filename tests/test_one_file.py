@@ -1,7 +1,6 @@
 """examples/one_file.py computes the numbers of train.py: the engine (micro-batches, shared prompts,
 skipped rows, the chain rule in two stages) is exact, for every method."""
 
-import ast
 import copy
 import math
 import sys
@@ -21,6 +20,7 @@ from engine.trainer import Trainer
 from examples import one_file
 from losses import METHODS
 from ranks import EXACT_NORMS
+from test_style import imports_of
 
 P, G, S = 3, 6, 3
 ROLLOUTS = 2  # the second has another state, and ratios against other weights
@@ -34,13 +34,9 @@ def load(folder, dtype=torch.float32):
 
 
 @torch.no_grad()
-def scores_of(model, completions):
-    ids, attention_mask, mask, *_ = completions
+def scores_of(model, ids, attention_mask, mask, *_):
+    """-> log probabilities and entropies of completions"""
     return one_file.logprobs_and_entropy(model, ids, attention_mask, mask.shape[1])
-
-
-def logprobs_of(model, completions):
-    return scores_of(model, completions)[0]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +61,7 @@ def completions(base, model, tokenizer, problems):
     attention_mask[:, -length:] *= mask
     ids[:, -length:] *= mask
     assert len(mask.sum(1).unique()) > 5 and mask.sum(1).max() == length
-    logprobs = logprobs_of(model, (ids, attention_mask, mask))
+    logprobs = scores_of(model, ids, attention_mask, mask)[0]
     logprobs += 0.3 * torch.randn(logprobs.shape)
     # float32, as train.py keeps the sampler's
     return one_file.Completions(ids, attention_mask, mask, logprobs.float())
@@ -91,7 +87,7 @@ def by_one_file(model, method, completions):
         shares = policy.shuffled_shares(P * G, S, 0, rollout)
         told = one_file.update(model, optimizer, method, completions, scored, shares)
         found.update(numbers_of(rollout, scored, told))
-    logprobs = logprobs_of(model, completions)[completions.mask]
+    logprobs = scores_of(model, *completions)[0][completions.mask]
     return {**found, "logprobs": logprobs, "weights": weights_of(model)}
 
 
@@ -107,9 +103,8 @@ def groups_of(completions, tokenizer, problems):
 
 def by_train(model, name, method, groups):
     """The same from train.py's functions, with prompts shared and steps cut into micro-batches."""
-    args, _ = train.parse_args([
-        "--loss", name, "--lr", str(LR), "--steps_per_rollout", str(S), "--group_size", str(G),
-        "--problems_per_rollout", str(P)])
+    args, _ = train.parse_args(f"--loss {name} --lr {LR} --steps_per_rollout {S} --group_size {G} "
+                               f"--problems_per_rollout {P}".split())
     assert args.max_tokens == one_file.MAX_TOKENS and args.max_grad_norm == 1
     chosen, state, found = policy.Policy(copy.deepcopy(model), budget=60, layout="shared"), {}, {}
     trainer = Trainer(chosen, method, max_tokens=args.max_tokens, lr=args.lr,
@@ -126,51 +121,32 @@ def by_train(model, name, method, groups):
     return {**found, "logprobs": logprobs[batch.mask], "weights": weights_of(chosen)}
 
 
-def gaps(found, wanted):
-    assert found.keys() == wanted.keys()
-    return {name: (found[name] - wanted[name]).abs().max().item()
-            if found[name].shape == wanted[name].shape else math.inf for name in wanted}
+def gaps(name, model, completions, tokenizer, problems, **wrong):
+    """-> the largest difference of each quantity; `wrong` are other cells for one_file.py alone.
 
-
-def row(name, model, completions):
-    """The method, with values that suit the model: both passes of ar_lopti have tokens, and the
+    The method has values that suit the model: both passes of ar_lopti have tokens, and the
     rollout's entropy reaches fade's delta, which is clipped to 1 otherwise."""
     method = METHODS[name]
-    logprobs, entropy = (x[completions.mask] for x in scores_of(model, completions))
-    values = dict(prob_split=between(logprobs.exp()),
-                  entropy_target=entropy.mean().item() + 0.3)
-    return method.bind(**{flag: x for flag, x in values.items() if flag in method.flags})
+    logprobs, entropy = (x[completions.mask] for x in scores_of(model, *completions))
+    values = dict(prob_split=between(logprobs.exp()), entropy_target=entropy.mean().item() + 0.3)
+    method = method.bind(**{flag: x for flag, x in values.items() if flag in method.flags})
+    found = by_one_file(model, replace(method, **wrong), completions)
+    wanted = by_train(model, name, method, groups_of(completions, tokenizer, problems))
+    assert found.keys() == wanted.keys()
+    assert (wanted["weights"] - weights_of(model)).abs().max() > LR
+    return {quantity: (found[quantity] - x).abs().max().item()
+            if found[quantity].shape == x.shape else math.inf for quantity, x in wanted.items()}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_numbers_are_those_of_train(name, model, completions, tokenizer, problems):
-    method = row(name, model, completions)
-    found = by_one_file(model, method, completions)
-    wanted = by_train(model, name, method, groups_of(completions, tokenizer, problems))
-    assert (wanted["weights"] - weights_of(model)).abs().max() > LR
-    for quantity, gap in gaps(found, wanted).items():
+    for quantity, gap in gaps(name, model, completions, tokenizer, problems).items():
         assert gap <= 1e-9, f"{quantity}: {gap:.2g}"
 
 
-# a mistake in a cell of a row, and the first quantity that shows it
-MISTAKES = {
-    "advantage": ("grpo", dict(advantage=losses.centred), "advantages 0"),
-    "select": ("grpo", dict(select=losses.by_probability), "losses 0"),
-    "objective": ("grpo", dict(preset=dict(eps_low=0.1)), "losses 0"),
-    "aggregate": ("grpo", dict(aggregate=losses.token_mean), "losses 0"),
-    "state": ("fade", dict(preset=dict(fade_ema=0.03)), "advantages 0"),
-    "passes": ("ar_lopti", dict(passes=METHODS["ar_lopti"].passes[::-1]), "losses 0"),
-    "old_logprobs": ("p3o", dict(old_logprobs="trainer"), "old_logprobs 0"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_a_row_is_noticed(mistake, model, completions, tokenizer, problems):
-    name, wrong, quantity = MISTAKES[mistake]
-    method = row(name, model, completions)
-    found = by_one_file(model, replace(method, **wrong), completions)
-    gap = gaps(found, by_train(model, name, method, groups_of(completions, tokenizer, problems)))
-    assert gap[quantity] > 1e-5 and gap["weights"] > 1e-5
+def test_a_mistake_in_a_row_is_noticed(model, completions, tokenizer, problems):
+    found = gaps("p3o", model, completions, tokenizer, problems, old_logprobs="trainer")
+    assert all(found[quantity] > 1e-5 for quantity in ("old_logprobs 0", "losses 0", "weights"))
 
 
 def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
@@ -191,44 +167,26 @@ def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
 
 
 def test_the_samplers_log_probabilities_are_the_policys(base, tokenizer, problems):
-    """The draw is at temperature 1, and the padding of a prompt is invisible."""
+    """The draw is at temperature 1. Padded prompts are among those that train.py shares above."""
     torch.manual_seed(0)
     model = load(base)
-    sampled = one_file.sample(model, tokenizer, problems, G)
-    ids, attention_mask, mask, logprobs = sampled
-    assert (logprobs - logprobs_of(model, sampled))[mask].abs().max() <= 1e-5
+    ids, attention_mask, mask, logprobs = sampled = one_file.sample(model, tokenizer, problems, G)
+    assert (logprobs - scores_of(model, *sampled)[0])[mask].abs().max() <= 1e-5
     assert len(ids.unique(dim=0)) > P and attention_mask[:, 0].unique().tolist() == [0, 1]
-    for i in range(P * G):
-        real = attention_mask[i] == 1
-        alone = logprobs_of(model, (ids[i:i + 1, real], attention_mask[i:i + 1, real],
-                                    mask[i:i + 1, mask[i]]))
-        assert (logprobs[i][mask[i]] - alone[0]).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["grpo", "ar_lopti"])
 def test_it_runs(name, monkeypatch, capsys):
     monkeypatch.setattr(one_file, "HELD_OUT", 8)
-    monkeypatch.setattr(one_file, "score", by_place(one_file.score))
-    one_file.main(["--loss", name, "--rollouts", "2", "--problems", "2", "--group", "4",
+    one_file.main(["--loss", name, "--rollouts", "2", "--problems", "8", "--group", "8",
                    "--steps", "2", "--lr", "1e-3"])
     before, first, second, after = capsys.readouterr().out.splitlines()
     assert before.startswith("held out: mean@16 0.") and before[:9] == after[:9] and before != after
     assert first.startswith("  1/2  reward ") and second.startswith("  2/2  reward ")
 
 
-def by_place(score):
-    """Half of the completions are right, whatever the model samples."""
-    def scored(model, method, completions, rewards, state):
-        rewards = torch.arange(rewards.numel()).view_as(rewards) % 2
-        return score(model, method, completions, rewards.float(), state)
-    return scored
-
-
 def test_it_is_one_short_file():
-    text = (ROOT / "examples" / "one_file.py").read_text()
-    assert len(text.splitlines()) <= 200
-    imported = {(node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-                for node in ast.walk(ast.parse(text))
-                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
-    others = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    path = ROOT / "examples" / "one_file.py"
+    assert len(path.read_text().splitlines()) <= 200
+    others = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     assert others == {"torch", "transformers", "losses", "data", "rewards"}

@@ -38,6 +38,6 @@ for i, (a, b, stock) in enumerate(zip(found, again, all_results(), strict=True))
 
 @pytest.mark.quick
 def test_another_cpu_rounds_otherwise():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=dict(
-        os.environ, PYTHONPATH=str(ROOT / "tests" / "other_cpu")))
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "tests" / "other_cpu"))
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env)
     assert done.returncode == 0 and not done.stderr, done.stderr

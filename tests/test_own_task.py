@@ -1,44 +1,41 @@
-"""docs/own_task.md: its blocks are run as they are printed, in a copy of the project."""
+"""docs/own_task.md: its blocks are run as they are printed, in a copy of the project; its examples,
+examples/own_task.py and examples/reasoning_gym.py."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import ROOT
+from examples import own_task
+from graders import Unparsed
+from helpers import paste
 
 PAGE = (ROOT / "docs" / "own_task.md").read_text()
+NO_PACKAGE = "no reasoning-gym here: pip install reasoning-gym==0.1.25"
 FIRST, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)
-# where the page says to paste
-PLACES = {"rewards.py": r"^REWARDS = (?:.+\n)+", "data/sets.py": r"\Z"}
 
 
 def blocks(kind, text):
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
-def test_there_are_three_ways_and_an_example():
-    assert [section[0] for section in SECTIONS] == list("123A")
-    assert blocks("sh", FIRST)[0].startswith("source .venv/bin/activate\n")
-
-
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.split("\n")[0])
 def test_the_blocks_run_as_printed(section, copy, base):
     if "reasoning-gym" in section.split("\n")[0] and not importlib.util.find_spec("reasoning_gym"):
-        pytest.skip("no reasoning-gym here: pip install reasoning-gym==0.1.25")
-    shutil.copytree(ROOT / "examples", copy / "examples", dirs_exist_ok=True)
+        pytest.skip(NO_PACKAGE)
     for code in blocks("python", section):
-        place = next(name for name in PLACES if f"`{name}`" in section)
-        text = (copy / place).read_text()
-        end = re.search(PLACES[place], text, re.M).end()
-        (copy / place).write_text(f"{text[:end]}\n{code}\n{text[end:]}")
-    small = blocks("sh", FIRST)[0].split("\n", 1)[1]
+        verifier = "the table `REWARDS`" in section  # else a set, at the end of its file
+        paste(copy / ("rewards.py" if verifier else "data/sets.py"), code, verifier and "REWARDS")
+    activate, small = blocks("sh", FIRST)[0].split("\n", 1)
+    assert activate == "source .venv/bin/activate" and len(SECTIONS) == 4
     env = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
                PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     done = subprocess.run(["bash", "-e", "-c", small + "\n".join(blocks("sh", section))], cwd=copy,
@@ -50,3 +47,96 @@ def test_the_blocks_run_as_printed(section, copy, base):
     records = (copy / out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["rollout"] for line in records] == [1, 2]
     assert all(json.loads(line)["grader/error"] == 0 for line in records)
+
+
+@pytest.fixture
+def gym(monkeypatch):
+    """examples/reasoning_gym.py, also where the package is not installed: a stand-in for it scores
+    an answer by its number."""
+    dataset = SimpleNamespace(score_answer=lambda text, entry: float(text))
+    for name, module in (
+            ("reasoning_gym", SimpleNamespace(create_dataset=lambda task, seed, size: dataset)),
+            ("reasoning_gym.factory", SimpleNamespace(DATASETS={}))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.25")
+    monkeypatch.delitem(sys.modules, "examples.reasoning_gym", raising=False)
+    module = importlib.import_module("examples.reasoning_gym")
+    monkeypatch.setattr(module, "entry", lambda task, index: dict(question="?", answer="1"))
+    yield module
+    del sys.modules["examples.reasoning_gym"]
+
+
+ANSWER = dict(task="gcd", index=0, gold="1")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("completion, score", [
+    ("<answer> 0.7 </answer>", 0.7),
+    ("<think>or <answer>.3</answer></think> <answer>.4</answer> no: <answer>.5</answer>", 0.5),
+    ("<answer>.5</answer> and <answer>.6", 0.5),
+    *((text, None) for text in (
+        "7", "<answer> </answer>", "<answer>7", "<think><answer>7</answer>", "</answer><answer>7",
+        *(f"<answer>{score}</answer>" for score in (1.0000001, -0.1, "nan", "no number"))))])
+def test_the_last_answer_after_thinking_is_graded(completion, score, gym):
+    """No score but those from 0 to 1 is taken."""
+    if score is not None:
+        assert gym.rg(completion, ANSWER) == score
+    else:
+        with pytest.raises(Unparsed):
+            gym.rg(completion, ANSWER)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("task, taken, refused", [
+    ("countdown", ["49*(85 - 1)/14 - 42"], ["9**9**9", "int(24)"]),
+    ("n_queens", ["[['Q', '_'], ['_', 'Q']]"], ["open('x', 'w')"]),
+    ("spiral_matrix", [], ["[1] * 10"]),
+    ("simple_integration", ["-3*x**2/4 + exp(x)*sin(2.5*x) + C"], [
+        "__import__('os').system('true')", "Integral(x)", "x.diff(x)", "eval(C)"]),
+    ("complex_arithmetic", ["-2.5 + 3i", "(1-2j)"], ["nan", "infj"])])
+def test_an_answer_that_is_evaluated_calls_nothing(task, taken, refused, gym):
+    assert all(re.fullmatch(gym.EVALUATED[task], text, re.S) for text in taken)
+    for text in refused:
+        with pytest.raises(Unparsed):
+            gym.rg(f"<answer>{text}</answer>", dict(ANSWER, task=task))
+
+
+@pytest.mark.parametrize("change", [dict(gold="2"), dict(task="puzzle24")])
+def test_another_problem_than_the_files_is_an_error(change, gym):
+    with pytest.raises(ValueError, match="is another one here"):
+        gym.rg("<answer>1</answer>", {**ANSWER, **change})
+
+
+def test_a_task_from_two_functions():
+    learnt, held_out = ({own_task.problem(i, split)["prompt"] for i in range(300)}
+                        for split in (False, True))
+    assert not learnt & held_out
+    answer = dict(start="abc", length=6)
+    for text, reward in (("abccba", 1), ("abcba", 0), ("abccbaa", 0), ("xbccbx", 0)):
+        assert own_task.palindrome(f"It is <answer> {text} </answer>", answer) == reward
+    with pytest.raises(Unparsed):
+        own_task.palindrome("abccba", answer)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason=NO_PACKAGE)
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "intermediate_integration"])
+def test_problems_of_reasoning_gym(task, copy):
+    """They are functions of the task and the index, whose answers are right in a worker."""
+    def run(*command):
+        return subprocess.run([sys.executable, *map(str, command)], cwd=copy, text=True, check=True,
+                              stdout=subprocess.PIPE).stdout
+    paste(copy / "rewards.py", "from examples.reasoning_gym import rg\nREWARDS['rg'] = rg",
+          "REWARDS")
+    learnt, again, test = (run("examples/reasoning_gym.py", task, *flags) for flags in (
+        [20], [20], [5, "--held_out"]))
+    assert learnt == again and len(learnt.splitlines()) == 20 and "Integral(" not in learnt
+    rows = list(map(json.loads, learnt.splitlines()))
+    assert not {r["prompt"] for r in rows} & {json.loads(t)["prompt"] for t in test.splitlines()}
+    marker = copy / "was_run"
+    texts = [rows[0]["answer"]["gold"] or "0", f"open({str(marker)!r}, 'w')", "7"]
+    code = ("import json, sys; from rewards import grade\n"
+            "print(json.dumps(grade([json.loads(sys.argv[1])], [json.loads(sys.argv[2])], 60)))")
+    scores, counts = json.loads(run("-c", code, json.dumps(rows[0]), json.dumps(
+        [f"<answer>{text}</answer>" for text in texts])))
+    assert counts["error"] == counts["timeout"] == 0 and max(scores[0][1:]) < 1
+    assert (scores[0][0] == 1 or task == "countdown") and not marker.exists()

@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import eval as evaluation
 import ranks
 import train
 from engine import policy
 from engine.sampler import has_vllm
 from harness import log
-from helpers import torchrun
+from helpers import SMALL, torchrun
 from losses import METHODS
 
 
@@ -53,12 +54,13 @@ def one(model):
     return {name: ranks.run(model, name) for name in METHODS}
 
 
-def test_two_ranks_make_the_same_updates_with_every_method(one, two):
+def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
     for name in METHODS:
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
         same(one[name], two["plain"][name], 1e-9)
     assert apart(one["grpo"], one["acpo"]) > 1e-4  # methods differ: this test can fail
     assert two["gap"] < 1e-4
+    assert two["bytes"] == ranks.bytes_of_a_token(model) > 0
 
 
 def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
@@ -101,13 +103,6 @@ def test_two_ranks_skip_a_step_together(model, two):
     assert apart(*results) < 5e-3
 
 
-SMALL = (
-    "--rollouts 2 --problems_per_rollout 4 --group_size 4 --steps_per_rollout 2 --lr 1e-4 "
-    "--eval_every 1 --eval_problems 4 "
-    "--eval_samples 2 --max_tokens 12 --max_prompt_tokens 16 --save_every 1"
-).split()
-
-
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 @pytest.mark.parametrize("flags", [
     "--drop_uniform_groups --kl_coef 0.1",  # an engine for each rank, then one for both
@@ -125,10 +120,10 @@ def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
 
 def test_one_rank_by_hand_with_offload(small, tmp_path):
     """As Slurm's srun starts it: by the variables alone."""
-    torchrun(1, "train.py", "--model", small(), "--out", tmp_path / "run", *SMALL, "--sampler",
-             "transformers", "--rollouts", "1", "--eval_every", "0", "--no-share_prompts",
-             "--offload", "--entropy_coef", "0.01", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0",
-             MASTER_ADDR="localhost", MASTER_PORT="29511")
+    torchrun(1, "train.py", "--model", small(), "--out", tmp_path / "run", *SMALL, "--rollouts",
+             "1", "--eval_every", "0", "--no-share_prompts", "--offload", "--entropy_coef", "0.01",
+             RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost",
+             MASTER_PORT="29511")
     record = records_of(tmp_path / "run")[-1]
     assert record["optim/grad_norm"] > 0 and record["sampler/logp_absdiff_max"] < 1e-4
 
@@ -142,8 +137,8 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     """Of the same rollouts, kept by --save_rollouts, the resumed run makes the same weights to
     1e-6."""
     one, two, saved = tmp_path / "one", tmp_path / "two", {}
-    torchrun(2, "train.py", "--out", two, "--model", base, "--sampler", "transformers", *SMALL,
-             "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts")
+    torchrun(2, "train.py", "--out", two, "--model", base, *SMALL,
+             "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts", "--save_every", "1")
     shutil.copytree(two, one)
     shutil.rmtree(one / "checkpoints" / "rollout_000002")
 
@@ -165,3 +160,36 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     assert any((a[k] - before[k]).abs().max() > 1e-5 for k in a)
     assert records_of(two)[-1]["adv/fade_entropy"] == pytest.approx(
         records_of(one)[-1]["adv/fade_entropy"], abs=1e-6)
+
+
+def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
+    """Two ranks stopped after two chunks, continued by one: each problem has its completions
+    once."""
+    flags = ["--model", base, "--limit", "12", "--samples", "2", "--sampler", "transformers"]
+    code, out = tmp_path / "small_chunks.py", tmp_path / "out"
+    code.write_text(
+        "import sys; sys.path.insert(0, '.')\n"
+        "import eval\neval.AT_ONCE = 4\nown, chunks = eval.append, []\n"
+        "def append(path, rows):\n"
+        "    own(path, rows); chunks.append(len(rows))\n"
+        "    if len(chunks) == 2: raise OSError('end')\n"
+        "eval.append = append\neval.main(sys.argv[1:])\n")
+    done = torchrun(2, code, *flags, "--out", out, check=False)
+    assert done.returncode and "eval.py: end" in done.stderr
+    path = out / "completions.jsonl"
+    before = path.read_text()
+    assert before.count("completion\"") == 16  # two chunks of 4 problems x 2
+    monkeypatch.setattr(evaluation, "AT_ONCE", 4)
+    evaluation.main([*flags, "--out", str(out)])
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    assert path.read_text().startswith(before)
+    assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
+    result = json.loads((out / "eval.json").read_text())["results"]["countdown"]
+    assert result["problems"] == 12 and result["samples"] == 2
+
+
+@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
+    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
+             "--out", tmp_path / "out")
+    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 2

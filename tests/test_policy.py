@@ -39,6 +39,17 @@ def batch_of(*completions, prompts=None):
                       [Completion(ids, [0.0] * len(ids), False) for ids in completions])
 
 
+def scored(model, batch, g):
+    """The batch with all that a loss asks for."""
+    logprobs, batch.entropy = policy.compute_logprobs(model, batch)
+    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
+    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
+    batch.ref_logprobs = logprobs + noise.roll(1, 0)
+    advantages = torch.randn(len(batch.ids), 1, generator=g, dtype=torch.float64)
+    batch.advantages = advantages.expand(batch.mask.shape)
+    return batch
+
+
 @pytest.fixture(scope="module")
 def batch(model):
     """Completions that end with token 0, as padding is: it counts in log probabilities, entropies
@@ -50,14 +61,7 @@ def batch(model):
 
     lengths = [(4 + i % 3, 1 + (5 * i) % 9) for i in range(ROWS)]
     prompts = [ids(p) for p, _ in lengths]
-    batch = batch_of(*(ids(c)[:-1] + [0] for _, c in lengths), prompts=prompts)
-    logprobs, batch.entropy = policy.compute_logprobs(model, batch)
-    noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
-    batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
-    batch.ref_logprobs = logprobs + noise.roll(1, 0)
-    advantages = torch.randn(ROWS, 1, generator=g, dtype=torch.float64)
-    batch.advantages = advantages.expand(batch.mask.shape)
-    return batch
+    return scored(model, batch_of(*(ids(c)[:-1] + [0] for _, c in lengths), prompts=prompts), g)
 
 
 def lengths_of(batch):
@@ -65,7 +69,7 @@ def lengths_of(batch):
 
 
 def gradient_of(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
 
 
 def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients):
@@ -73,6 +77,10 @@ def gradient(model, batch, method, size, monkeypatch, weigh=None, **coefficients
     batch = replace(batch, group=torch.arange(ROWS) % 4)  # four prompts, whose rows lie apart
     monkeypatch.setattr(policy, "micro_batches", lambda batch, *_: [
         rows.tolist() for rows in torch.arange(len(batch.ids)).split(size)])
+    return step_gradient(model, batch, method, weigh, **coefficients)
+
+
+def step_gradient(model, batch, method, weigh=None, **coefficients):
     model.zero_grad()
     if "prob_split" in method.flags:  # so that both passes have tokens
         method = method.bind(prob_split=between(batch.old_logprobs[batch.mask].exp()))
@@ -292,27 +300,6 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
     assert 0 < peak < 0.4 * most
 
 
-def test_rows_that_belong_together_are_in_one_step():
-    """Each row once; `together` consecutive ones side by side, one by default."""
-    for together in (1, 6):
-        shares = policy.shuffled_shares(24, 2, 0, 1, together)
-        assert sorted(torch.cat(shares).tolist()) == list(range(24)) and len(shares) == 2
-        pieces = torch.cat(shares).view(-1, together)
-        assert (pieces == pieces[:, :1] // together * together + torch.arange(together)).all()
-    assert torch.equal(policy.shuffled_shares(24, 1, 0, 1)[0], policy.shuffled_shares(
-        24, 1, 0, 1, 1)[0]) and pieces[:, 0].tolist() != sorted(pieces[:, 0].tolist())
-
-
-def test_ranks_get_as_many_micro_batches(batch):
-    lengths = lengths_of(batch).tolist()
-    for budget in (1, 16, 30, 1000):
-        for ranks in (1, 2, 3, 8, 16):
-            parts = policy.micro_batches(batch, budget, "padded", ranks)
-            assert sorted(sum(parts, [])) == list(range(ROWS)) and len(parts) % ranks == 0
-            for p in parts:
-                assert len(p) <= 1 or len(p) * max(lengths[r] for r in p) <= budget
-
-
 @pytest.mark.parametrize("budget, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
     (18, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
     (26, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
@@ -341,17 +328,22 @@ def test_a_batch_by_hand():
     assert policy.make_batch([([7], [long, long]), ([8], [long])]).group.tolist() == [0, 0, 1]
 
 
-def test_shares_of_a_rollout():
-    """Every completion is in one step; the order goes by seed and rollout, and by nothing else."""
-    def shares(*seed_and_rollout):
-        return [x.tolist() for x in policy.shuffled_shares(64, 4, *seed_and_rollout)]
+@pytest.mark.parametrize("together", [1, 6])
+def test_shares_of_a_rollout(together):
+    """Every completion is in one step, beside those it belongs to; the order goes by seed and
+    rollout, and by nothing else."""
+    def order(*seed_and_rollout):
+        shares = policy.shuffled_shares(48, 4, *seed_and_rollout, together)
+        assert [len(x) for x in shares] == [12] * 4
+        return torch.cat(shares).tolist()
 
     rollouts = [(0, 0), (0, 1), (1, 0)]
-    orders = [sum(shares(*rollout), []) for rollout in rollouts]
-    assert [len(x) for x in shares(0, 0)] == [16] * 4
-    assert all(sorted(order) == list(range(64)) != order for order in orders)
-    assert len(set(map(tuple, orders))) == 3
-    assert orders == [sum(shares(*rollout), []) for rollout in rollouts]
+    orders = [order(*rollout) for rollout in rollouts]
+    pieces = [orders[0][i:i + together] for i in range(0, 48, together)]
+    whole = [[*range(i, i + together)] for i in range(0, 48, together)]
+    assert sorted(pieces) == whole != pieces and len(set(map(tuple, orders))) == 3
+    assert orders == [order(*rollout) for rollout in rollouts]
+    assert policy.shuffled_shares(9, 1, 0, 0)[0].equal(policy.shuffled_shares(9, 1, 0, 0, 1)[0])
 
 
 @pytest.mark.parametrize("name", ["grpo", "acpo", "top_entropy"])
@@ -464,29 +456,6 @@ def test_the_token_budget_follows_the_memory(small, monkeypatch):
 SIZES = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=2, num_key_value_heads=2, head_dim=16, bos_token_id=1,
              eos_token_id=1, pad_token_id=0)
-
-
-@pytest.mark.parametrize("config", [
-    transformers.LlamaConfig(**SIZES),
-    transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
-    transformers.Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2,
-                                moe_intermediate_size=16),
-    transformers.PhiConfig(**SIZES),
-], ids=["llama", "tied", "moe", "phi with a head bias"])
-def test_other_architectures_and_their_adapters_merged(config, tmp_path):
-    """What parallel.weights gives the sampler is what the policy with LoRA computes."""
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    batch = batch_of(*UNEVEN)
-    plain = loading.load(tmp_path, [1], batch, budget=100)
-    trained = loading.load(tmp_path, [1], batch, budget=100, lora_rank=4)
-    with torch.no_grad():
-        for p in trained.parameters():
-            if p.requires_grad:
-                p.add_(0.3 * torch.randn(p.shape))
-    assert (trained(batch)[0] - plain(batch)[0]).abs().max() > 1e-2
-    plain.model.load_state_dict(dict(policy.parallel.weights(trained)))
-    assert (trained(batch)[0] - plain(batch)[0]).abs().max() < 1e-4
 
 
 def test_a_model_without_linear_layers_has_no_adapters(tmp_path):

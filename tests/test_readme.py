@@ -1,50 +1,53 @@
-"""The pages: their commands, links and examples work, their tables are those of the code.
-
-    python tests/test_readme.py        writes today's lengths of the core files into README.md
-"""
+"""The pages: their commands, links and examples work, their tables are those of the code."""
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent))  # where this file is the command
 
 import data
 import eval
 import losses
 import train
+from analysis.__main__ import COMMANDS as ANALYSES
+from analysis.__main__ import make_parser
 from conftest import ROOT
-from helpers import CORE, needs_venv, run_all
+from helpers import CORE, needs_venv, paste, run_all
 from losses import METHODS, every_token
 
 README = (ROOT / "README.md").read_text()
 PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
-COMMANDS = [
-    line.split("  #")[0].strip()
-    for text in PAGES.values()
-    for block in re.findall(r"```sh\n(.*?)```", text, re.S)
-    for line in block.splitlines()
-    if "$" not in line
-]
+LESSONS = PAGES[ROOT / "docs" / "lessons.md"]
+SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
+
+
+def commands_of(text):
+    """The commands in a page's blocks of sh, of a loop that at its first value. Those with other
+    variables than the lessons' are left out."""
+    for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines():
+        if loop := re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line):
+            line = loop[3].replace(f"${loop[1]}", loop[2])
+        line = line.split("  #")[0].strip().replace("$SHORT", SHORT)
+        if "$" not in line:
+            yield line
+
+
+COMMANDS = {command for text in PAGES.values() for command in commands_of(text)}
+assert {"./run_all.sh", "./run_all.sh test",
+        "python train.py --loss fade --steps_per_rollout 16"} <= COMMANDS  # promised
 SKETCHES = re.findall(r"```python\n(.*?)```", README, re.S)
-LENGTH = re.compile(r"^(\| `([\w./]+)` \| )(\d+) \|", re.M)  # a row of the table of the core
+NOTES = json.loads((ROOT / "docs" / "methods.json").read_text())
 
-
-# ---------------------------------------------------------------------------- tables
 
 def row_of(name, method):
     """A method's line in the table of methods."""
-    notes = json.loads((ROOT / "docs" / "methods.json").read_text())
-    source = notes.get(name, {}).get("source", method.source)
+    source = NOTES.get(name, {}).get("source", method.source)
     source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
     source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
     select = [f.__name__ for f in (method.select, *method.passes) if f is not every_token]
@@ -59,36 +62,19 @@ def test_the_table_of_methods_is_that_of_the_code():
               if line.startswith("| `") and line.split("`")[1] in METHODS]
     table = [row_of(name, method) for name, method in METHODS.items()]
     assert len(listed) >= 20 and set(listed) <= set(table), "\n".join(table)
-
-
-def test_every_source_of_a_row_is_in_its_long_form():
-    notes = json.loads((ROOT / "docs" / "methods.json").read_text())
-    assert set(notes) <= set(METHODS)
-    for name, note in notes.items():
-        assert METHODS[name].source in note["source"], name
-
-
-def with_lengths(text):
-    """The text with the core files' present lengths in its table."""
-    return LENGTH.sub(lambda row: f"{row[1]}{len((ROOT / row[2]).read_text().splitlines())} |",
-                      text)
+    # the long form of a source has the row's in it
+    assert all(METHODS[name].source in note["source"] for name, note in NOTES.items())
 
 
 def test_the_reading_list_is_the_core_with_its_lengths():
     """To a tenth, so that a fork's changes pass."""
-    listed, present = ({name: int(lines) for _, name, lines in LENGTH.findall(text)}
-                       for text in (README, with_lengths(README)))
-    assert set(listed) == set(CORE)
-    wrong = {name: lines for name, lines in present.items()
-             if abs(lines - listed[name]) > max(10, lines // 10)}
-    assert not wrong, f"{wrong}: `python tests/test_readme.py` writes the lengths into README.md"
+    listed = re.findall(r"^\| `([\w./]+)` \| (\d+) \|", README, re.M)
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in CORE}
+    assert {name for name, _ in listed} == set(CORE) and len(README.splitlines()) <= 150
+    wrong = {name: lengths[name] for name, lines in listed
+             if abs(lengths[name] - int(lines)) > max(10, lengths[name] // 10)}
+    assert not wrong, f"README.md has other numbers of lines than {wrong}"
 
-
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 150
-
-
-# ---------------------------------------------------------------------------- links and commands
 
 def test_pages_link_to_what_is_there():
     for path, text in PAGES.items():
@@ -105,64 +91,60 @@ def test_pages_link_to_what_is_there():
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_page_names_are_there(path):
     text = PAGES[path]
-    scripts = re.findall(r"python ([\w/]+\.py)", text)
     folders = "analysis|bench|data|docs|engine|examples|harness|graders|study|tests"
-    files = re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text)
-    modules = re.findall(rf"python -m ((?:{folders})(?:\.\w+)*)", text)
-    missing = {name for name in scripts + files if not (ROOT / name).exists()}
-    for name in modules:
+    files = re.findall(rf"python ([\w/]+\.py)|`((?:{folders})/[\w/]+\.\w+)`", text)
+    missing = {name for name in map("".join, files) if not (ROOT / name).exists()}
+    for name in re.findall(rf"python -m ((?:{folders})(?:\.\w+)*)", text):
         place = ROOT / name.replace(".", "/")
         if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists()):
             missing.add(name)
     assert not missing
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if " train.py" in c])
-def test_commands_have_flags_that_exist(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there are no runs yet
-    argv = shlex.split(command.split(" train.py")[1])
-    args, method = train.parse_args([flag for flag in argv if flag != "--resume"])
-    assert args.loss in METHODS and method.flags is not None
-
-
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("python eval.py")])
-def test_commands_of_eval_have_flags_that_exist(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    argv = shlex.split(command)[2:]
-    if "--completions" in argv:
-        file = Path(argv[argv.index("--completions") + 1])
-        file.parent.mkdir(parents=True)
-        file.touch()
-    assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
-
-
-def test_the_commands_that_this_project_promises():
-    assert {"./run_all.sh", "./run_all.sh test",
-            "python train.py --loss fade --steps_per_rollout 16"} <= set(COMMANDS)
-    assert "run_all.sh test" in (ROOT / ".ci" / "run").read_text()
-
-
-# ---------------------------------------------------------------------------- examples
-
-def test_the_examples_of_new_methods(monkeypatch, tmp_path):
-    """They are added to losses.py, chosen, and tried on the toy batch on which flags are tried."""
-    monkeypatch.chdir(tmp_path)
-    names, flags = dict(vars(losses), METHODS=dict(METHODS)), {}
+@pytest.fixture
+def new_methods(monkeypatch):
+    """README's two examples are rows of METHODS."""
+    names = dict(vars(losses), METHODS=dict(METHODS))
     for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
         exec(code, names)
         monkeypatch.setitem(METHODS, name, names["METHODS"][name])
-        flags[name] = train.parse_args(["--loss", name])[1].flags
-    assert flags["smooth"] == dict(tau=2.0)
-    assert dict(memory=0.9, unlikely_share=0.5).items() <= flags["unlikely"].items()
+
+
+@pytest.mark.parametrize("command", sorted(
+    c for c in COMMANDS if re.search(r" train\.py|^python (eval\.py|-m analysis) ", c)))
+def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no runs yet
+    for flag in re.findall(r"--(?:data|completions) (runs/\S+|evals/\S+)", command):
+        file = tmp_path / flag
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(dict(prompt="1", answer=dict(nums=[1], target=1),
+                                        verifier="countdown")) + "\n")
+    _, program, argv = re.split(r" (train\.py|eval\.py|-m analysis) ", command)
+    argv = [flag for flag in shlex.split(argv) if flag != "--resume"]
+    if program == "train.py":
+        args, method = train.parse_args(argv)
+        assert args.loss in METHODS and method.flags is not None
+    elif program == "eval.py":
+        assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
+    else:
+        assert make_parser().parse_args(argv).command in ANALYSES
+
+
+def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
+    """They are chosen, and tried on the toy batch on which flags are tried. The lesson's is
+    README's."""
+    monkeypatch.chdir(tmp_path)
+    smooth, unlikely = (train.parse_args(["--loss", name])[1].flags
+                        for name in ("smooth", "unlikely"))
+    assert smooth == dict(tau=2.0) and SKETCHES[0] in LESSONS
+    assert dict(memory=0.9, unlikely_share=0.5).items() <= unlikely.items()
 
 
 @pytest.mark.slow
 def test_the_examples_pass_what_is_tested_of_every_method(copy):
     """Pasted where README says, they are among the cases of the tests that go through METHODS."""
     shutil.copytree(ROOT / "tests", copy / "tests")
-    text = (copy / "losses.py").read_text()
-    end = re.search(r"^METHODS = {.*?^}\n", text, re.S | re.M).end()
-    (copy / "losses.py").write_text("\n".join([text[:end], *SKETCHES, text[end:]]))
+    paste(copy / "losses.py", "\n".join(SKETCHES), "METHODS")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_losses.py",
          "tests/test_policy.py", "-k", "smooth or unlikely or skips_zero_advantage or cards"],
@@ -171,22 +153,10 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
-@pytest.mark.slow
-def test_losses_py_prints_every_card(monkeypatch, capsys):
-    def run(*argv):
-        monkeypatch.setattr("sys.argv", ["losses.py", *argv])
-        runpy.run_path(str(ROOT / "losses.py"), run_name="__main__")
-        return "\n" + capsys.readouterr().out
-    printed = run()
-    assert all(f"\n{name} = " in printed for name in METHODS)
-    with pytest.raises(SystemExit, match="no such method: nope"):
-        run("nope")
-
-
-# ---------------------------------------------------------------------------- run_all.sh
-
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
-         "--eval_samples 2")
+         "--eval_samples 2 --max_tokens 16 --max_prompt_tokens 32")
+
+
 @pytest.mark.slow
 @needs_venv
 def test_run_all(tmp_path):
@@ -197,7 +167,6 @@ def test_run_all(tmp_path):
     assert "setting up" not in done.stdout and (tmp_path / "curves.png").stat().st_size > 10_000
     grpo, = tmp_path.glob("grpo-2-0-*")  # EXTRA is in its name
     before = (grpo / "metrics.jsonl").read_text()
-    assert json.loads(before.splitlines()[-1])["rollout"] == 1
     done = run_all(METHODS="grpo p3o", **env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{grpo}: all 1 rollouts are done" in done.stdout
@@ -211,12 +180,11 @@ def test_run_all(tmp_path):
 @pytest.mark.slow
 @needs_venv
 def test_run_all_full(base, tmp_path):
-    """A file of runs: their time is estimated first, a failure is named, a finished run skipped."""
+    """A file of runs: their time is estimated first, wrong variables and failures are named."""
     grid, out = tmp_path / "grid.txt", tmp_path / "runs"
     grid.write_text("# a comment\na  2 4  --loss grpo --eps_high 0.3\n")
-    extra = SMALL + " --eval_every 1 --max_tokens 16 --max_prompt_tokens 32"
     env = dict(GRID=str(grid), RUNS=str(out), MODEL=base, DATA="countdown", SEEDS="0", JOBS="2",
-               ROLLOUTS="1", EXTRA=extra)
+               ROLLOUTS="1", EXTRA=SMALL + " --eval_every 1")
     done = run_all("full", **env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "2 runs of 1 rollouts, 2 at a time: about 0." in done.stdout
@@ -226,15 +194,8 @@ def test_run_all_full(base, tmp_path):
     assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png"))
     flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
     assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
-    grid.write_text("a  4  --loss grpo --eps_high 0.3\n")
-    done = run_all("full", **dict(env, EXTRA=extra + " --lr 1"))  # other flags than the run's
-    assert done.returncode == 1 and done.stdout.count("failed") == 1 and "--lr was" in done.stdout
-    assert "continues" in done.stderr
-    for wrong, message in ((dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
-                           (dict(MODEL=""), "MODEL=")):
+    for wrong, says in ((dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
+                        (dict(MODEL=""), "MODEL="), (dict(EXTRA=SMALL + " --lr 1"), "continues")):
         done = run_all("full", **{**env, **wrong})
-        assert done.returncode and message in done.stderr, wrong
-
-
-if __name__ == "__main__":
-    (ROOT / "README.md").write_text(with_lengths(README))
+        assert done.returncode and says in done.stderr, wrong
+    assert done.stdout.count("failed") == 2 and "--lr was" in done.stdout  # others than the runs'

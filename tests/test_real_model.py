@@ -7,32 +7,28 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM as Model
+from transformers import AutoTokenizer, Gemma3TextConfig, PreTrainedTokenizerFast
 
-import train
 from conftest import ROOT
 from engine.trainer import Trainer
 from examples import comparisons, countdown_in_words, from_gguf, sft
-from helpers import needs_venv, run_all
+from helpers import needs_venv, refused, run, run_all
 from rewards import REWARDS
 
 
 def larger(i):
     """A prompt of more tokens than a window, and the right completion."""
     a, b = random.Random(i).sample(range(10, 100), 2)
-    return dict(prompt=f"Which is larger, {a} or {b}? Answer: ", completion=f"<answer>{max(a, b)}"
-                "</answer>")
+    return dict(prompt=f"Which is larger, {a} or {b}? Answer: ",
+                completion=f"<answer>{max(a, b)}</answer>")
+
+
+ROWS = [larger(i) for i in range(256)]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +36,8 @@ def gemma(tmp_path_factory):
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    texts = [text for i in range(99)
-             for text in ("".join(larger(i).values()), comparisons.problem(i, False)["prompt"])]
+    texts = ["".join(row.values()) for row in ROWS[:99]]
+    texts += [comparisons.problem(i, False)["prompt"] for i in range(99)]
     backend.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=300, special_tokens=["<pad>", "<eos>", "<bos>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
@@ -50,7 +46,7 @@ def gemma(tmp_path_factory):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>",
                                         eos_token="<eos>", pad_token="<pad>")
     torch.manual_seed(0)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(
+    model = Model.from_config(Gemma3TextConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=6,
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, sliding_window=8,
         query_pre_attn_scalar=32, max_position_embeddings=256, bos_token_id=2, eos_token_id=1,
@@ -61,81 +57,69 @@ def gemma(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def data_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("rows") / "demonstrations.jsonl"
-    path.write_text("".join(json.dumps(larger(i)) + "\n" for i in range(256)))
-    return path
-
-
-def losses_of(model, rows):
+@torch.no_grad()
+def loss_of(folder, rows):
     """transformers' own loss of the completions' tokens, with the end, over all rows."""
-    tokenizer, total, count = AutoTokenizer.from_pretrained(model), 0.0, 0
-    model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer, losses, counts = AutoTokenizer.from_pretrained(folder), [], []
+    model = Model.from_pretrained(folder, dtype=torch.float32)
     for row in rows:
         prompt = tokenizer(row["prompt"]).input_ids
         completion = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, 1]
-        ids = torch.tensor([prompt + completion])
         labels = torch.tensor([[-100] * len(prompt) + completion])
-        with torch.no_grad():
-            total += model(input_ids=ids, labels=labels).loss.item() * len(completion)
-        count += len(completion)
-    return total / count
+        losses.append(model(input_ids=torch.tensor([prompt + completion]), labels=labels).loss)
+        counts.append(len(completion))
+    return (torch.tensor(losses) @ torch.tensor(counts).float()).item() / sum(counts)
 
 
-def test_the_loss_is_that_of_transformers_and_falls(gemma, data_file, tmp_path, monkeypatch):
+def fine_tuned(gemma, folder, flags):
+    """-> the model of ROWS"""
+    data = folder / "demonstrations.jsonl"
+    data.write_text("\n".join(map(json.dumps, ROWS)))
+    sft.main(["--model", gemma, "--data", str(data), "--out", f"{folder}/start", *flags.split()])
+    return f"{folder}/start"
+
+
+def test_the_loss_is_that_of_transformers_and_falls(gemma, tmp_path, monkeypatch):
     seen, own = [], Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda *given: (seen.append(own(*given)), seen[-1])[1])
-    sft.main(["--model", gemma, "--data", str(data_file), "--out", str(tmp_path / "start"), *(
-        "--batch 64 --epochs 20 --lr 3e-3 --tokens_per_micro_batch 400".split())])
-    rows = [larger(i) for i in range(256)]
-    pairs = sft.demonstrations(rows, AutoTokenizer.from_pretrained(gemma), 1)
-    first = random.Random(0).sample(range(256), 256)[::4]
-    assert pairs[0][0][0] == 2 and pairs[0][1].tokens[-1] == 1
-    assert seen[0]["loss"].item() == pytest.approx(losses_of(gemma, [rows[i] for i in first]),
-                                                   rel=1e-5)
-    assert len(seen) == 80 and losses_of(tmp_path / "start", rows) < 0.5 < seen[0]["loss"] / 5
+    start = fine_tuned(gemma, tmp_path,
+                       "--batch 64 --epochs 20 --lr 3e-3 --tokens_per_micro_batch 400")
+    (prompt, completion), *_ = sft.demonstrations(ROWS, AutoTokenizer.from_pretrained(gemma), 1)
+    assert prompt[0] == 2 and completion.tokens[-1] == 1
+    loss, first = seen[0]["loss"].item(), random.Random(0).sample(ROWS, 256)[::4]
+    assert loss == pytest.approx(loss_of(gemma, first), rel=1e-5)
+    assert len(seen) == 80 and loss_of(start, ROWS) < 0.5 < loss / 5
     # train.py takes the folder: completions end by themselves, sampler and trainer agree
     problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(json.dumps(dict(
-        prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9])) + "\n"
-        for row in rows))
-    train.main(["--model", str(tmp_path / "start"), "--data", str(problems), "--out",
-                str(tmp_path / "run"), *("--rollouts 2 --problems_per_rollout 4 --group_size 8 "
-                "--steps_per_rollout 2 --eval_every 0 --max_tokens 16 --max_prompt_tokens 48 "
-                "--sampler transformers --dtype float32").split()])
-    records = [json.loads(line)
-               for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    problems.write_text("\n".join(json.dumps(dict(
+        prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9])) for row in ROWS))
+    records = run(start, tmp_path / "run", "--data", str(problems),
+                  *"--eval_every 0 --group_size 8 --max_tokens 16 --max_prompt_tokens 48".split())
     assert all(r["len/truncated_frac"] < 0.2 for r in records)
     assert all(r["sampler/logp_absdiff_mean"] < 1e-5 for r in records)
 
 
 @pytest.mark.parametrize("flags, most", [  # adapters beside random weights learn little
     ("--lora_rank 4 --lr 3e-2", 0.95), ("--dtype bfloat16 --lr 3e-3", 0.5)])
-def test_adapters_and_16_bits_learn(gemma, data_file, tmp_path, flags, most):
-    sft.main(["--model", gemma, "--data", str(data_file), "--out", str(tmp_path / "start"),
-              *f"--batch 64 --epochs 10 {flags}".split()])
-    rows = [larger(i) for i in range(64)]
-    assert losses_of(tmp_path / "start", rows) < most * losses_of(gemma, rows)
+def test_adapters_and_16_bits_learn(gemma, tmp_path, flags, most):
+    start = fine_tuned(gemma, tmp_path, f"--batch 64 --epochs 10 {flags}")
+    assert loss_of(start, ROWS[:64]) < most * loss_of(gemma, ROWS[:64])
 
 
-@pytest.mark.parametrize("lines, says", [
-    (['{"prompt": "1?"}'], "line 1 is no row of texts {prompt, completion}"),
-    (['{"prompt": "1?", "completion": 2}'], "line 1 is no row"), (["["], "is not a JSON object"),
-    (['{"prompt": "1?", "completion": "2"}'], "has 1 rows, fewer than --batch 32")])
-def test_what_is_wrong_is_one_sentence(gemma, tmp_path, lines, says, capsys):
+@pytest.mark.parametrize("line, says", [
+    ('{"prompt": "1?", "completion": 2}', "line 1 is no row of texts {prompt, completion}"),
+    ("[", "is not a JSON object"),
+    ('{"prompt": "1?", "completion": "2"}', "has 1 rows, fewer than --batch 32")])
+def test_what_is_wrong_is_one_sentence(gemma, tmp_path, line, says, capsys):
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(lines))
-    for out, words in ((tmp_path / "out", says), (Path(gemma), "is there already")):
-        with pytest.raises(SystemExit) as stop:
-            sft.main(["--model", gemma, "--data", str(path), "--out", str(out)])
-        said = capsys.readouterr().err
-        assert stop.value.code == 2 and words in said and said.count("\n") == 1
+    path.write_text(line)
+    for out, words in ((tmp_path / "out", says), (gemma, "is there already")):
+        assert words in refused(capsys, sft.main, "--model", gemma, "--data", path, "--out", out)
 
 
 def test_problems_are_learnt_from_or_held_out():
-    learnt, held_out = ([comparisons.problem(i, split) for i in range(500)]
-                        for split in (False, True))
+    learnt, held_out = ([comparisons.problem(i, held) for i in range(500)]
+                        for held in (False, True))
     assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in held_out}
     for problem in learnt + held_out:
         question = problem["prompt"].rpartition("\n")[2]
@@ -176,10 +160,7 @@ def test_two_rollouts_of_gemma(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 1 < float(done.stdout.split(": ")[1].split()[0]) < 3  # nats per token
-    train.main(["--model", str(out), "--data", "countdown", "--out", str(tmp_path / "run"), *(
-        "--rollouts 2 --problems_per_rollout 2 --group_size 4 --steps_per_rollout 1 --eval_every 0 "
-        "--max_tokens 8 --max_prompt_tokens 48 --sampler transformers --dtype float32 "
-        "--lora_rank 1").split()])
-    records = [json.loads(line)
-               for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = run(str(out), tmp_path / "run", "--data", "countdown", *(
+        "--problems_per_rollout 2 --steps_per_rollout 1 --eval_every 0 --max_tokens 8 "
+        "--max_prompt_tokens 48 --lora_rank 1").split())
     assert all(r["sampler/logp_absdiff_mean"] < 1e-4 for r in records)

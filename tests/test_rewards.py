@@ -15,53 +15,36 @@ from conftest import ROOT
 from graders import Unparsed, UnparsedGold, sandbox, worker
 from rewards import REWARDS, arithmetic, grade
 
-PUZZLE = dict(nums=[3, 5, 7, 7], target=24)
+PUZZLE, RIGHT = dict(nums=[3, 5, 7, 7], target=24), dict(nums=[2, 3, 4], target=14)
 
 
 def answer(text):
     return f"<answer>{text}</answer>"
 
 
-@pytest.mark.parametrize("completion", [
-    "", "24", *map(answer, (
+@pytest.mark.parametrize("problem, completion, reward", [
+    *((RIGHT, answer(text), 1) for text in (
+        "2+3*4", " ( 2 + 3 * 4 ) ", "4*3+2", "2--3*4", "2\n+3*4", "((((2))))+3*4", "02+3*4")),
+    (RIGHT, "<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
+    *((RIGHT, completion, 0) for completion in (  # none, one that is cut off, several
+        "", "2+3*4", "<answer>2+3*4", "2+3*4</answer>", answer("2+3*4") * 2,
+        answer("1") + " no, " + answer("2+3*4"), "<answer>" + answer("2+3*4"),
+        answer("2+3*4") + "</answer>", "</answer>" + answer("2+3*4"), "<ANSWER>2+3*4</ANSWER>",
+        "<answer>" * 100_000, answer("2+3*4") * 50_000, "\x00" + answer("2\x00+3*4"))),
+    *((RIGHT, answer(text), 0) for text in (
+        "2+3*4=14", "14=2+3*4", "x=2+3*4", "2+3x4", "2+3\u00d74", "2+3(4)", "2 3 4", "2+3*4;",
+        "\u0662+3*4", "\uff12+3*4", "\u00b2+3*4",  # digits, but not ASCII's
+        "2+3*4+0", "2.0+3*4", "2e0+3*4", "0x2+3*4", "2_+3*4", "+2+3*4", "2+3*4+3-3", "2+12", "23+4",
+        "2+3*4/(2-2)", "(2-2)/(3*4)", "1/0", "2+3*", "(2+3*4", "2+3*4)", "()", "*", "9**9**99",
+        "2**3**4", "7//2", "2<<3", "4!", "__import__('os').system('true')", "exit()", "2+3*4 #",
+        "(" * 100_000 + "2", "(" * 99 + "2" + ")" * 99, "-" * 100_000 + "2", "9" * 1_000_000,
+        "9" * 199, "*".join(["9" * 40] * 4), "(" * 199)),
+    *((PUZZLE, answer(text), 0) for text in (  # other values, and other numbers than are given
         "", " ", "24", "(7-3)*5+7-3", "7+7+5*(5-3)", "7*5-7-3", "7+7+3*5-5", "3*7+5-7",
         "(5+3)*(7/7)", "7+5+3*7", "7*3+7-5", "(7-3)*7-5", "(5-7/7)*3", "7*7-5*(3+2)"))])
-def test_wrong_answers(completion):
-    """Other values, and other numbers than those that are given."""
-    assert REWARDS["countdown"](completion, PUZZLE) == 0
-
-
-RIGHT = dict(nums=[2, 3, 4], target=14)
-
-
-@pytest.mark.parametrize("completion, reward", [
-    (answer("2+3*4"), 1), (answer(" ( 2 + 3 * 4 ) "), 1), (answer("4*3+2"), 1),
-    (answer("2--3*4"), 1), (answer("2\n+3*4"), 1),
-    ("<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
-    (answer("((((2))))+3*4"), 1), (answer("02+3*4"), 1), ("2+3*4", 0),  # no answer
-    ("<answer>2+3*4", 0),  # cut off
-    ("2+3*4</answer>", 0), (answer("2+3*4") + answer("2+3*4"), 0),  # several, even if the same
-    (answer("1") + " no, " + answer("2+3*4"), 0), ("<answer>" + answer("2+3*4"), 0),
-    (answer("2+3*4") + "</answer>", 0), ("</answer>" + answer("2+3*4"), 0),
-    ("<ANSWER>2+3*4</ANSWER>", 0), (answer("2+3*4=14"), 0), (answer("14=2+3*4"), 0),
-    (answer("x=2+3*4"), 0), (answer("2+3x4"), 0), (answer("2+3\u00d74"), 0), (answer("2+3(4)"), 0),
-    (answer("2 3 4"), 0), (answer("2+3*4;"), 0),
-    # digits, but not ASCII's
-    (answer("\u0662+3*4"), 0), (answer("\uff12+3*4"), 0), (answer("\u00b2+3*4"), 0),
-    (answer("2+3*4+0"), 0), (answer("2.0+3*4"), 0), (answer("2e0+3*4"), 0), (answer("0x2+3*4"), 0),
-    (answer("2_+3*4"), 0), (answer("+2+3*4"), 0), (answer("2+3*4+3-3"), 0), (answer("2+12"), 0),
-    (answer("23+4"), 0), (answer("2+3*4/(2-2)"), 0), (answer("(2-2)/(3*4)"), 0), (answer("1/0"), 0),
-    (answer("2+3*"), 0), (answer("(2+3*4"), 0), (answer("2+3*4)"), 0), (answer("()"), 0),
-    (answer("*"), 0), (answer("9**9**99"), 0), (answer("2**3**4"), 0), (answer("7//2"), 0),
-    (answer("2<<3"), 0), (answer("4!"), 0), (answer("__import__('os').system('true')"), 0),
-    (answer("exit()"), 0), (answer("2+3*4 #"), 0), (answer("(" * 100_000 + "2"), 0),
-    (answer("(" * 99 + "2" + ")" * 99), 0), (answer("-" * 100_000 + "2"), 0),
-    (answer("9" * 1_000_000), 0), (answer("9" * 199), 0), (answer("*".join(["9" * 40] * 4)), 0),
-    ("<answer>" * 100_000, 0), (answer("2+3*4") * 50_000, 0), ("\x00" + answer("2\x00+3*4"), 0)
-])
-def test_countdown_table(completion, reward):
+def test_countdown(problem, completion, reward):
     began = time.process_time()
-    assert REWARDS["countdown"](completion, RIGHT) == reward
+    assert REWARDS["countdown"](completion, problem) == reward
     assert time.process_time() - began < 0.5  # at once, whatever is asked
 
 
@@ -78,8 +61,8 @@ def test_values_are_exact():
     ("(2)+" * 20 + "(2)", 42), ("(2)+" * 40 + "(2)", None),  # 41 in a row, too
     ("1" + "+1" * 99 + " ", 100), ("1" + "+1" * 99 + "  ", None),  # 200 characters, and 201
     ("2*-3", -6), ("-(2+3)*2", -10), ("--2", 2), ("2-(3-4)", 3), ("8/(4/2)", 4), ("2+3*4/6-1", 3),
-    ("12", 12), ("1 2", None), ("(2", None), ("2)", None), ("1/(2-2)", None), ("0/2", 0),
-    ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9),
+    ("12", 12), ("1 2", None), ("(2", None), ("(2 3", None), ("2)", None), ("1/(2-2)", None),
+    ("0/2", 0), ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9),
 ])
 def test_expressions(text, value):
     if value is None:
@@ -90,23 +73,29 @@ def test_expressions(text, value):
 
 
 @pytest.mark.parametrize("kind, gold, good", [
-    ("countdown", RIGHT, 1), ("countdown", dict(nums=[], target=3), 0),
-    ("countdown", dict(nums=[3], target=3.0), 0), ("countdown", dict(nums=[], target=3.0), 0),
+    ("countdown", RIGHT, 1), ("countdown", dict(nums=[0, 3], target=3), 1),
+    ("countdown", dict(nums=[], target=3), 0), ("countdown", dict(nums=[3], target=3.0), 0),
+    ("countdown", dict(nums=[], target=3.0), 0),
     ("table", ["a", 2], 1), ("table", [], 0), ("table", "a", 0), ("table", ["<think>"], 0),
     ("table", ["\\boxed{5}"], 0), ("table", {"a": 1}, 0), ("table", None, 0),
     ("code", dict(tests=[dict(input="", output="")]), 1), ("code", dict(tests=[]), 0),
     ("code", dict(tests=[dict(input="", output=3)]), 0),
     ("code", dict(tests=[dict(input=3, output="")]), 0),
     ("code", dict(tests=[dict(input="", output=""), dict(input=3, output=3)]), 0),
-    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), 0),
     ("code", dict(tests=[dict(input="[1]\n2", output="2")], fn_name="f"), 1),
     ("math", "5", 1), ("math", "\\frac{1}{2", 0), ("math", float("nan"), 0),
     ("math", float("inf"), 0), ("countdown", dict(nums=[3, -1], target=2), 0),
 ])
 def test_which_golds_can_be_graded(kind, gold, good):
     assert REWARDS[kind].gold_ok(gold) is bool(good)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        REWARDS["table"].gold_ok([float("nan")])
+
+
+@pytest.mark.parametrize("kind, gold, why", [
+    ("table", [float("nan")], "not JSON compliant"),
+    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), "Expecting ',' delimiter")])
+def test_a_gold_that_is_no_json_is_an_error(kind, gold, why):
+    with pytest.raises(ValueError, match=why):
+        REWARDS[kind].gold_ok(gold)
 
 
 @pytest.mark.parametrize("completion, program", [
@@ -146,33 +135,25 @@ def test_the_program_is_the_last_that_defines_the_function(completion):
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     """The time of each job, where it runs, what of the answers is counted, and in which order."""
     asked, error = [], worker.Fault("error", "a")
-
-    def run_jobs(module, jobs, workers):
-        asked.append((module, jobs, workers))
-        return [worker.Result(*result) for result in (
-            (1.0, None, 0.1), (0.0, error, 0.3), (0.0, worker.Fault("timeout", ""), 0.2),
-            (0.0, error, 0.0), (0.5, worker.Fault("unparsed_answer", ""), 0.0))]
-
-    monkeypatch.setattr(worker, "run_jobs", run_jobs)
+    results = [worker.Result(*result, 0.1) for result in (
+        (1.0, None), (0.0, error), (0.0, worker.Fault("timeout", "")), (0.0, error),
+        (0.5, worker.Fault("unparsed_answer", "")))]
+    monkeypatch.setattr(worker, "run_jobs", lambda *args: asked.append(args) or results)
     problems = [dict(verifier="math", answer="5"), dict(verifier="code", answer=dict(tests=[])),
                 dict(verifier="table", answer=3)]
-    details = ["before"]
-    got, counters = grade(problems, [["a", "b"], ["c"], ["d", "e"]], workers=3, details=details)
-    assert got == [[1, 0], [0], [0, 0.5]] and len(details) == 6 and details[2].fault == error
+    texts, details = [["a", "b"], ["c"], ["d", "e"]], ["before"]
+    got, counters = grade(problems, texts, workers=3, details=details)
+    assert got == [[1, 0], [0], [0, 0.5]] and details == ["before", *results]
     assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
                                        "rewards: code, 1 of 5 completions: timeout after 600 s\n"
                                        "rewards: table, 1 of 5 completions: error: a\n")
-    (module, jobs, workers), = asked
-    assert (module, workers) == ("rewards", 3)
-    assert [tuple(job) for job in jobs] == [
+    assert asked == [("rewards", [
         ("math", ["a", "5"], 4.0), ("math", ["b", "5"], 4.0),
-        ("code", ["c", dict(tests=[])], 600.0),
-        ("table", ["d", 3], 4.0), ("table", ["e", 3], 4.0)]
-    grade(problems, [["a", "b"], ["c"], ["d", "e"]], timeout=1.5)
+        ("code", ["c", dict(tests=[])], 600.0), ("table", ["d", 3], 4.0), ("table", ["e", 3], 4.0),
+    ], 3)]
+    grade(problems, texts, timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
-    monkeypatch.setattr(worker, "run_jobs", lambda *_: [])
-    assert grade([], [])[0] == []
     with pytest.raises(ValueError):
         grade(problems, [["a"]])
 
@@ -180,10 +161,10 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
     others = {*REWARDS} - {"math"}
-    rewards.prepare([*others, *("gold " + name for name in others)])
+    rewards.prepare(others | {"gold " + name for name in others})
     for name in ("math", "gold math"):
         with pytest.raises(ImportError):
-            rewards.prepare(["countdown", name])
+            rewards.prepare({"countdown", name})
 
 
 def test_a_row_counts_what_cannot_be_read_and_gives_0():
@@ -219,11 +200,11 @@ def test_grade_keeps_the_order_and_counts():
     assert grade([], [])[0] == []
 
 
-BAD = """
-import os, signal, time
+OWN = """
+import os, signal, threading, time
 from rewards import REWARDS, call
 print("what a module prints goes nowhere")
-def bad(completion, answer):
+def own(completion, answer):
     print("what a verifier prints goes nowhere", flush=True)
     os.write(1, b"[1.0, null]\\n")
     if completion == "hang": time.sleep(1000)
@@ -232,29 +213,36 @@ def bad(completion, answer):
     if completion == "exit": raise SystemExit
     if completion == "kill": os.kill(os.getpid(), signal.SIGKILL)
     if completion == "raise": raise MemoryError("as if")
-    if completion == "deep": return bad(completion, answer)
-    return completion == "good"
-REWARDS["bad"] = bad
+    if completion == "deep": return own(completion, answer)
+    if completion == "forks": return float(os.fork() > 0)
+    if completion == "leaves": os.fork() or time.sleep(600)
+    if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
+        for descriptor in range(3, 64):
+            try: os.write(descriptor, completion.encode("latin-1") * 3)
+            except OSError: pass
+    if completion == "reads": return float(os.read(0, 1 << 20) == b"")
+    if completion == "closes": os.closerange(3, 64)
+    if completion == "later": threading.Timer(0.5, own, ["null\\n", None]).start()
+    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
+REWARDS["own"] = own
 """
 
 
 @pytest.fixture
-def verifiers(monkeypatch, tmp_path, request):
-    """The workers have the verifiers of the test's text, and are two at most."""
-    (tmp_path / "own_rewards.py").write_text(request.param)
+def verifiers(monkeypatch, tmp_path):
+    """The workers have the verifier of OWN, and are two at most."""
+    (tmp_path / "own_rewards.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(rewards, "MODULE", "own_rewards")
-    for name in ("bad", "meddling"):
-        monkeypatch.setitem(REWARDS, name, None)
+    monkeypatch.setitem(REWARDS, "own", None)
     yield
     for process in [*worker.pool("own_rewards", 1), *worker.pool("own_rewards", 2)]:
         process.stop()
     worker.pool.cache_clear()
 
 
-@pytest.mark.parametrize("verifiers", [BAD], indirect=True, ids=["bad"])
 def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
-    problem = dict(verifier="bad", answer=None)
+    problem = dict(verifier="own", answer=None)
     texts = ["good", "wrong"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
         (250, "raise"), (251, "deep")):
@@ -266,9 +254,9 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     assert got == [float(text == "good") for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
     said = capfd.readouterr().err  # what fails is shown, with its place, not only counted
-    line = BAD.split("\n").index(next(x for x in BAD.split("\n") if "as if" in x)) + 1
+    line = OWN[:OWN.index("as if")].count("\n") + 1
     assert f"error: MemoryError: as if ({tmp_path}/own_rewards.py, line {line})\n" in said
-    assert "rewards: bad, 2 of 400 completions: timeout after 3 s\n" in said
+    assert "rewards: own, 2 of 400 completions: timeout after 3 s\n" in said
 
 
 def test_an_unknown_verifier_is_an_error():
@@ -301,10 +289,7 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
     assert rewards_after == [[1.0] * 40] and not counters["error"]
 
 
-def test_deep_nesting_is_no_answer():
-    assert REWARDS["countdown"](answer("(" * 199), RIGHT) == 0
-    assert grade([dict(verifier="countdown", answer=RIGHT)],
-        [[answer("(" * 99 + "2+3*4" + ")" * 99)]])[1]["unparsed_answer"] == 1
+def test_a_gold_that_is_nested_too_deep_is_an_error():
     nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
     problems = [dict(verifier="table", answer=gold) for gold in ([1], nested, [2])]
     got, counters = grade(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
@@ -378,28 +363,9 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     assert not lives()
 
 
-MEDDLING = """
-import os, threading, time
-from rewards import REWARDS, call
-def meddling(completion, answer):
-    if completion == "forks": return float(os.fork() > 0)
-    if completion == "leaves": os.fork() or time.sleep(600)
-    if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
-        for descriptor in range(3, 64):
-            try: os.write(descriptor, completion.encode("latin-1") * 3)
-            except OSError: pass
-    if completion == "reads": return float(os.read(0, 1 << 20) == b"")
-    if completion == "closes": os.closerange(3, 64)
-    if completion == "later": threading.Timer(0.5, meddling, ["null\\n", None]).start()
-    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
-REWARDS["meddling"] = meddling
-"""
-
-
-@pytest.mark.parametrize("verifiers", [MEDDLING], indirect=True, ids=["meddling"])
 def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):
     """It forks, writes to descriptors that it did not open, reads the worker's jobs, is NaN."""
-    problem = dict(verifier="meddling", answer=None)
+    problem = dict(verifier="own", answer=None)
     faulty = ["[1.0, null]\n", "half a line", "[" * 5000 + "\n", "\xff\n", "null\n", "closes",
               "nan", "inf"]
     texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]
@@ -408,7 +374,7 @@ def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers,
     assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
                             error=len(faulty))
     said = capfd.readouterr().err
-    assert "meddling, 1 of 22 completions: error: the reward is nan" in said
+    assert "own, 1 of 22 completions: error: the reward is nan" in said
     assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
     assert grade([problem], [["later"]], workers=1)[0] == [[1]]
     time.sleep(1.0)  # It has written by then, and the next block is not charged for it.

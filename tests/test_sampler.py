@@ -32,11 +32,11 @@ def gap(model, prompts, groups, temperature):
 @pytest.fixture(params=KINDS)
 def both(request, tokenizer):
     """both(folder) -> a sampler of a folder, which is closed in the end; the same model for the
-    trainer, in float32; and the prompts."""
+    trainer; and the prompts."""
     made = []
 
-    def make(folder, dtype="float32", **settings):
-        made.append(make_sampler(request.param, folder, dtype=dtype, max_length=48,
+    def make(folder, **settings):
+        made.append(make_sampler(request.param, folder, dtype="float32", max_length=48,
                                  eos=eos_ids(folder, tokenizer), **settings))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return made[-1], model, [tokenizer.encode(p) for p in PROMPTS]
@@ -70,12 +70,12 @@ def test_logprobs_after_two_syncs(both, tied, small):
     first, other, again = ([[c.tokens for c in g] for g in sample(seed)] for seed in (5, 6, 5))
     assert first == again != other
     before = torch.get_rng_state()
-    sample()
+    groups = sample()
     assert torch.equal(before, torch.get_rng_state())  # the trainer's generator is left alone
-    assert len({tuple(c.tokens) for c in sample()[0]}) > 4  # the completions of a group differ
+    assert len({tuple(c.tokens) for c in groups[0]}) > 4  # the completions of a group differ
 
     # how they end: by any of several ids, which then is the last token; or by the limit
-    ended = sum(sample(), [])
+    ended = sum(groups, [])
     for c in ended:
         assert c.truncated == (len(c.tokens) == 12 and c.tokens[-1] not in sampler.eos)
         assert len(c.tokens) == len(c.logprobs) and max(c.logprobs) <= 0
@@ -114,13 +114,6 @@ def test_a_text_ends_a_completion_and_stays_in_it(both, base, tokenizer):
     short = [c for c in sampler.sample(prompts, 40, seed=1, temperature=1.0, max_tokens=4)[0]
              if len(c.tokens) == 4]
     assert {c.truncated for c in short} == {c.stopped for c in short} == {True, False}
-
-
-def test_a_bfloat16_sampler_is_a_mismatch(both, base):
-    sampler, model, prompts = both(base, dtype="bfloat16")
-    sampler.load_weights(model.state_dict().items())
-    groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
-    assert 1e-4 < gap(model, prompts, groups, 1.0) < 0.5
 
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -260,28 +253,6 @@ def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
 def test_sequences_at_once_are_fewer_where_the_vocabulary_is_large(tmp_path):
     for vocabulary, chunk in ((97, 512), (V, 256)):
         assert random_sampler(tmp_path, more=dict(vocab_size=vocabulary)).chunk == chunk
-
-
-def test_sequences_come_as_often_as_they_are_probable(tmp_path):
-    """Of two tokens, the second drawn after those have left that ended with the first."""
-    sampler = random_sampler(tmp_path, chunk=4000)
-    with torch.no_grad():
-        ids = torch.tensor([[5, 6, token] for token in range(97)])
-        logits = sampler.model(ids, use_cache=False).logits
-    p = logits[0, 1].softmax(-1)
-    sampler.eos = p.topk(15).indices.tolist()
-    wanted = p[:, None] * logits[:, 2].softmax(-1)
-    group = sampler.sample([[5, 6]], 20_000, seed=2, temperature=1.0, max_tokens=2)[0]
-    pairs = [c.tokens for c in group if len(c.tokens) == 2]
-    assert len(pairs) < 0.8 * 20_000  # enough have ended for the batch to be cut
-    assert len({tuple(t) for t in pairs}) > 1000
-    seen = torch.zeros(97, 97)
-    for a, b in pairs:
-        seen[a, b] += 1 / 20_000
-    wanted[sampler.eos] = 0
-    for axis in (0, 1):
-        share = wanted.sum(axis)
-        assert ((seen.sum(axis) - share).abs() < 5 * (share / 20_000).sqrt() + 1e-9).all()
 
 
 def test_ruined_weights_are_an_error(tmp_path):

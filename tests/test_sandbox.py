@@ -43,6 +43,7 @@ NUMBER = {"x86_64": dict(keyctl=250, add_key=248, clone=56, mq_open=240, io_setu
 
 
 def S(name, ok, code, tests=IO, fn_name=None):  # standard input and output
+    code = code.replace("ANSWER", "print(int(input())*2)")
     code = re.sub(r"NUMBER\['(\w+)'\]", lambda match: str(NUMBER[match[1]]), code)
     return pytest.param(code, tests, fn_name, bool(ok), id=name)
 
@@ -53,41 +54,36 @@ def F(name, ok, code, tests=FN, fn_name="f"):  # a function
 
 CASES = [
     # right, several styles
-    S("plain", 1, "print(int(input())*2)"),
-    S("main guard", 1, "def main():\n    print(int(input())*2)\nif __name__=='__main__':\n"
-      "    main()"),
-    S("removes its folder", 1, "import os, shutil\nprint(int(input())*2)\n"
+    S("plain", 1, "ANSWER"),
+    S("main guard", 1, "def main():\n    ANSWER\nif __name__=='__main__':\n    main()"),
+    S("removes its folder", 1, "import os, shutil\nANSWER\n"
       "shutil.rmtree(os.getcwd(), ignore_errors=True)"),
     S("sys.stdin.read", 1, "import sys\nprint(int(sys.stdin.read())*2)"),
     S("iterate stdin", 1, "import sys\nfor line in sys.stdin:\n    print(int(line)*2)"),
-    S("buffer", 1, "import sys\ninput=sys.stdin.buffer.readline\nprint(int(input())*2)"),
+    S("buffer", 1, "import sys\ninput=sys.stdin.buffer.readline\nANSWER"),
     S("open(0)", 1, "print(int(open(0).read())*2)"),
     S("os.read", 1, "import os\nos.write(1,str(int(os.read(0,100))*2).encode())"),
-    S("sys.exit(0)", 1, "import sys\nprint(int(input())*2)\nsys.exit(0)"),
-    S("exit()", 1, "print(int(input())*2)\nexit()"),
-    S("threading with deep recursion", 1,
-      "import threading,sys\nthreading.stack_size(1<<26)\ndef main():\n    print(int(input())*2)\n"
-      "t=threading.Thread(target=main)\nt.start()\nt.join()"),
+    S("sys.exit(0)", 1, "import sys\nANSWER\nsys.exit(0)"), S("exit()", 1, "ANSWER\nexit()"),
+    S("threading with deep recursion", 1, "import threading,sys\nthreading.stack_size(1<<26)\n"
+      "def main():\n    ANSWER\nt=threading.Thread(target=main)\nt.start()\nt.join()"),
     S("recursion", 1, "def f(n): return 0 if n==0 else 1+f(n-1)\nn=int(input())\n"
       "print(f(9000)-9000+2*n)"),
-    S("trailing space and lines", 1, "print(int(input())*2,'  \\n\\n')"),
     S("prelude names", 1,
       "d=defaultdict(int); heappush([],1); print(sqrt(4)==2 and int(input())*2)"),
-    S("float as integer", 1, "print(float(int(input())*2))"),
-    S("future import", 1, "from __future__ import annotations\nprint(int(input())*2)"),
-    S("stderr noise", 1, "import sys\nprint('x'*100000,file=sys.stderr)\nprint(int(input())*2)"),
-    S("numpy", 1, "import numpy as np\nprint(int(np.int64(int(input()))*2))"),
+    S("future import", 1, "from __future__ import annotations\nANSWER"),
+    S("stderr noise", 1, "import sys\nprint('x'*100000,file=sys.stderr)\nANSWER"),
     S("lines", 1, "n=int(input())\na=list(map(int,input().split()))\nprint(sum(a))", TWO),
-    S("write a file in /tmp or here", 1, "open('x.txt','w').write('6')\nprint(int(input())*2)"),
-    S("big integers", 1, "x=3**20000\ns=str(x)\nprint(int(input())*2)"),
+    S("write a file in /tmp or here", 1, "open('x.txt','w').write('6')\nANSWER"),
+    S("big integers", 1, "x=3**20000\ns=str(x)\nANSWER"),
     *([S("deep recursion in C", 1,  # Later versions limit it themselves.
          "import sys\nsys.setrecursionlimit(10**6)\n@functools.cache\n"
          "def f(n): return n and 1 + f(n - 1)\nprint(f(50000) - 50000 + 2 * int(input()))")]
       if sys.version_info < (3, 12) else []),
     S("700 MB", 1, "x = [0] * (90 << 20)\nprint(int(input()) * 2)"),
     S("no arguments, descriptors in /dev", 1, "import os, sys\nassert sys.argv == ['solution.py']\n"
-      "assert {'0', '1', '2'} < {*os.listdir('/dev/fd')}\nprint('x', file=open('/dev/stderr', 'w'))"
-      "\nprint(int(open('/dev/stdin').read()) * 2, file=open('/dev/stdout', 'w'))"),
+      "assert {'0', '1', '2'} < {*os.listdir('/dev/fd')}\n"
+      "print('x', file=open('/dev/stderr', 'w'))\n"
+      "print(int(open('/dev/stdin').read()) * 2, file=open('/dev/stdout', 'w'))"),
     S("multiprocessing and asyncio", 1, "import asyncio, multiprocessing\n"
       "with multiprocessing.Pool(2) as pool: one, = pool.map(abs, [-1])\n"
       "asyncio.run(asyncio.sleep(0))\nprint(int(input())*2*one)"),
@@ -95,8 +91,6 @@ CASES = [
       "def f(x): return [np.int64(x), np.arange(2), np.bool_(x), np.float32(0.5)]",
       [dict(input="3", output="[3, [0, 1], true, 0.5]")]),
     F("another class Solution", 1, "class Solution: 'f'\ndef f(x): return 2*x"),
-    F("solution class", 1, "class Solution:\n    def f(self,x): return x*2"),
-    F("module function", 1, "def f(x):\n    return 2*x"),
     F("keeps state", 1, "class Solution:\n    def __init__(self): self.n=0\n    def f(self,x):\n"
       "        self.n+=1\n        return x*2"),
     F("prints too", 1, "class Solution:\n    def f(self,x):\n        print('debug')\n"
@@ -104,8 +98,8 @@ CASES = [
     F("annotations", 1, "class Solution:\n    def f(self,x: List[int]) -> Optional[int]:\n"
       "        return x*2"),
     F("tuple for a list", 1, "def f(x): return (x,x)", [dict(input="3", output="[3, 3]")]),
-    F("two arguments", 1, "class Solution:\n    def f(self,a,b): return a+b",
-      [dict(input='[1]\n[2]', output="[1, 2]")]),
+    F("two arguments", 1, "class Solution:\n"
+      "    def f(self,a,b): return a+b", [dict(input='[1]\n[2]', output="[1, 2]")]),
     F("strings", 1, "def f(s): return s[::-1]", [dict(input='"ab\\n"', output='"\\nba"')]),
     F("none", 1, "def f(s): return None", [dict(input='"ab"', output='null')]),
     # wrong
@@ -113,14 +107,11 @@ CASES = [
     S("right on the first only", 0, "n=int(input())\nprint(6)"), S("nothing", 0, ""),
     S("syntax error", 0, "print((int(input())*2)"),
     S("exception after the answer", 0, "print(int(input())*2,flush=True)\nraise ValueError"),
-    S("extra line", 0, "print(int(input())*2)\nprint('done')"),
-    S("not quite", 0, "print(int(input())*2+1e-9)"),
     S("exit code 3", 0, "import sys\nprint(int(input())*2,flush=True)\nsys.exit(3)"),
     S("os._exit before the answer", 0, "import os\nos._exit(0)"),
     S("os.abort", 0, "import os\nprint(int(input())*2,flush=True)\nos.abort()"),
     S("NUL bytes", 0, "print('\\0'*10)"),
     S("not UTF-8", 0, "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"),
-    S("sNaN", 0, "print('sNaN')"), S("huge exponent", 0, "print('1e999999999')"),
     F("no such function", 0, "def g(x): return x*2"),
     *(F(f"{got} for {wanted}", ok, f"def f(x): return {got}", [dict(input="1", output=wanted)])
       for got, wanted, ok in (
@@ -131,32 +122,27 @@ CASES = [
     F("os._exit(0)", 0, "import os\ndef f(x): os._exit(0)"),
     F("nan", 0, "def f(x): return float('nan')"), F("not JSON", 0, "def f(x): return {1,2}"),
     F("deep nesting", 0, "def f(x):\n    a=[]\n    for _ in range(30000): a=[a]\n    return a"),
-    F("dies after the last result", 0,
-      "import os\nn=0\ndef f(x):\n    global n\n    n+=1\n    if n==2:\n"
-      "        import threading,time\n        threading.Timer(0.05,lambda: os._exit(1)).start()\n"
-      "        time.sleep(0.2)\n    return x*2"),
+    F("dies after the last result", 0, "import os\nn=0\ndef f(x):\n    global n\n    n+=1\n"
+      "    if n==2:\n        import threading,time\n"
+      "        threading.Timer(0.05,lambda: os._exit(1)).start()\n        time.sleep(0.2)\n"
+      "    return x*2"),
     # loops, hogs
     S("loop", 0, "while True: pass"), S("sleep", 0, "import time\ntime.sleep(1000)"),
-    S("loop that ignores signals", 0,
-      "import signal\nfor s in range(1,32):\n    try: signal.signal(s,signal.SIG_IGN)\n"
-      "    except Exception: pass\nwhile True: pass"),
+    S("loop that ignores signals", 0, "import signal\nfor s in range(1,32):\n"
+      "    try: signal.signal(s,signal.SIG_IGN)\n    except Exception: pass\nwhile True: pass"),
     F("loop in a function", 0, "def f(x):\n    while True: pass"),
     S("reads for ever", 0, "import sys\nwhile True: sys.stdin.read()"),
     S("memory hog", 0, "x=[]\nwhile True: x.append(bytearray(10**7))"),
-    S("memory at once", 0, "x=bytearray(10**11)\nprint(6)"),
     S("output hog", 0, "while True: print('x'*10000)"),
     F("result hog", 0, "def f(x): return 'x'*10**8"),
     S("disk hog", 0, "f=open('x','wb')\nwhile True: f.write(b'x'*10**6)"),
-    S("5,000 files", 0, "for i in range(5000): open(str(i), 'w').close()\n"
-      "print(int(input())*2)"),
-    S("many files", 0, "i=0\nwhile True:\n    open(str(i),'w'); i+=1"),
+    S("5,000 files", 0, "for i in range(5000): open(str(i), 'w').close()\nANSWER"),
     S("fork bomb", 0, "import os,time\nfor _ in range(12):\n    try: os.fork()\n"
       "    except OSError: pass\ntime.sleep(30)"),
     S("thread bomb", 0, "import threading,time\n"
       "while True: threading.Thread(target=time.sleep,args=(30,)).start()"),
-    S("daemon and no answer", 0,
-      "import os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n    if os.fork()==0:\n"
-      "        time.sleep(60)\n    os._exit(0)\nprint('x')"),
+    S("daemon and no answer", 0, "import os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n"
+      "    if os.fork()==0:\n        time.sleep(60)\n    os._exit(0)\nprint('x')"),
     # attacks
     S("kill the parent", 0, "import os,signal\nos.kill(os.getppid(),9)\nos.kill(1,9)\n"
       "os.killpg(0,9)"),
@@ -165,47 +151,41 @@ CASES = [
     F("int that lies", 0, "class X(int):\n    def __eq__(self,o): return True\n"
       "    def __repr__(self): return '6'\n    def __str__(self): return '6'\n"
       "def f(x): return X(7)"),
-    F("list that lies", 0, "class X(list):\n    def __eq__(self,o): return True\n"
-      "def f(x): return X([1])"),
-    F("monkeypatched json", 0,
-      "import json\njson.dumps=lambda *a,**k:'6'\njson.loads=lambda *a:6\ndef f(x): return 7"),
-    F("monkeypatched builtins", 0,
-      "import builtins\nbuiltins.all=lambda x:True\nbuiltins.len=lambda x:0\n"
-      "builtins.isinstance=lambda a,b:True\ndef f(x): return 7"),
-    S("monkeypatched print", 1,
-      "import builtins\nbuiltins.print=lambda *a:None\nprint(int(input())*2)"),
+    F("monkeypatched json", 0, "import json\njson.dumps=lambda *a,**k:'6'\njson.loads=lambda *a:6\n"
+      "def f(x): return 7"),
+    F("monkeypatched builtins", 0, "import builtins\nbuiltins.all=lambda x:True\n"
+      "builtins.len=lambda x:0\nbuiltins.isinstance=lambda a,b:True\ndef f(x): return 7"),
+    S("monkeypatched print", 1, "import builtins\nbuiltins.print=lambda *a:None\nANSWER"),
     S("reads the answers", 0, "import os,sys\nfound=''\nfor root,_,files in os.walk('/tmp'):\n"
       "    for f in files:\n        try: found+=open(os.path.join(root,f)).read()\n"
       "        except Exception: pass\nfound+=' '.join(sys.argv)+str(os.environ)\n"
       "print(10 if '10' in found and int(input())==5 else 'none')"),
-    F("looks for the answers in frames and memory", 0,
-      "import gc,sys\ndef f(x):\n    fr=sys._getframe()\n    while fr:\n"
+    F("looks for the answers in frames and memory", 0, "import gc,sys\ndef f(x):\n"
+      "    fr=sys._getframe()\n    while fr:\n"
       "        for v in list(fr.f_locals.values())+list(fr.f_globals.values()):\n"
       "            if isinstance(v,dict) and 'output' in v: return v['output']\n"
       "        fr=fr.f_back\n    for o in gc.get_objects():\n"
       "        if isinstance(o,dict) and o.get('output') is not None and o.get('testtype'): "
-      "return o['output']\n    return 'none'"),
-    S("forges results on every descriptor", 0,
-      "import os\nfor fd in range(3,64):\n    try: os.write(fd,b'[0, \"x\"]\\n'*3)\n"
-      "    except OSError: pass\nos._exit(0)"),
-    F("forges results on every descriptor, function", 0,
-      "import os\nfor fd in range(3,64):\n    try: os.write(fd,b'true\\n'*3)\n"
-      "    except OSError: pass\ndef f(x): return 7"),
-    S("a secret in the environment", 0,
-      "import os\nprint(6 if 'NANORLVR_SECRET' in os.environ else 1)"),
+      "return o['output']\n"
+      "    return 'none'"),
+    S("forges results on every descriptor", 0, "import os\nfor fd in range(3,64):\n"
+      "    try: os.write(fd,b'[0, \"x\"]\\n'*3)\n    except OSError: pass\nos._exit(0)"),
+    F("forges results on every descriptor, function", 0, "import os\nfor fd in range(3,64):\n"
+      "    try: os.write(fd,b'true\\n'*3)\n    except OSError: pass\ndef f(x): return 7"),
+    S("a secret in the environment", 0, "import os\n"
+      "print(6 if 'NANORLVR_SECRET' in os.environ else 1)"),
     S("a socket out", 0, "import socket\ns=socket.create_connection(('127.0.0.1',PORT),timeout=1)\n"
       "print(6 if int(input())==3 else 10)"),
     S("a secret file", 0, "print(6 if open('SECRET').read() else 1)"),
     S("writes outside", 0, "open('OUTSIDE','w').write('x')\nprint('x')"),
-    S("leaves the sandbox's process tree as far as it goes", 1,
-      "import ctypes,os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n"
-      "    ctypes.CDLL(None).prctl(1,0,0,0,0)\n    if os.fork()==0:\n        time.sleep(60)\n"
-      "    os._exit(0)\nprint(int(input())*2)"),
+    S("leaves the sandbox's process tree as far as it goes", 1, "import ctypes,os,time\n"
+      "if os.fork()==0:\n    os.setpgid(0,0)\n    ctypes.CDLL(None).prctl(1,0,0,0,0)\n"
+      "    if os.fork()==0:\n        time.sleep(60)\n    os._exit(0)\nANSWER"),
     *([S("rewrites the runner, so that it stays", 0, REWRITES_RUNNER, IO[:1])]
       if os.uname().machine == "x86_64" else []),
-    S("reads the runner", 0, "open('/proc/1/mem','rb')\nprint(int(input())*2)"),
+    S("reads the runner", 0, "open('/proc/1/mem','rb')\nANSWER"),
     S("reads its own /proc/self", 1, "import os\nopen('/proc/self/mem','rb')\n"
-      "os.listdir('/proc/self/fd')\nprint(int(input())*2)"),
+      "os.listdir('/proc/self/fd')\nANSWER"),
     *(S(name, 0, f"import ctypes\nlibc=ctypes.CDLL(None)\nassert libc.{call}>=0\n"
         "print(int(input())*2)") for name, call in (
         ("the session's keyring", "syscall(NUMBER['keyctl'],0,-3,1)"),
@@ -220,9 +200,9 @@ CASES = [
         ("a POSIX queue", "syscall(NUMBER['mq_open'],b'x',0o102,0o600,0)"),
         ("asynchronous input", "syscall(NUMBER['io_setup'],1,ctypes.byref(ctypes.c_long()))"),
         ("an internet socket", "socket(2,1,0)"), ("a netlink socket", "socket(16,3,0)"))),
-    S("the first to be killed where memory is short", 1,
-      "path = '/proc/self/oom_score_adj'\nassert open(path).read() == '1000\\n'\n"
-      "try: open(path, 'w').write('0')\nexcept OSError: print(int(input())*2)"),
+    S("the first to be killed where memory is short", 1, "path = '/proc/self/oom_score_adj'\n"
+      "assert open(path).read() == '1000\\n'\ntry: open(path, 'w').write('0')\n"
+      "except OSError: ANSWER"),
     S("threads and processes", 1, "import subprocess,sys,threading\n"
       "t=threading.Thread(target=print,args=(int(input())*2,))\nt.start();t.join()\n"
       "subprocess.run([sys.executable,'-c','pass'],check=True)"),
@@ -231,19 +211,19 @@ CASES = [
 ]
 
 
-def alive():
-    """States of the processes of the programs' user, without the dead that wait to be collected."""
-    states = subprocess.run(["ps", "-o", "stat=", "-u", str(sandbox.program_uid())],
-        capture_output=True, text=True).stdout.split()
-    return [state for state in states if not state.startswith("Z")]
+def until(condition, seconds):
+    """Does a condition hold within so many seconds?"""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds
 
 
 def nothing_is_left():
-    """Has root's user of programs no process, within five seconds?"""
-    deadline = time.monotonic() + 5
-    while (left := alive()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not left
+    """Has root's user of programs no process but the dead that wait to be collected?"""
+    states = subprocess.run(["ps", "-o", "stat=", "-u", str(sandbox.program_uid())],
+                            capture_output=True, text=True).stdout.split()
+    return all(state.startswith("Z") for state in states)
 
 
 @pytest.mark.parametrize("code, tests, fn_name, passes", CASES)
@@ -264,7 +244,7 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         assert time.monotonic() - began < 60
     assert {p.name for p in tmp_path.iterdir()} == {"secret"}
     if os.getuid() == 0:  # programs run as a user that has no other processes
-        assert nothing_is_left()
+        assert until(nothing_is_left, 5)
 
 
 @pytest.mark.skipif(sandbox.program_uid() is None or os.uname().machine != "x86_64",
@@ -274,7 +254,7 @@ def test_a_runner_that_is_taken_over_is_killed_all_the_same(monkeypatch):
         'libc("prctl", DUMPABLE, 0', 'libc("prctl", DUMPABLE, 1').replace(
         "NOEXEC | READ_ONLY, None", "NOEXEC, None"))  # /proc
     assert run_tests(REWRITES_RUNNER, IO[:1])  # It wrote to the runner, which has ended nothing.
-    assert nothing_is_left()
+    assert until(nothing_is_left, 5)
 
 
 def test_an_environment_behind_links(tmp_path):
@@ -434,17 +414,11 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
     def running():
         return subprocess.run(["pgrep", "-f", f"# {tmp_path}"], capture_output=True,
             text=True).stdout.split()
-    deadline = time.monotonic() + 30
-    while not running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert running()
+    assert until(running, 30)
     time.sleep(1)  # well into the program
     grader.kill()
     grader.wait()
-    deadline = time.monotonic() + 10
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not running() and not list(tmp_path.iterdir())
+    assert until(lambda: not running(), 10) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("system, tool, why", [

@@ -72,51 +72,34 @@ def test_the_files_of_a_set_in_a_folder(tmp_path):
     """NAME.jsonl is both splits; NAME_SPLIT.jsonl and NAME/SPLIT.jsonl are one."""
     row, _ = ROWS["gsm8k"]
 
-    def questions(split):
-        return [p["prompt"] for p in data.load("gsm8k", split, tmp_path)]
-    def write(folder, name, row):
-        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    write(tmp_path, "gsm8k", dict(row, question="both"))
-    assert questions("train") == questions("test") == ["both"]
-    write(tmp_path, "gsm8k_train", dict(row, question="learnt"))
-    assert (questions("train"), questions("test")) == (["learnt"], ["both"])
-    (tmp_path / "gsm8k.jsonl").unlink()
-    with pytest.raises(data.DataError, match="has no gsm8k_test.jsonl or gsm8k/test.jsonl or "):
-        questions("test")
+    def made(name):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(dict(row, question=name)) + "\n")
+
+    def loaded():
+        return [data.load("gsm8k", split, tmp_path)[0]["prompt"] for split in ("train", "test")]
     (tmp_path / "gsm8k").mkdir()
-    write(tmp_path / "gsm8k", "test", dict(row, question="held out"))
-    assert (questions("train"), questions("test")) == (["learnt"], ["held out"])
-    write(tmp_path / "gsm8k", "train", dict(row, question="twice"))
+    for name, read in (("gsm8k", ["gsm8k", "gsm8k"]), ("gsm8k_train", ["gsm8k_train", "gsm8k"]),
+                       ("gsm8k/test", ["gsm8k_train", "gsm8k/test"])):
+        made(name)
+        assert loaded() == read
+    made("gsm8k/train")
     with pytest.raises(data.DataError, match="has gsm8k_train.jsonl and train.jsonl"):
-        questions("train")
+        loaded()
 
 
-LIST = "class Solution:\n    def f(self, a: int) -> List[int]:\n"
-
-
-@pytest.mark.parametrize("outputs, starter, values", [
-    ([1, 2], "", [1, 2]), ([[1], [2]], "def f(a):\n\t", [1, 2]), ([[], []], "", [[], []]),
-    ([[[1, 2]], [[]]], None, [[1, 2], []]), ([[1, 2], [1, 3, 4]], "", [[1, 2], [1, 3, 4]]),
-    ([[], [1]], LIST, [[], [1]]), ([[1], [2]], LIST, [[1], [2]]), ([[[1]], [[]]], LIST, [[1], []]),
-    ([[1], [2]], LIST.replace("List[int]", "int"), [1, 2]), ([["a"]], "def f(a) -> str:", ["a"]),
-    ([[[1, 2]]], LIST.replace("int]", "List[int]]"), [[[1, 2]]]), ([[[[1]]]], LIST, None),
-    ([[1], 2], "", [[1], 2]), ([[7], [2]], "", None)])
-def test_what_a_function_of_taco_returns(outputs, starter, values, tmp_path, capsys):
-    cases = json.dumps(dict(inputs=[[1], [2]][:len(outputs)], outputs=outputs, fn_name="f"))
-    row = dict(question="f(1) is [7]", starter_code=starter, input_output=cases)
+def test_a_function_of_taco_is_left_out(tmp_path, capsys):
+    cases = json.dumps(dict(inputs=[[1]], outputs=[[1]], fn_name="f"))
+    row = dict(question="f(1) is [7]", starter_code="", input_output=cases)
     write(tmp_path, "code_contests", row, CONTEST)
-    *problems, _ = data.load("code_contests", "test", tmp_path)
-    got = [[json.loads(t["output"]) for t in p["answer"]["tests"]] for p in problems]
-    assert got == ([] if values is None else [values])
-    assert ("line 1 (id 0) is left out" in capsys.readouterr().err) == (values is None)
+    assert len(data.load("code_contests", "test", tmp_path)) == 1
+    assert "line 1 (id 0) is left out" in capsys.readouterr().err
 
 
 def test_tables_are_written_out_with_merged_cells(tmp_path):
     write(tmp_path, "hitab", ROWS["hitab"][0])
     text = data.load("hitab", "test", tmp_path)[0]["prompt"]
-    # the merged region of column 0 reaches down
-    assert "|  | 2019 | 2019 |\n|  | north | south |\n| apples" not in text
-    assert "|  | 2019 | 2019 |" in text and "|  | north | south |" in text and "<answer>" in text
+    assert "|  | 2019 | 2019 |\n|  | north | south |\n|  | 1.5 | 2.5 |" in text
+    assert "<answer>" in text
 
 
 def test_livecodebench_dates_private_tests_and_functions(tmp_path):
@@ -133,21 +116,9 @@ def test_livecodebench_dates_private_tests_and_functions(tmp_path):
     assert problems[0]["answer"] == dict(tests=TESTS + TESTS, fn_name="f")
     assert "class Solution" in problems[0]["prompt"] and "STDOUT" in problems[1]["prompt"]
     assert problems[1]["messages"][0]["role"] == "system"
-
-
-def test_windows_that_hold_nothing(tmp_path):
-    write(tmp_path, "livecodebench", LCB)
     for day, message in (("2024-1-1", "2024-1-1"), ("2999-01-01", "livecodebench has no problem")):
         with pytest.raises(data.DataError, match=message):
             data.load("livecodebench", "test", tmp_path, lcb_from=day)
-
-
-def test_a_program_without_tests_is_no_problem(tmp_path, capsys):
-    untested = dict(LCB, question_id="q2", public_test_cases="[]", private_test_cases="[]")
-    write(tmp_path, "livecodebench", LCB, untested)
-    assert [p["id"] for p in data.load("livecodebench", "test", tmp_path)] == ["q1"]
-    said, = capsys.readouterr().err.splitlines()
-    assert "line 2 (id q2) is left out" in said and "code cannot grade the gold" in said
 
 
 def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
@@ -168,11 +139,9 @@ def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
     left_out = []
     assert [p["id"] for p in data.load("math500", "test", tmp_path, left_out)] == ["good"]
     assert left_out == [f"b{i}" for i in range(8)]
-    *said, rest = capsys.readouterr().err.splitlines()
-    assert rest == "math500: 3 more are left out, for such answers"
-    for i, line in enumerate(said):
-        assert line.startswith(f"{path}, line {i + 2} (id b{i}) is left out") and i < 5
-        assert line.endswith("for what it takes see data/README.md") and "frac{1}{2'" in line
+    first, *said, rest = capsys.readouterr().err.splitlines()
+    assert rest == "math500: 3 more are left out, for such answers" and len(said) == 4
+    assert first.startswith(f"{path}, line 2 (id b0) is left out") and "frac{1}{2'" in first
 
 
 def test_repeated_ids_are_told_apart(tmp_path):
@@ -202,13 +171,10 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
 
 @pytest.mark.parametrize("rows, message", [
     ([dict(prompt="?", answer="1")], "line 1 has no field verifier"),
-    ([dict(answer="1", verifier="math")], "line 1 has no prompt"),
     ([dict(prompt="?", answer="1", verifier="maths")], "'maths' is none of"),
     ([], "own.jsonl has no problem that can be used"),
-    ([dict(prompt=5, answer="1", verifier="math")], "line 1 has no prompt"),
-    ([dict(messages=[], answer="1", verifier="math")], "line 1 has no prompt"),
-    ([dict(prompt="", answer="1", verifier="math")], "line 1 has no prompt"),
-    ([dict(prompt="?", answer="{", verifier="math")], "has no problem that"),
+    *[([dict(fields, answer="1", verifier="math")], "line 1 has no prompt")
+      for fields in ({}, dict(prompt=5), dict(prompt=""), dict(messages=[]))],
     ([dict(prompt="?", answer="1", verifier="math", id=1)] * 2, "same id"),
 ])
 def test_own_files(rows, message, tmp_path):
@@ -250,21 +216,20 @@ def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(reward, wrong
         assert str(answer) in line and "data/README.md" in line
 
 
-def test_a_reward_of_ones_own_takes_any_answer(tmp_path, monkeypatch):
+def test_a_reward_of_ones_own_takes_any_answer(monkeypatch):
     monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
     row = dict(prompt="?", answer=dict(anything=[1, None]), verifier="mine")
     assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
-    old = dict(prompt="?", answer="1", reward="mine")  # the field's name before
-    assert sources.problem_of_row("FILE, line 1", old, 0)["verifier"] == "mine"
 
 
 def test_what_is_not_there(tmp_path):
     write(tmp_path, "gsm8k").unlink()
     (tmp_path / "gsm8k.jsonl").mkdir()
-    for name, folder, message in (("nope", None, "no such data set; there are countdown, "),
-                                  ("aime24", tmp_path, "aime_2024.jsonl"),
-                                  ("gsm8k", tmp_path, "gsm8k.jsonl cannot be read: Is a directory"),
-                                  (str(tmp_path / "x.jsonl"), None, "No such file")):
+    for name, folder, message in (
+            ("nope", None, "no such data set; there are countdown, "),
+            ("aime24", tmp_path, "no aime24_test.jsonl or aime24/test.jsonl or .*aime_2024.json"),
+            ("gsm8k", tmp_path, "gsm8k.jsonl cannot be read: Is a directory"),
+            (str(tmp_path / "x.jsonl"), None, "No such file")):
         with pytest.raises(data.DataError, match=message):
             data.load(name, "test", folder)
     with pytest.raises(data.DataError, match="no train split"):
@@ -272,42 +237,36 @@ def test_what_is_not_there(tmp_path):
 
 
 def test_templates(tokenizer, monkeypatch):
-    problem = dict(prompt="2+2?", answer="4", verifier="math")
-    puzzle = data.load("countdown34", "train")[0]  # as the papers ask it
-    assert f"equals {puzzle['answer']['target']}." in puzzle["prompt"]
-    assert tokenizer.decode(data.encode(tokenizer, puzzle)) == puzzle["prompt"]
-    text = {template: tokenizer.decode(data.encode(tokenizer, problem, template))
-            for template in (None, *data.TEMPLATES)}
-    assert text[None] == text["none"] == "2+2?"  # this tokenizer has no chat template
-    assert text["qwen_boxed"] == (
+    def text(problem, template=None):
+        return tokenizer.decode(data.encode(tokenizer, problem, template))
+    problem, puzzle = dict(prompt="2+2?", verifier="math"), data.load("countdown34", "train")[0]
+    table = dict(problem, verifier="table")
+    # this tokenizer has no chat template
+    assert f"equals {puzzle['answer']['target']}." in text(puzzle) == puzzle["prompt"]
+    assert text(problem) == text(problem, "none") == "2+2?"
+    assert text(problem, "qwen_boxed") == (
         "<|im_start|>system\nPlease reason step by step, and put your final answer within "
         "\\boxed{}.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
-    assert text["r1_zero"].endswith("</answer>.\nUser: 2+2?\nAssistant: <think>")
-    assert "\\boxed{}" in text["orz"] and "\\boxed{}" not in text["r1_zero"]
+    r1_zero, orz = text(problem, "r1_zero"), text(problem, "orz")
+    assert r1_zero.endswith("</answer>.\nUser: 2+2?\nAssistant: <think>")
+    assert "the \\boxed{} tag" in orz and orz.startswith(r1_zero.split("\n")[0])
     chat = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}:"
     monkeypatch.setattr(tokenizer, "chat_template", chat, raising=False)
-    assert tokenizer.decode(data.encode(tokenizer, problem)).startswith("[system]Please reason")
-    assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "[user]2+2?:"
-    table = dict(problem, verifier="table")
-    assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
+    assert text(problem).startswith("[system]Please reason")
+    assert text(problem, "chat") == text(table) == "[user]2+2?:"
     system, user = (message["content"] for message in puzzle["messages"])
-    assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[system]{system}[user]{user}:"
-    assert "<answer>" in user and user in puzzle["prompt"]
+    assert text(puzzle) == f"[system]{system}[user]{user}:" and user in puzzle["prompt"]
     # a template that refuses the role, or leaves it out: its text begins the user's turn
     for says in ("{{ raise_exception('no system') }}", ""):
         monkeypatch.setattr(tokenizer, "chat_template", chat.replace(
             "%}[", "%}{% if m.role == 'system' %}" + says + "{% else %}[").replace(
             "{% endfor", "{% endif %}{% endfor"))
-        boxed = tokenizer.decode(data.encode(tokenizer, problem))
-        assert boxed == "[user]Please reason step by step, and put your final answer within " \
-            "\\boxed{}.\n\n2+2?:"
-        assert tokenizer.decode(data.encode(tokenizer, puzzle)) == f"[user]{system}\n\n{user}:"
-        assert tokenizer.decode(data.encode(tokenizer, table)) == "[user]2+2?:"
+        assert re.fullmatch(r"\[user\]Please reason .*\{\}\.\n\n2\+2\?:", text(problem))
+        assert text(puzzle) == f"[user]{system}\n\n{user}:" and text(table) == "[user]2+2?:"
 
 
 def test_overlap(tmp_path):
-    words = ("one two three four five six seven eight nine ten eleven twelve thirteen "
-             "fourteen").split()
+    words = [f"word{i}" for i in range(14)]
     write(tmp_path, "deepscaler", dict(problem="zero " + " ".join(words).upper(), answer="1"))
     write(tmp_path, "aime25", dict(id="a", problem=", ".join(words), answer="1"),
           dict(id="b", problem=" ".join(words[:12]), answer="1"))

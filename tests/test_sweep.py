@@ -11,10 +11,10 @@ import train
 from study import sweep
 
 METHOD = "fade --alpha_max 2"
-# held-out scores at the rates; then at the best of them, of the seeds 1, 2, 3
-SEARCH = {METHOD: {"1e-5": 0.2, "2e-5": 0.4, "4e-5": 0.3}, "grpo": {"1e-5": 0.1, "2e-5": 0.2,
-                                                                   "4e-5": 0.3}}
-FRESH = {METHOD: [0.5, 0.3, 0.4], "grpo": [0.2, 0.2, 0.2]}
+RATES = ["1e-5", "2e-5", "4e-5"]
+# held-out scores at the rates; the best of these, and scores of the seeds 1, 2, 3 there
+SCORES = {METHOD: ([0.2, 0.4, 0.3], "2e-5", [0.5, 0.3, 0.4]),
+          "grpo": ([0.1, 0.2, 0.3], "4e-5", [0.2, 0.2, 0.2])}
 FLAGS = [METHOD, "--rates", "1e-5,2e-5,4e-5", "--seeds", "3", "--group_size", "8", "--out"]
 
 
@@ -25,11 +25,9 @@ def commands(capsys, *flags):
 
 def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
     lines = commands(capsys, *FLAGS, tmp_path)
-    parsed = []
-    for line in lines:
-        assert line[:2] == ["python", "train.py"] and line[-1] == "--resume"
-        flags = [text.replace("BEST", "1") for text in line[2:-1]]
-        parsed.append(train.parse_args(flags)[0])
+    assert all((*line[:2], line[-1]) == ("python", "train.py", "--resume") for line in lines)
+    parsed = [train.parse_args([text.replace("BEST", "1") for text in line[2:-1]])[0]
+              for line in lines]
     assert [(args.loss, args.lr, args.seed) for args in parsed] == [
         (loss, lr, 0) for lr in (1e-5, 2e-5, 4e-5) for loss in ("fade", "grpo")] + [
         (loss, 1.0, seed) for seed in (1, 2, 3) for loss in ("fade", "grpo")]
@@ -49,12 +47,9 @@ def made_up(folder, score, **flags):
 
 def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypatch):
     args = sweep.parse_args([*FLAGS, str(tmp_path)])
-    for method, scores in SEARCH.items():
-        for rate, score in scores.items():
-            made_up(sweep.command(args, method, rate, 0)[1], score, loss=method, seed=0)
-        best = max(scores, key=scores.get)
-        for seed, score in enumerate(FRESH[method], 1):
-            made_up(sweep.command(args, method, best, seed)[1], score, loss=method, seed=seed)
+    for method, (searched, best, fresh) in SCORES.items():
+        for rate, seed, score in zip(RATES + [best] * 3, (0, 0, 0, 1, 2, 3), searched + fresh):
+            made_up(sweep.command(args, method, rate, seed)[1], score, loss=method, seed=seed)
     ran, refused = [], set()
 
     def trains(argv, **options):  # it finds these runs finished

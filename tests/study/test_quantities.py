@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from analysis.rollout import Kept
 from losses import METHODS, Tokens
-from study import anatomy, quantities, theory
+from study import anatomy, quantities, steps, theory
 
 GRPO = METHODS["grpo"]
 
@@ -24,11 +23,26 @@ def some_tokens(pi, ratio, advantage, entropy=None):
     return Tokens(pi.log(), (pi / ratio).log(), advantage, mask, entropy)
 
 
-def test_g_has_a_sign_and_is_0_where_it_is_clipped():
+def test_the_gradient_of_a_token_by_hand():
+    """G = (1 - pi) rho A where PPO does not clip, 0 where it does; a line of token_statistics for
+    each sign of A and fifth of pi."""
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
     g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
+    lines = {(x["sign"], x["bin"]): x for x in steps.token_statistics(tokens, GRPO)}
+    low, high, none = lines[1, 0], lines[-1, 4], lines[1, 4]
+    assert (low["tokens"], low["clipped"], low["weight"]) == (2, 0.5, pytest.approx(0.55))
+    assert (low["size"], high["size"]) == (pytest.approx(0.9 * 1.1), pytest.approx(0.1 * 1.5 / 2))
+    assert low["gradient"] == pytest.approx(1.98 / (1.98 + 0.15))
+    assert low["ratio_std"] == pytest.approx(0.2) and high["ratio_std"] == pytest.approx(0.5)
+    assert none["tokens"] == 0 and math.isnan(none["clipped"])
+    # a token that top_entropy leaves out has no gradient, and is not called clipped
+    tokens.entropy[0, 0], selects = 9, METHODS["top_entropy"]
+    g = quantities.signed_gradient(tokens, selects)[0].tolist()
+    assert g == pytest.approx([0.9 * 1.1 * 2, 0, 0, 0, 0])
+    high = steps.token_statistics(tokens, selects)[4]
+    assert (high["clipped"], high["size"]) == (0.5, 0)
 
 
 def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
@@ -51,53 +65,34 @@ def test_the_sides_of_remark_1():
                          [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
                          [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
     assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
-    alone = some_tokens([[0.11]], [[1.0]], [[1.0]])
-    assert quantities.reversal(alone, GRPO) == [pytest.approx(0.89), None]
-
-
-def integral(kappa, band, low, high, eq, n=20_000):
-    """The same mean by the midpoint rule, from expected_gradient's own formula."""
-    rest = [1 - band[0] - (band[1] - band[0]) * (i + 0.5) / n for i in range(n)]
-    return math.fsum(x * theory.expected_gradient(kappa * x * x, low, high, eq)
-                     for x in rest) / n / math.sqrt(2 * math.pi)
 
 
 @pytest.mark.parametrize("kappa", [0.3, 3.0, 40.0])
 @pytest.mark.parametrize("eq, high", [(53, 0.2), (53, 0.3), (56, 0.3)])
-def test_means_over_a_band_are_the_integrals(kappa, eq, high):
+def test_means_over_a_band_are_the_integrals(kappa, eq, high, n=20_000):
+    """By the midpoint rule, from expected_gradient's own formula."""
     for name, band in theory.BANDS.items():
         if kappa == 0.3 and (eq, name) == (53, "high"):
             continue  # 1e-66: the formula as it stands in the paper loses every digit
+        rest = [1 - band[0] - (band[1] - band[0]) * (i + 0.5) / n for i in range(n)]
+        integral = math.fsum(x * theory.expected_gradient(kappa * x * x, 0.2, high, eq)
+                             for x in rest) / n / math.sqrt(2 * math.pi)
         sign, log = theory.band_mean(kappa, band, 0.2, high, eq)
-        assert sign * math.exp(log) == pytest.approx(integral(kappa, band, 0.2, high, eq),
-                                                     rel=1e-5, abs=1e-12)
-
-
-def test_what_no_float_holds_has_a_logarithm():
-    """Eq. 53 with a symmetric clip is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it
-    is largest at 0.8, by far."""
-    sign, log = theory.band_mean(0.01, (0.8, 1.0))
-    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
-    assert theory.low_over_high(0.01) > 50_000
+        assert sign * math.exp(log) == pytest.approx(integral, rel=1e-5, abs=1e-12)
 
 
 def test_the_reversal_over_kappa():
-    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none."""
+    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
+    a symmetric clip it is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it is largest
+    at 0.8, by far, and no float holds it."""
     result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
     assert result["reversed"][53] == []
     (start, end), = result["reversed"][56]
     assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
     assert min(result["log10"][53]) == pytest.approx(math.log10(372), abs=0.01)
     assert theory.low_over_high(1e4) == pytest.approx(math.log10(369), abs=1e-4)
-
-
-def test_the_second_term_of_equation_14_is_the_step_itself():
-    """log rho of a step of eq. 11 on a token's own logits, over lr A, is |e - pi|^2."""
-    logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
-    pi, step = logits.softmax(0), 1e-6
-    direction = torch.tensor([0, 1, 0]) - pi
-    log_rho = (logits + step * direction).log_softmax(0)[1] - pi[1].log()
-    assert log_rho.item() / step == pytest.approx((direction ** 2).sum().item(), rel=1e-5)
+    sign, log = theory.band_mean(0.01, (0.8, 1.0))
+    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
 
 
 @pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
@@ -107,12 +102,6 @@ def test_the_slope_is_2_in_lemma_1s_own_model(n, vocabulary, left_out):
     model = theory.tabular_model(n, vocabulary)
     assert model["left_out"] == pytest.approx(left_out, rel=0.1)
     assert model["slope"] == pytest.approx(2, abs=0.05)
-
-
-def test_narrow_groups_have_16_tokens_or_more():
-    rest = torch.cat([torch.full((16,), 0.5), torch.full((15,), 0.05), torch.full((20,), 1e-4)])
-    group, = theory.narrow_groups(rest)
-    assert group.tolist() == [True] * 16 + [False] * 35
 
 
 def test_slope_of_a_spread_that_is_known():
@@ -153,78 +142,40 @@ def test_clipped_tokens_by_hand():
     assert clipped["entropy_if_low"] == pytest.approx(0.1)
     assert passed["entropy_if_low"] == pytest.approx(2.0)
     assert [line["clipped"] for line in result["by_entropy"]] == [1.0, 0.0, 1.0, 1.0, 0.0]
-
-
-def test_quantiles_cut_into_fifths():
     edges = quantities.quantiles(torch.arange(100.0))
     assert torch.bucketize(torch.arange(100.0), edges, right=True).bincount().tolist() == [20] * 5
 
 
-class Line(torch.nn.Module):
-    """A model with one matrix [1, 3]: the loss of a token with feature x is -A w x, so that the
-    gradient is a sum over tokens that can be added up by hand."""
+@pytest.mark.parametrize("name", ["grpo", "cispo"])  # a mean over completions, one over tokens
+def test_a_mean_over_all_tokens_and_over_the_selected(name, kept):
+    kept.coefficients, batch, method = {}, kept.batch, METHODS[name]
+    kept.policy.double()
+    matrices = anatomy.sampled_matrices(kept.policy.model, 1)
+    chosen = batch.mask & (batch.old_logprobs.exp() < 0.2)
+    assert 0 < chosen.any(1).sum() < len(chosen)  # a completion without a chosen token is left out
 
-    def __init__(self, features):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1, 3, dtype=torch.float64))
-        self.features, self.budget, self.layout = features, 10**6, "padded"
-
-    def forward(self, batch):
-        logprobs = (self.features[batch.ids[:, 0]] @ self.weight[0]) + batch.old_logprobs
-        return logprobs * batch.mask, batch.entropy
-
-
-def three_completions():
-    """Three completions of 3, 2 and 1 tokens, A = 1, 2 and -4; token t of completion c has a
-    feature that no other has, as far as three places go."""
-    from engine.policy import Batch
-    features = torch.zeros(3, 3, 3, dtype=torch.float64)
-    features[0, :, 0] = torch.tensor([1.0, 10.0, 100.0])
-    features[1, :2, 1] = torch.tensor([1.0, 10.0])
-    features[2, 0, 2] = 1.0
-    lengths = torch.tensor([3, 2, 1])
-    mask = torch.arange(3) < lengths[:, None]
-    logprobs = torch.tensor([[0.1, 0.5, 0.15], [0.9, 0.1, 1.0], [0.95, 1.0, 1.0]],
-                            dtype=torch.float64).log() * mask
-    batch = Batch(ids=torch.arange(3)[:, None].expand(3, 5), prompt_len=torch.full((3,), 2),
-                  completion_len=lengths, mask=mask, sampler_logprobs=logprobs,
-                  old_logprobs=logprobs, entropy=torch.zeros(3, 3, dtype=torch.float64),
-                  advantages=torch.tensor([[1.0], [2.0], [-4.0]], dtype=torch.float64).expand(3, 3))
-    return Line(features), batch
+    def by_hand(counted):
+        """Before the first step, where all ratios are 1."""
+        gain = batch.advantages * (kept.policy(batch)[0] - batch.old_logprobs).exp() * chosen
+        lengths = counted.sum(1)
+        mean = (gain.sum() / lengths.sum() if name == "cispo" else
+                (gain.sum(1) / lengths.clamp(min=1)).sum() / lengths.count_nonzero())
+        return dict(zip(matrices, torch.autograd.grad(-mean, [*matrices.values()]), strict=True))
+    for found, counted in (
+            (anatomy.gradient_of(kept, matrices, method, chosen.double()), batch.mask),
+            (anatomy.gradient_of_selected(kept, matrices, method, chosen), chosen)):
+        expected = by_hand(counted)
+        off = {n: found[n] - expected[n] for n in matrices}
+        assert 0 < anatomy.norm(expected) and anatomy.norm(off) < 1e-5 * anatomy.norm(expected)
 
 
-class Opened(Kept):
-    """A rollout whose advantages are given."""
-
-    def use(self, method):
-        self.method = method
-
-
-def unlikely(kept):
-    return kept.tokens().probs < 0.2
-
-
-@pytest.mark.parametrize("method, choose, by_all, by_selected", [
-    # the first and the last token of the first completion and the second of the second; the third
-    # completion has none and is left out
-    ("grpo", unlikely, [101 / 3 / 3, 20 / 2 / 3, 0], [101 / 2 / 2, 20 / 1 / 2, 0]),
-    ("cispo", unlikely, [101 / 6, 20 / 6, 0], [101 / 3, 20 / 3, 0]),
-    # whole completions: both differ by the share of the completions alone
-    ("grpo", lambda kept: kept.batch.advantages < 0, [0, 0, -4 / 3], [0, 0, -4]),
-    ("grpo", lambda kept: kept.batch.mask, [111 / 9, 22 / 6, -4 / 3], [111 / 9, 22 / 6, -4 / 3])])
-def test_a_mean_over_all_tokens_and_over_the_selected(method, choose, by_all, by_selected):
-    policy, batch = three_completions()
-    rewards = torch.zeros(1, 3)
-    kept = Opened(batch, rewards, rewards, {}, dict(max_tokens=8), METHODS[method], policy, 1, {})
-    chosen, matrices = choose(kept) & kept.batch.mask, {"weight": kept.policy.weight}
-    found = (anatomy.gradient_of(kept, matrices, weight=chosen.to(torch.float64)),
-             anatomy.gradient_of_selected(kept, matrices, None, chosen))
-    for gradient, expected in zip(found, (by_all, by_selected), strict=True):
-        assert (-gradient["weight"][0]).tolist() == pytest.approx(expected)
-    assert kept.batch.mask.sum() == 6  # the batch is as it was
-
-
-def test_norm_and_angle_to_a_reference():
+def test_norms_and_principal_angles():
+    e = torch.eye(6, dtype=torch.float64)
+    turned = torch.stack([math.cos(0.5) * e[0] + math.sin(0.5) * e[3], e[1]])
+    for other, degrees in ((e[:2], 0), (e[2:4], 90), (turned, math.degrees(0.5) / 2)):
+        assert anatomy.angle(e[:2], other) == pytest.approx(degrees, abs=1e-5)
+    largest = anatomy.right_subspace(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5])), 2)
+    assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
     full = anatomy.Reference(dict(a=torch.tensor([[3.0, 0.0]]), b=torch.tensor([[0.0, 4.0]])), 1)
     part = full.compare(dict(a=torch.tensor([[1.0, 1.0]]), b=torch.tensor([[0.0, 1.0]])))
     assert part == pytest.approx(dict(norm=math.sqrt(3) / 5, angle=45 / 2), abs=1e-4)
@@ -234,13 +185,9 @@ def test_norm_and_angle_to_a_reference():
 
 def test_the_effective_number_of_problems_is_kishs():
     """Equal masses count whole; of one mass alone one problem counts, whatever its solve rate."""
-    number = quantities.effective_problems
-    for alpha in (1, 3):
-        assert number([0.25] * 6, alpha) == pytest.approx(6)
-        assert number([0.5, 0, 1, 0], alpha) == pytest.approx(1)
-    # masses 0.25 and 0.1875 with alpha 1, 0.0625 and 0.1055 with alpha 3
-    assert number([0.5, 0.25], 1) == pytest.approx(1.96)
-    assert number([0.5, 0.25], 3) == pytest.approx(1.8771, abs=1e-4)
+    for alpha, of_two in ((1, 1.96), (3, 1.8771)):  # masses 0.25, 0.1875; 0.0625, 0.1055
+        for rates, number in (([0.25] * 6, 6), ([0.5, 0, 1, 0], 1), ([0.5, 0.25], of_two)):
+            assert quantities.effective_problems(rates, alpha) == pytest.approx(number, abs=1e-4)
 
 
 def test_the_released_codes_selection_by_entropy():

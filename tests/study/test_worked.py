@@ -1,12 +1,11 @@
 """study/worked.py: puzzles are functions of their index, steps are right where they claim it, the
 verifier grades the answer alone. tests/test_base.py has the base."""
 
-import itertools
 import json
-import random
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import data
 import eval as evaluation
@@ -14,10 +13,10 @@ import train
 from data.recipe import settings_of
 from engine.sampler import Completion
 from harness.model import read_tokenizer
+from helpers import refused
 from rewards import REWARDS, arithmetic
 from study import worked
 
-SMALL = dict(steps=9, batch=8, demonstrations=64, hidden=32, mlp=32, heads=2, layers=1)
 HALF = worked.RECIPE["demonstrations"] // 2
 OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
@@ -31,7 +30,7 @@ def tok():
 def untrained(tok, tmp_path_factory):
     """The folder of an untrained model with the base's tokenizer."""
     folder = tmp_path_factory.mktemp("untrained")
-    for part in (worked.empty_model({**worked.RECIPE, **SMALL}), tok):
+    for part in (worked.empty_model({**worked.RECIPE, **worked.MINIATURE}), tok):
         part.save_pretrained(folder)
     return str(folder)
 
@@ -44,19 +43,9 @@ def numbers(text):
     return [int(n) for n in text.split()]
 
 
-def value_of(links):
-    """The value of a chain, from the left."""
-    value = links[0][1]
-    for op, n in links[1:]:
-        value = OPERATORS[op](value, n)
-    return value
-
-
 def steps_hold(text, nums, target):
-    """-> for each step of an attempt, whether its equation holds.
-
-    Whatever it says of what is left has to be so: each step but the first repeats the numbers and
-    the target that the step before it leaves."""
+    """-> for each step of an attempt, whether its equation holds. Each step but the first repeats
+    the numbers and the target that the step before it leaves."""
     left, held = list(nums), []
     for step in text.split(" ; "):
         if held:
@@ -72,55 +61,34 @@ def steps_hold(text, nums, target):
     return held
 
 
-# ---------------------------------------------------------------- puzzles
-
 def test_puzzles_are_functions_of_seed_index_and_split():
     for i in range(300):
         nums, target, links, results = worked.puzzle(0, i, "train")
         assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
-        assert target in worked.TARGETS and target == results[-1] == value_of(links)
+        assert target in worked.TARGETS and target == results[-1]
         assert sorted(n for _, n in links) == sorted(nums)
-        assert results == [value_of(links[:k]) for k in range(1, 5)]
-        assert all(0 <= value <= worked.LARGEST for value in results)
-        assert worked.puzzle(0, i, "train") == (nums, target, links, results)
-    assert worked.puzzle(1, 0, "train") != worked.puzzle(0, 0, "train")
-    assert worked.puzzle(0, 1, "train") != worked.puzzle(0, 0, "train")
-    assert worked.puzzle(0, 0, "test") != worked.puzzle(0, 0, "train")
+        assert all(OPERATORS[op](x, n) == value and 0 <= value <= worked.LARGEST
+                   for (op, n), x, value in zip(links, [0, *results], results))
+    assert len({str(worked.puzzle(*which)) for which in (
+        (0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "test"))}) == 4
     # in every process and every edition
     assert worked.puzzle(3, 7, "test") == (
         [8, 7, 4, 2], 21, [("+", 7), ("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
 
 
 def test_splits_never_overlap():
-    def asked(problem):
-        return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
+    def asked(problems):
+        return {(*sorted(p["answer"]["nums"]), p["answer"]["target"]) for p in problems}
     test_set = worked.held_out()
     assert len({p["prompt"] for p in test_set}) == len({p["id"] for p in test_set}) == 1024
-    learnt = {asked(worked.problem(0, i, "train")) for i in range(5000)}
-    assert len(learnt) > 2500 and not learnt & {asked(p) for p in test_set}
-    assert worked.held_out() == test_set
+    learnt = asked(worked.problem(0, i, "train") for i in range(5000))
+    assert len(learnt) > 2500 and not learnt & asked(test_set)
 
-
-def test_an_expression_has_the_value_of_its_chain():
-    for ops in itertools.product(worked.OPERATORS, repeat=3):
-        for nums in ((2, 3, 5, 7), (9, 1, 1, 4), (1, 8, 8, 8)):
-            links = list(zip(("+", *ops), nums, strict=True))
-            value, used = arithmetic(worked.expression(links))
-            assert (value, used) == (value_of(links), list(nums)), links
-
-
-def test_inverse_undoes_each_operator():
-    for op, n, value in itertools.product(worked.OPERATORS, range(1, 10), range(121)):
-        there = [x for x in range(worked.LARGEST + 1) if OPERATORS[op](x, n) == value]
-        assert worked.inverse(value, op, n) == (there[0] if there else None)
-
-
-# ---------------------------------------------------------------- demonstrations
 
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
 def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
     held_out = {p["prompt"] for p in worked.held_out()}
-    rewards, again, lengths = [], [], []
+    rewards, again, limit = [], [], settings_of(worked.BASE)["max_tokens"]
     for i in range(start, start + 1000):
         prompt, completion = worked.demonstration(worked.RECIPE, i)
         assert prompt not in held_out and prompt.endswith(" :")
@@ -133,54 +101,31 @@ def test_demonstrations_are_right_and_then_wrong_in_part(start, wrong):
         assert not any(held[-1] for held in missed)  # `no` stands behind what does not hold
         value, used = arithmetic(answer)
         assert sorted(used) == sorted(nums) and (value == target) == last[-1]
-        # each number and operator of the answer is in the steps, the last one taken off first
-        taken = [step.split()[-2:] for step in steps.split(" no ")[-1].split(" ; ")]
-        words = [word for word in answer.split() if word not in "()"]
-        assert words[1:] == list(itertools.chain(*taken[::-1]))
         rewards.append(reward(completion, nums, target))
         assert rewards[-1] == last[-1]
         again.append(len(missed))
-        lengths.append(len(completion.split()))
-    assert set(again) == {0, 1} and max(lengths) <= settings_of(worked.BASE)["max_tokens"]
+        assert len(completion.split()) <= limit
     # 1,000 draws: four standard deviations are 0.05
-    assert sum(again) / 1000 == pytest.approx(worked.RECIPE["again"], abs=0.05)
+    assert set(again) == {0, 1} and sum(again) / 1000 == pytest.approx(0.2, abs=0.05)
     assert 1 - sum(rewards) / 1000 == pytest.approx(wrong, abs=0.05 if wrong else 0)
 
 
-# ---------------------------------------------------------------- the verifier
-
 @pytest.mark.parametrize("before", [
-    "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5",
-    "28 = 9 * 4 ; 5 6 6 = 9 : 9 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 6", "28 = 28 no 28 = 28", ""])
-@pytest.mark.parametrize("answer, right", [
-    ("( 6 - 5 + 6 ) * 4", 1), ("4 * ( 6 + 6 - 5 )", 1), ("28", 0), ("6 - 5 + 6 * 4", 0),
-    ("28 + 5 - 5 + 6 - 6", 0), ("( 6 - 5 + 6 ) * 4 = 28", 0)])
-def test_the_answer_counts_and_not_the_steps(before, answer, right):
+    "28 = 7 * 4 ; 5 6 6 = 7 : 7 = 1 + 6 ; 5 6 = 1 : 1 = 6 - 5", "28 = 28 no 28 = 28", ""])
+def test_the_answer_counts_and_not_the_steps(before):
     """5 6 4 6 = 28, with right and with wrong steps. What else is no answer: test_rewards.py"""
-    assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
-    assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
+    for answer, right in (("( 6 - 5 + 6 ) * 4", 1), ("28", 0), ("6 - 5 + 6 * 4", 0)):
+        assert reward(f"{before} <answer> {answer} </answer>", [5, 6, 4, 6], 28) == right
+        assert reward(f"{before} {answer}", [5, 6, 4, 6], 28) == 0
 
-
-def test_guessing_earns_next_to_nothing():
-    rng, hits = random.Random(0), 0
-    for i in range(2000):
-        nums, target, *_ = worked.puzzle(1, i, "test")
-        links, _ = worked.chain(rng, nums)
-        hits += reward(f"<answer> {worked.expression(links)} </answer>", nums, target)
-    assert 0 < hits / 2000 < 0.04
-
-
-# ---------------------------------------------------------------- tokenizer and flags
 
 def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
-    from transformers import AutoTokenizer
     assert len(tok) == len(worked.WORDS) == 134 and tok.eos_token == "<eos>"
     for tokenizer in (tok, AutoTokenizer.from_pretrained(untrained)):
         for i in range(50):
             text = " ".join(worked.demonstration(worked.RECIPE, i))
             ids = tokenizer.encode(text)
             assert len(ids) == len(text.split()) and tokenizer.decode(ids) == text
-        assert tokenizer.chat_template is None
         problem = worked.problem(0, 0, "train")
         encoded = data.encode(tokenizer, problem)
         assert len(encoded) == 7 and tokenizer.decode(encoded) == problem["prompt"]
@@ -191,41 +136,21 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
         for text in ("7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"):
             with pytest.raises(Exception, match="UNK"):
                 tokenizer.encode(text)
-
-
-def test_every_problem_has_its_tokens(untrained, tok, small):
-    """The other embedded base reads letters, as the tokenizers of real models do."""
     _, eos, positions, lengths = read_tokenizer(untrained, worked.held_out(), None)
     assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
-    problems = worked.held_out()[:9]
-    *_, lengths = read_tokenizer(small(), problems, None)
-    assert lengths == [len(p["prompt"]) for p in problems]
 
 
-def test_problems_that_the_base_cannot_read_are_one_sentence(untrained, tmp_path, capsys):
-    out = ["--model", untrained, "--out", str(tmp_path / "out")]
-    own = str(tmp_path / "own.jsonl")
-    Path(own).write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
-    for command, flags, named in (
-            (train.main, ["--data", "countdown"], "countdown/"),
-            (train.main, ["--data", own, "--eval_data", "countdown"], "countdown/test/0/"),
-            (train.main, ["--data", own, "--template", "chat"], "worked/"),
-            (evaluation.main, ["--benchmarks", own + ",countdown"], "countdown/test/0/")):
-        with pytest.raises(SystemExit) as stopped:
-            command([*flags, *out])
-        error = capsys.readouterr().err
-        assert stopped.value.code == 2 and len(error.splitlines()) == 1, error
-        assert f"--model {untrained}: its tokenizer cannot encode the prompt" in error
-        assert f"of problem {named}" in error
-
-
-def test_settings_are_those_of_the_base(tmp_path):
-    settings = settings_of(worked.BASE)
-    assert settings_of(None) != settings
-    args, _ = train.parse_args(["--model", worked.BASE, "--out", str(tmp_path / "a")])
-    assert {name: getattr(args, name) for name in settings} == settings
-    args = evaluation.parse_args(["--model", worked.BASE])
-    assert (args.max_tokens, args.max_prompt_tokens) == (72, 16)
+@pytest.mark.parametrize("command, flags, named", [
+    (train.main, ["--data", "countdown"], "countdown/"),
+    (train.main, ["--data", "own.jsonl", "--template", "chat"], "worked/"),
+    (evaluation.main, ["--benchmarks", "own.jsonl,countdown"], "countdown/test/0/")])
+def test_problems_that_the_base_cannot_read_are_one_sentence(
+        command, flags, named, untrained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.jsonl").write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
+    said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
+    assert (f"--model {untrained}: its tokenizer cannot encode the prompt of problem {named}"
+            in said)
 
 
 def test_the_problems_are_an_ordinary_file(tmp_path, monkeypatch):
