@@ -122,25 +122,42 @@ def line(record):
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")
-            values.append(f"{short} {record[name]:.3f}"
-                          + ("" if error is None else f" +- {error:.3f}"))
+            value = f"{record[name]:.3f}" if record[name] == record[name] else "-"  # not scored
+            values.append(f"{short} {value}" + ("" if error is None else f" +- {error:.3f}"))
     if record.get("optim/no_gradient"):
         values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 
-def warnings(record, first, advantages, example, dtype):
-    """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout.
-    example: one of `examples`."""
-    found = {}
+def held_out(record):
+    """-> mean@n of an evaluation and its standard error; -1 and 0 where there is none."""
+    names = [name for name in record if re.fullmatch(r"eval/.+/mean@\d+", name)]
+    return (record[names[0]], record[f"{names[0]}_stderr"] or 0.0) if names else (-1.0, 0.0)
+
+
+def warnings(record, first, best, advantages, example, dtype):
+    """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout; best:
+    the largest of `held_out` until now. example: one of `examples`."""
+    found, (score, error), cut = {}, held_out(record), "len/truncated_frac"
     if advantages.abs().max() < 1e-6:
         found["advantages"] = nothing_to_learn(example, record)
-    if record["len/truncated_frac"] > 0.5:
+    if record[cut] > min(0.5, first[cut] + 0.2):
         found["cut off"] = (
-            f"{record['len/truncated_frac']:.0%} of the completions are cut off at max_tokens. "
-            "More --max_tokens, a --template that the model knows, or --stop TEXT, such as "
-            "</answer>, may help")
-    if record[GAP] > max(10 * first[GAP], USUAL_GAP[dtype]):
+            f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
+            f"rollout {first['rollout']}. More --max_tokens, a --template that the model knows, "
+            "--stop TEXT, such as </answer>, or --overlong_penalty (arXiv 2503.14476) may help")
+    if error and score < best[0] - 3 * error:
+        found["score"] = (
+            f"mean@n has fallen to {score:.3f}, more than three standard errors below its best, "
+            f"{best[0]:.3f}. A lower --lr (docs/real_model.md) or --kl_coef 0.001 and more (arXiv "
+            "2402.03300) usually helps; the --keep last checkpoints are in the run's folder")
+    if record["policy/entropy"] < 0.1 * first["policy/entropy"]:
+        found["entropy"] = (
+            f"entropy has fallen to {record['policy/entropy']:.2g} nats, from "
+            f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
+            "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
+            "2505.22617) or a lower --lr usually helps")
+    if record.get(GAP, 0.0) > max(10 * first[GAP], USUAL_GAP[dtype]):
         found["gap"] = (
             f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
             f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "

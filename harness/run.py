@@ -72,14 +72,14 @@ class Run(AbstractContextManager):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
         saved = resumed.state if resumed else dict(flags=flags, rollout=0, state={}, totals={},
-                                                   pending=[], first=None)
+                                                   pending=[], first=None, best=(-1.0, 0.0))
         with checkpoint.reading(resumed and resumed.folder):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
             changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else saved["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
-            self.first = saved["first"]
+            self.first, self.best = saved["first"], saved["best"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), time.perf_counter()
         self.out, run_id = parallel.on_rank0(partial(begin, args, trainer.method, resumed))
@@ -161,7 +161,8 @@ class Run(AbstractContextManager):
         # counts with each of its completions, so that runs that share it are on the same axis
         scored = int((batch.prompt_len + batch.completion_len).sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        passes = scored * (1 + bool(self.args.kl_coef)) + 3 * learnt
+        models = (log.GAP in metrics) + bool(self.args.kl_coef) + bool(self.args.teacher)
+        passes = scored * models + 3 * learnt
         size = sum(p.numel() for p in self.trainer.policy.parameters())
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=2 * passes * size)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
@@ -172,7 +173,8 @@ class Run(AbstractContextManager):
             **self.times, "perf/tokens_per_s": tokens / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        warnings = log.warnings(record, self.first, advantages, samples[0], self.args.dtype)
+        warnings = log.warnings(record, self.first, self.best, batch.advantages, samples[0],
+                                self.args.dtype)
         for kind, text in warnings.items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
@@ -197,6 +199,7 @@ class Run(AbstractContextManager):
                 self.tracker.log({name: x for name, x in record.items()
                                   if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
+        self.best = max(self.best, log.held_out(record))
         return record
 
     def save(self):
@@ -209,7 +212,8 @@ class Run(AbstractContextManager):
             checkpoint.save(
                 self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
                 flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
-                first=self.first, pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
+                first=self.first, best=self.best,
+                pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
 def banner(args, trainer, out, rollout):

@@ -7,11 +7,14 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import losses
+from engine.policy import Batch, Policy, compute_logprobs
+from harness import log
+from helpers import run, torchrun
 from losses import METHODS, Method, Tokens, none, policy_loss, ppo_clip, token_mean
 
-pytestmark = pytest.mark.quick
 SIZES = (5, 3, 8, 1, 6, 8)  # tokens of each completion
 
 
@@ -36,7 +39,7 @@ def step(seed, spread=0.4):
 
 
 def same(method, reference, seed=0, **options):
-    """Are a loss and its gradient those of reference(tokens as dicts) -> [(loss, d loss / d log pi)]
+    """Are a loss and its gradient those of reference(tokens, dicts) -> [(loss, d loss / d log pi)]
     of each token, whose mean is the loss?"""
     tokens, real = step(seed)
     tokens.logprobs.requires_grad_()
@@ -54,6 +57,7 @@ def rho(t, old="old_logprobs"):
     return math.exp(t["logprobs"] - t[old])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("beta", [0.05, 0.7])
 def test_dro(beta):
     """Tinker, verl: -(A log pi - beta / 2 (log pi - log pi_old)^2)"""
@@ -148,7 +152,7 @@ NO_REWARD = Method(none, ppo_clip, token_mean, preset=dict(eps_low=1e-9, eps_hig
 
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_the_kl_and_its_gradient(unbiased):
-    """TRL's use_bias_correction_kl, slime's --use-unbiased-kl: k3 times the ratio, with gradient."""
+    """TRL's use_bias_correction_kl, slime's --use-unbiased-kl: k3 times the ratio."""
     def reference(real):
         for t in real:
             x = t["logprobs"] - t["ref_logprobs"]
@@ -226,3 +230,123 @@ def test_each_has_a_card_and_the_flags_that_compute_it_elsewhere():
     for name, word in dict(dro="verl", clip_cov="verl", kl_cov="verl", p4o="FeynRL",
                            opd="TRL").items():
         assert word in json.dumps(notes[name]) and METHODS[name].source in losses.card(name)
+
+
+# ---------------------------------------------------------------------------- whole runs
+
+def moved(base, tmp_path, factor=3.0):
+    """A teacher: the base with other weights in its head."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(factor)
+    for part in (model, AutoTokenizer.from_pretrained(base)):
+        part.save_pretrained(tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+@pytest.mark.parametrize("loss, coef", [("opd", 1.0), ("grpo", 0.25)])
+def test_a_teacher_is_added_to_each_tokens_advantage(loss, coef, base, tmp_path):
+    """A = the row's + coef (log pi_teacher - log pi_old), as the two models have them."""
+    teacher = moved(base, tmp_path)
+    first, *_ = run(base, tmp_path / "run", "--loss", loss, "--teacher", teacher, "--teacher_coef",
+                    str(coef), "--save_rollouts")[1:]
+    kept = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")
+    batch = Batch(**kept["batch"])
+    its, own = (compute_logprobs(Policy(AutoModelForCausalLM.from_pretrained(
+        x, dtype=torch.float32)), batch)[0]
+                for x in (teacher, base))
+    assert torch.allclose(batch.teacher, coef * (its - own), atol=1e-5)
+    assert not batch.teacher[~batch.mask].any()
+    gap = (own - its)[batch.mask].mean().item()
+    assert first["policy/kl_teacher"] == pytest.approx(gap, abs=1e-5) and gap > 0.01
+    rewards = losses.group_advantages(loss, kept["rewards"], dict(entropy=1.0))
+    batch.set_advantages(rewards)
+    assert torch.equal(batch.advantages, rewards.reshape(-1, 1) + batch.teacher)
+
+
+def test_a_policy_comes_nearer_to_its_teacher(base, tmp_path):
+    """By the exact KL at the tokens of the first rollout, before and after eight."""
+    flags = ("--loss opd --rollouts 8 --lr 1e-4 --problems_per_rollout 32 --steps_per_rollout 4 "
+             "--eval_every 0 --save_rollouts").split()
+    teacher = moved(base, tmp_path)
+    run(base, tmp_path / "run", "--teacher", teacher, *flags)
+    ids = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")["batch"]["ids"]
+
+    @torch.no_grad()
+    def log_pi(model):
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        return loaded(ids).logits[:, 6:].log_softmax(-1)
+    its, before, after = map(log_pi, (
+        teacher, base, tmp_path / "run" / "checkpoints" / "rollout_000008"))
+    first, last = ((x.exp() * (x - its)).sum(-1).mean().item() for x in (before, after))
+    assert last < 0.8 * first
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(base, tmp_path, capsys):
+    teacher = moved(base, tmp_path)
+    path = tmp_path / "teacher" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"+"', '"plus"'))
+    with pytest.raises(SystemExit) as stop:
+        run(base, tmp_path / "run", "--loss", "opd", "--teacher", teacher)
+    assert stop.value.code == 2 and "has another tokenizer than --model" in capsys.readouterr().err
+
+
+def test_the_teachers_part_on_two_ranks(base, tmp_path):
+    flags = ("--sampler transformers --rollouts 1 --problems_per_rollout 4 --group_size 4 "
+             "--steps_per_rollout 2 --max_tokens 12 --eval_every 0 --save_rollouts --loss opd "
+             "--tokens_per_micro_batch 40").split()
+    teacher, out = moved(base, tmp_path), tmp_path / "run"
+    torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *flags)
+    batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    its, _ = compute_logprobs(Policy(model), batch)
+    assert torch.allclose(batch.teacher, its - batch.old_logprobs, atol=1e-4)
+
+
+def test_scoring_is_left_out_where_it_changes_nothing(base, tmp_path, capsys):
+    """Weights are the same to the bit; entropy and gap are there for every other rollout."""
+    flags = ["--loss", "p3o", "--rollouts", "4"]
+    every = run(base, tmp_path / "all", *flags)[1:]
+    capsys.readouterr()
+    some = run(base, tmp_path / "some", *flags, "--score_every", "2")[1:]
+    said = [line for line in capsys.readouterr().out.splitlines() if "  reward " in line]
+    assert [" entropy -  " in line for line in said] == [False, True, False, True]
+    for a, b, scored in zip(every, some, [True, False, True, False]):
+        assert (b["policy/entropy"] == a["policy/entropy"]) == scored == (log.GAP in b)
+        assert b["policy/entropy"] is not None or not scored
+        assert b["reward/mean"] == a["reward/mean"] and b["loss/pg"] == a["loss/pg"]
+        assert scored or b["flops"] < a["flops"]
+    last = [tmp_path / name / "checkpoints/rollout_000004/model.safetensors"
+            for name in ("all", "some")]
+    assert last[0].read_bytes() == last[1].read_bytes()
+
+
+# ---------------------------------------------------------------------------- a collapse is said
+
+RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6,
+          "eval/x/mean@4": 0.5, "eval/x/mean@4_stderr": 0.02}
+
+
+@pytest.mark.parametrize("change, kind, words", [
+    ({}, None, ""), ({"eval/x/mean@4": 0.45}, None, ""),
+    ({"eval/x/mean@4": 0.43}, "score", "fallen to 0.430, more than three standard errors below"),
+    ({"policy/entropy": 0.09}, "entropy", "--eps_high (arXiv 2503.14476), --loss clip_cov"),
+    ({"policy/entropy": math.nan}, None, ""), ({"len/truncated_frac": 0.29}, None, ""),
+    ({"len/truncated_frac": 0.31}, "cut off", "31% of the completions are cut off at max_tokens, "),
+    ({log.GAP: 1e-3}, "gap", "--check tries it"),
+    ({"eval/x/mean@4": 0.0, "eval/x/mean@4_stderr": None}, None, "")])
+def test_a_collapse_is_said(change, kind, words):
+    first = {**RECORD, "rollout": 1}
+    found = log.warnings({**RECORD, **change}, first, log.held_out(first), torch.ones(1), {},
+                         "float32")
+    assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
+
+
+def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_path, capsys):
+    """The best of the evaluations is kept over a resume, and each warning comes once."""
+    flags = ("--loss reinforce --advantage raw --lr 3e-3 --rollouts 6 --eval_problems 64 "
+             "--eval_samples 4").split()
+    run(base, tmp_path / "run", *flags, "--rollouts", "3")
+    run(base, tmp_path / "run", *flags, "--resume")
+    said = capsys.readouterr().out
+    assert said.count("mean@n has fallen to ") in (1, 2) and "--kl_coef 0.001 and more" in said

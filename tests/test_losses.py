@@ -227,7 +227,7 @@ def test_fade_at_the_ends(reward, alpha):
     assert state["fade_alpha"] == alpha and values.abs().max() == 0
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"reinforce", "rft"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"reinforce", "rft", "opd"}))
 def test_group_of_one_is_refused_where_a_spread_is_needed(name):
     flags = dict(k=1) if name == "passk" else {}
     with pytest.raises(ValueError, match="group_size"):
@@ -302,7 +302,7 @@ def test_junk_in_padding_changes_nothing(name, extra):
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.like_reinforce])
 def test_on_policy_gradient_is_that_of_reinforce(name):
     tokens, method = random_tokens(), METHODS[name]
-    tokens.old_logprobs = tokens.logprobs.detach().clone()
+    tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs.detach().clone()
     loss, metrics = loss_and_metrics(name, tokens, 7)
     (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     plain = replace(METHODS["reinforce"], select=method.select, aggregate=method.aggregate)
@@ -780,6 +780,9 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "ar_lopti": dict(PPO, prob_alpha=0.3, eps_high=0.24, prob_split=0.5),
     "top_entropy": dict(PPO, entropy_share=0.2, eps_high=0.28),
     "bottom_entropy": dict(PPO, entropy_share=0.8, eps_high=0.28),
+    "p4o": {}, "dro": dict(dro_beta=0.05), "opd": PPO,
+    "clip_cov": dict(cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, eps_high=0.2),
+    "kl_cov": dict(cov_share=2e-4, cov_kl=1.0),
 }
 
 
@@ -787,11 +790,11 @@ def test_no_default_changes_unnoticed():
     assert {name: method.flags for name, method in METHODS.items() if name in DEFAULTS} == DEFAULTS
     assert set(DEFAULTS) == OURS
     for name in DEFAULTS:
-        assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992", METHODS[name].source), name
+        assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992|FeynRL", METHODS[name].source), name
     sampler = {name for name in DEFAULTS if METHODS[name].old_logprobs == "sampler"}
     assert sampler == {"p3o", "opsm"}
     assert {name for name in DEFAULTS if METHODS[name].whole_step} == {
-        "rft", "acpo", "p3o", "top_entropy", "bottom_entropy"}
+        "rft", "acpo", "p3o", "p4o", "top_entropy", "bottom_entropy", "clip_cov", "kl_cov"}
     assert {name: tuple(losses.keyword_only(f).values()) for name, f in CORRECTIONS.items()} == {
         "token_truncate": (0, 2), "token_mask": (0.5, 5), "sequence_truncate": (0, 2),
         "sequence_mask": (0, 3), "geometric_mask": (0.999, 1.001)}

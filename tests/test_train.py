@@ -310,7 +310,8 @@ def numbers(record):
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.quick] * (name == "fade")) for name in METHODS])
 def test_every_method_runs(name, base, tmp_path, graded):
-    first, *records = run(base, tmp_path / "run", "--loss", name)
+    teacher = ["--teacher", base] if name == "opd" else []
+    first, *records = run(base, tmp_path / "run", "--loss", name, *teacher)
     assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
     steps = 2 * len(METHODS[name].passes)
     for record in records:
