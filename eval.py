@@ -27,7 +27,7 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
-from harness.flags import Parser, add_common_flags
+from harness.flags import Parser, add_common_flags, follow_shots
 from harness.log import versions
 from harness.model import check_positions, read_tokenizer
 from harness.stats import benchmark_results, paired
@@ -36,8 +36,8 @@ from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
-SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template template_kwargs "
-            "stop sampler dtype head_dtype seed").split()
+SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens shots template "
+            "template_kwargs stop sampler dtype head_dtype seed").split()
 # flags that leave completions as they are
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
@@ -79,6 +79,8 @@ def parse_args(argv=None):
     del args.origin
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
+    with failures.refusing("eval.py"):
+        follow_shots(args)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in args.benchmarks:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if args.top_p > 1:
@@ -99,8 +101,8 @@ def load_benchmarks(args):
     problems = []
     try:
         for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
-            rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
-                             lcb_to=args.lcb_to)
+            rows = data.load(name, args.split, args.data_dir, shots=args.shots, seed=args.seed,
+                             lcb_from=args.lcb_from, lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
         sandbox.announce(problems, args.allow_unsafe_code)

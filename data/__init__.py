@@ -24,14 +24,18 @@ def names():
     return [*MADE, *SETS]
 
 
-def load(name, split, data_dir=None, left_out=None, **options):
+def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
     name: one of names(), or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
-    graded. options: lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
+    graded. shots: solved problems in front of each prompt, of split "train", by a seed. options:
+    lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
     """
+    if shots:
+        solved = load(name, "train", data_dir)
+        return with_shots(load(name, split, data_dir, left_out, **options), solved, shots, seed)
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):
@@ -40,6 +44,18 @@ def load(name, split, data_dir=None, left_out=None, **options):
         return sources.load_set(name, split, data_dir, left_out, options)
     raise DataError(f"--data {name}: there is no such data set; there are {', '.join(names())}, "
                     "and files that end in .jsonl")
+
+
+def with_shots(problems, solved, n, seed):
+    """The problems, with n solved ones in front of each prompt, which are none of them: the form
+    in which base models are evaluated. Raises DataError."""
+    solved = [p for p in solved if p.get("solution")] if isinstance(solved, list) else []
+    if n > len(solved):
+        raise DataError(f"--shots {n}: {len(solved)} of the problems to learn from have a solution")
+    chosen = random.Random(seed).sample(solved, n)
+    shown = "".join(f"Question: {p['prompt']}\nAnswer: {p['solution']}\n\n" for p in chosen)
+    return [{**p, "prompt": f"{shown}Question: {p['prompt']}\nAnswer:"} for p in problems
+            if p not in chosen]
 
 
 @functools.lru_cache(maxsize=4)

@@ -50,7 +50,8 @@ def maths(row):
         row = {"solution with \\boxed{}": last_boxed(row["solution"]), **row}
     answer = first(row, ("answer", "final_answer", "solution with \\boxed{}"))
     answer = answer[0] if isinstance(answer, list) else answer
-    return dict(prompt=first(row, ("problem", "question")), answer=gold(answer))
+    return dict(prompt=first(row, ("problem", "question")), answer=gold(answer),
+                solution=row.get("solution"))
 
 
 def orz(row):
@@ -58,8 +59,10 @@ def orz(row):
 
 
 def gsm8k(row):
-    answer = row["answer"].split("####")[-1].replace(",", "")
-    return dict(prompt=row["question"], answer=gold(answer))
+    solution, _, answer = row["answer"].rpartition("####")
+    answer = gold(answer.replace(",", ""))
+    return dict(prompt=row["question"], answer=answer,
+                solution=f"{solution.strip()}\nThe answer is \\boxed{{{answer}}}.")
 
 
 def hitab(row):

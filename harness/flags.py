@@ -126,6 +126,8 @@ def add_common_flags(flag):
     """The flags that train.py and eval.py share."""
     flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
+    flag("shots", 0, "solved problems of the training split in front of each prompt, with the "
+         "template none")
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
@@ -243,6 +245,8 @@ def parse_args(argv, description):
     if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
+    with refusing():
+        follow_shots(args)
     follow(args, method)
     refusals.check(args, method)
     args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
@@ -293,6 +297,14 @@ def refuse_unknown(name, loss, method, there):
     what = (f" is a flag of {', '.join(owners)}" if owners else
             f": there is no such flag{did_you_mean(name, names)}; --help lists them")
     refuse(f"{name}{what}; {loss} has {', '.join(f'--{flag}' for flag in method.flags) or 'none'}")
+
+
+def follow_shots(args):
+    """--shots sets the template, and the text that ends a completion: the next question."""
+    if args.shots and args.template not in (None, "none"):
+        raise ValueError(f"--shots has the template none, not {args.template}")
+    if args.shots:
+        args.template, args.stop = "none", args.stop or "\n\nQuestion:"
 
 
 def follow(args, method):

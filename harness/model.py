@@ -93,10 +93,11 @@ def load_data(args):
     left_out, test_set = [], []
     try:
         if args.eval_every:
-            test_set = data.load(args.eval_data or args.data, "test", args.data_dir)
+            test_set = data.load(args.eval_data or args.data, "test", args.data_dir,
+                                 shots=args.shots, seed=args.seed)
             test_set = test_set[:args.eval_problems]
             args.eval_problems = len(test_set)
-        train_set = data.load(args.data, "train", args.data_dir, left_out)
+        train_set = data.load(args.data, "train", args.data_dir, left_out, args.shots, args.seed)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:

@@ -9,7 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import data
+import eval as evaluation
 import losses
+import train
 from engine.policy import Batch, Policy, compute_logprobs
 from harness import log
 from helpers import run, torchrun
@@ -270,12 +273,13 @@ def test_a_policy_comes_nearer_to_its_teacher(base, tmp_path):
              "--eval_every 0 --save_rollouts").split()
     teacher = moved(base, tmp_path)
     run(base, tmp_path / "run", "--teacher", teacher, *flags)
-    ids = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")["batch"]["ids"]
+    batch = Batch(**torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")["batch"])
+    row, t = batch.mask.nonzero(as_tuple=True)
 
     @torch.no_grad()
     def log_pi(model):
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        return loaded(ids).logits[:, 6:].log_softmax(-1)
+        return loaded(batch.ids).logits[row, batch.prompt_len[row] + t - 1].log_softmax(-1)
     its, before, after = map(log_pi, (
         teacher, base, tmp_path / "run" / "checkpoints" / "rollout_000008"))
     first, last = ((x.exp() * (x - its)).sum(-1).mean().item() for x in (before, after))
@@ -350,3 +354,45 @@ def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_pa
     run(base, tmp_path / "run", *flags, "--resume")
     said = capsys.readouterr().out
     assert said.count("mean@n has fallen to ") in (1, 2) and "--kl_coef 0.001 and more" in said
+
+
+# ---------------------------------------------------------------------------- solved problems
+
+GSM8K = [dict(question=f"{i} and 1?", answer=f"It is {i} + 1.\n#### {i + 1:,}")
+         for i in range(1200, 1206)]
+
+
+def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
+    """GSM8K's own solutions, with the answer in a box; of the training split, by a seed."""
+    for split, rows in (("train", GSM8K), ("test", [dict(GSM8K[0], question="2?")])):
+        (tmp_path / f"gsm8k_{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problem, = data.load("gsm8k", "test", tmp_path, shots=2, seed=3)
+    shown = problem["prompt"].split("\n\n")
+    assert shown[2] == "Question: 2?\nAnswer:" and len(set(shown)) == 3
+    for text in shown[:2]:
+        i = int(text.split()[1])
+        assert text == (f"Question: {i} and 1?\nAnswer: It is {i} + 1.\n"
+                        f"The answer is \\boxed{{{i + 1}}}.")
+    learnt = data.load("gsm8k", "train", tmp_path, shots=2, seed=3)
+    assert len(learnt) == 4 and all(p["prompt"].startswith(shown[0]) for p in learnt)
+    assert not {shown[0], shown[1]} & {f"Question: {p['prompt'].split('Question: ')[-1]}"
+                                       for p in learnt}
+    assert data.load("gsm8k", "test", tmp_path, shots=2, seed=4)[0]["prompt"] != problem["prompt"]
+    with pytest.raises(data.DataError, match="--shots 7: 6 of the problems to learn from have a"):
+        data.load("gsm8k", "test", tmp_path, shots=7)
+    with pytest.raises(data.DataError, match="--shots 1: 0 of the problems"):
+        data.load("countdown", "test", shots=1)
+
+
+def test_shots_end_a_completion_at_the_next_question(base, tmp_path, capsys):
+    rows = [dict(prompt=f"1,2,{i}={i + 3}:", answer=dict(nums=[1, 2, i], target=i + 3), id=i,
+                 verifier="countdown", solution=f"<answer>(1+2)+{i}</answer>") for i in range(1, 9)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    args, _ = train.parse_args(["--data", str(path), "--shots", "2"])
+    assert (args.template, args.stop) == ("none", "\n\nQuestion:")
+    args = evaluation.parse_args(["--benchmarks", str(path), "--shots", "2", "--stop", "x"])
+    assert (args.template, args.stop) == ("none", "x")
+    with pytest.raises(SystemExit):
+        train.parse_args(["--shots", "2", "--template", "chat"])
+    assert "--shots has the template none, not chat" in capsys.readouterr().err
