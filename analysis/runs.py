@@ -27,7 +27,10 @@ def read(path):
     flags = json.loads((path / "config.json").read_text())["flags"]
     # a run that was killed may have cut its last line off: it has no line end
     lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
-    records = list(map(json.loads, lines))
+    try:
+        records = list(map(json.loads, lines))
+    except RecursionError as e:
+        raise ValueError(f"metrics.jsonl: {e}") from None
     for record in records:
         for kind in ("mean", "pass"):
             if names := scores(record, kind):
