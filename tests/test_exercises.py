@@ -48,6 +48,16 @@ def scheduled(p, h, target, most, least, sign=1):
     return alpha, min(1, max(least, 1 + sign * (h - target)))
 
 
+def advantage(x, q):
+    return q.log_softmax(0) - x.log_softmax(0)
+
+
+def ascent(x, q):
+    """sum over a of pi(a) A(a) ([a = j] - pi(j))"""
+    pi = x.softmax(0)
+    return (pi * advantage(x, q)) @ (torch.eye(len(pi), dtype=pi.dtype) - pi)
+
+
 def paid(pattern):
     def reward(completion, answer):
         found = re.fullmatch(pattern, completion)
@@ -99,6 +109,12 @@ SOLUTIONS = {
         scheduled, lambda *x: scheduled(*x, sign=-1),
         lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1])),
     "reward": (paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"), paid(r"\D*(\d+)\D*")),
+    "reverse_kl": (
+        lambda x, q: (x.softmax(0) * (x.log_softmax(0) - q.log_softmax(0))).sum(),
+        lambda x, q: (q.softmax(0) * (q.log_softmax(0) - x.log_softmax(0))).sum(),
+        lambda x, q: (x.log_softmax(0) - q.log_softmax(0)).mean()),
+    "policy_gradient": (
+        ascent, lambda x, q: -ascent(x, q), lambda x, q: x.softmax(0) * advantage(x, q)),
 }
 
 
@@ -107,7 +123,7 @@ def found(name, solution):
 
 
 def test_every_function_has_a_solution():
-    assert list(SOLUTIONS) == list(CHECKS) and len(check.EXERCISES) == 12
+    assert list(SOLUTIONS) == list(CHECKS) and len(check.EXERCISES) == 13
     for name, checks in check.EXERCISES.items():
         module = check.solution(name)
         assert module.__doc__ and all(getattr(module, c.function).__doc__ for c in checks)
@@ -127,5 +143,5 @@ def test_a_stub_an_exception_and_an_exercise_that_is_not_there(capsys):
     assert capsys.readouterr().out == "ex02_leave_one_out.leave_one_out: not done yet\n"
     assert "got      'ZeroDivisionError: " in found("pass_at_k", lambda n, c, k: 1 / 0)
     assert found("centred", lambda r: None).startswith("wrong")
-    with pytest.raises(SystemExit, match="exercises are 1 to 12, not 13"):
-        check.main(["13"])
+    with pytest.raises(SystemExit, match="exercises are 1 to 13, not 14"):
+        check.main(["14"])

@@ -28,7 +28,7 @@ def test_every_lesson_has_a_question_before_and_the_answer_after():
         assert lesson.startswith(f"{number}. ")
         question, answer = lesson.index("\n*Question: "), lesson.index("\n**Answer.** ")
         assert question < lesson.index("```sh\n") < answer, number
-    assert len(lessons) == 13
+    assert len(lessons) == 14
 
 
 def test_the_verifier_of_the_lesson_can_be_fooled():
