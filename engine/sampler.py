@@ -1,5 +1,5 @@
-"""The samplers. This file and vllm_settings.py are the ones to change when vLLM does (0.32 is
-tested).
+"""The samplers. This file and vllm_settings.py are the ones to change when vLLM does (0.29 to
+0.32 are tested).
 
 vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
 answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function
@@ -50,6 +50,8 @@ class VLLMSampler:
                  head_dtype="model", stop=None):
         settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
+        if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
+            settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop = vllm, eos, stop
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
