@@ -70,7 +70,8 @@ def run(model, name, option="plain"):
     args, method = train.parse_args([
         "--loss", name, "--model", model, "--lr", "1e-5" if option == "float32" else "1e-3",
         "--max_tokens", "13", "--warmup", "2", "--problems_per_rollout", "4", "--group_size", "6",
-        "--steps_per_rollout", "4", "--entropy_coef", "0" if option == "uniform" else "0.01"])
+        "--steps_per_rollout", "4", "--entropy_coef", "0" if option == "uniform" else "0.01",
+        *["--teacher", model] * (name == "opd")])
     p = load(model, option)
     if option not in ("float32", "overflow"):
         p.double()

@@ -138,7 +138,7 @@ def gaps(name, model, completions, tokenizer, problems, **wrong):
             if found[quantity].shape == x.shape else math.inf for quantity, x in wanted.items()}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "opd"])  # has a teacher
 def test_the_numbers_are_those_of_train(name, model, completions, tokenizer, problems):
     for quantity, gap in gaps(name, model, completions, tokenizer, problems).items():
         assert gap <= 1e-9, f"{quantity}: {gap:.2g}"
