@@ -176,7 +176,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                     **values(args, "temperature dtype head_dtype offload share_prompts"))
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
     if args.teacher and tokenizer:
-        vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
+        with refusing("--teacher, as "):
+            vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")

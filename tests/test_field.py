@@ -293,6 +293,10 @@ def test_a_teacher_with_another_tokenizer_is_refused(base, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(base, tmp_path / "run", "--loss", "opd", "--teacher", teacher)
     assert stop.value.code == 2 and "has another tokenizer than --model" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        run(base, tmp_path / "run", "--loss", "opd", "--teacher", "/nowhere")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2 and "--teacher, as --model /nowhere is no folder here" in said
 
 
 def test_the_teachers_part_on_two_ranks(base, tmp_path):
