@@ -3,6 +3,7 @@ study/results/PART.jsonl, a line each; the bases' scores are in bases.json. ./ru
 it.
 
     python -m study.runs map                 what is missing of a part; without a name, of all
+                                             but those of the task comparisons, which need Gemma
     python -m study.runs map --minutes 60    begins no run after so long
     python -m study.runs map --plan          the number of runs that are missing
 
@@ -17,6 +18,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import resource
 import shlex
 import shutil
 import statistics
@@ -32,12 +34,31 @@ from harness.files import lock, write
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-# worked is a file of problems and a base, see study/worked.py
-TASKS = {"countdown": "--data countdown",
-         "worked": "--data study/worked/train.jsonl --model study/worked/base"}
-BASES = {"countdown": HERE.parent / "data/base", "worked": HERE / "worked/base"}
+
+
+
+class Task(NamedTuple):
+    """base: folder of the model that a run begins from; flags: of train.py and eval.py; training:
+    more of train.py; samples: completions of each test puzzle."""
+
+    base: Path
+    flags: str
+    training: str
+    samples: int = 16
+
+
+TOY = "--group_size 16 --eval_problems 100 --eval_samples 8"
+TASKS = {  # worked is a file of problems and a base, see study/worked.py
+    "countdown": Task(HERE.parent / "data/base", "", f"--data countdown {TOY}"),
+    "worked": Task(HERE / "worked/base", "",
+                   f"--model study/worked/base --data study/worked/train.jsonl {TOY}"),
+    "comparisons": Task(
+        HERE.parent / "models/gemma-3-270m",
+        "--template none --max_prompt_tokens 128 --dtype float32 --stop </answer> --max_tokens 12",
+        "--model models/gemma-3-270m --data {folder}/comparisons_train.jsonl --shuffle groups --group_size 8 "
+        "--eval_problems 50 --eval_samples 4", samples=4)}
 # of a task's held-out puzzles: those of the score, and those of a run's evaluations
-PARTS = dict(test=slice(0, 200), validation=slice(200, 300))
+PARTS = dict(test=slice(0, 200), validation=slice(200, 300), )
 # metrics that are kept: their mean over a run, and every fifth value
 KEPT = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
         "clip/capped_frac", "adv/mass_pos", "adv/mass_neg", "adv/fade_alpha", "adv/fade_delta",
@@ -62,13 +83,14 @@ class Planned(NamedTuple):
     def id(self):
         return f"{self.name} {self.task} {self.steps} {self.lr:g} {self.seed} {self.puzzles}"
 
-    def command(self):
-        """The flags of train.py, but for its folder and the file of --eval_data."""
-        return (f"{self.flags} --steps_per_rollout {self.steps} --lr {self.lr:g} "
-                f"--seed {self.seed} --rollouts {self.rollouts} {TASKS[self.task]} "
-                f"--problems_per_rollout {self.puzzles} --group_size 16 --sampler transformers "
-                f"--save_every 0 --eval_every {self.evaluate_every} "
-                "--eval_problems 100 --eval_samples 8")
+    def command(self, folder):
+        """The flags of train.py, but for its --out. folder: of the files of problems."""
+        task = TASKS[self.task]
+        return (f"{self.flags} --steps_per_rollout {self.steps} "
+                f"--lr {self.lr:g} --seed {self.seed} --rollouts {self.rollouts} {task.flags} "
+                f"{task.training.format(folder=folder)} --problems_per_rollout {self.puzzles} "
+                f"--sampler transformers --save_every 0 --eval_every {self.evaluate_every} "
+                f"--eval_data {folder}/{self.task}_validation.jsonl")
 
 
 def read_plan(path=HERE / "plan.toml"):
@@ -104,20 +126,28 @@ def distinct_puzzles(task):
     """A task's held-out problems, one of each puzzle: prompts that differ in the order of the
     numbers alone are one puzzle. Their order is that of a hash."""
     import data
+    from examples import comparisons
     from study import worked
     puzzles = {}
-    for problem in worked.held_out() if task == "worked" else data.load(task, "test"):
+    for problem in (worked.held_out() if task == "worked" else data.load(task, "test")
+                    if task == "countdown" else [comparisons.problem(i, True) for i in range(320)]):
         puzzles.setdefault(data.cluster(problem), problem)
     order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
     return [puzzles[puzzle] for puzzle in order]
 
 
-def problem_file(task, part, folder):
-    """-> the file of one of PARTS."""
-    file = folder / f"{task}_{part}.jsonl"
-    if not file.exists():
-        write(file, "".join(json.dumps(p) + "\n" for p in distinct_puzzles(task)[PARTS[part]]))
-    return file
+def write_problems(task, folder):
+    """The files of problems of a task's runs: TASK_test.jsonl and so on, worked's own aside."""
+    from examples import comparisons
+    from study import worked
+    if task == "worked":
+        worked.write_problems()
+    held_out = distinct_puzzles(task)
+    files = {name: held_out[part] for name, part in PARTS.items()}
+    if task == "comparisons":
+        files["train"] = [comparisons.problem(i, False) for i in range(4000)]
+    for name, problems in files.items():
+        write(folder / f"{task}_{name}.jsonl", "".join(json.dumps(p) + "\n" for p in problems))
 
 
 # ---------------------------------------------------------------------------- one run
@@ -140,7 +170,7 @@ def numbers_of(out):
     """The numbers of a run's metrics.jsonl that are kept."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     validation = [[r["rollout"], rounded(value)] for r in records for name, value in r.items()
-                  if name.startswith("eval/") and name.endswith("/mean@8")]
+                  if name.startswith("eval/") and name.rpartition("/mean@")[2].isdigit()]
     records = [r for r in records if r["rollout"]]
     columns = {name: [r.get(name) for r in records] for name in KEPT}
     columns["clip/range"] = [ranges(r.get("steps", [])) for r in records]
@@ -152,13 +182,14 @@ def numbers_of(out):
 
 
 def score(model, task, folder, out):
-    """mean@16 and pass@k of a model on a task's test puzzles."""
+    """mean@n and pass@k of a model on a task's test puzzles: {name: score}, the largest k last."""
     import eval as evaluation
-    evaluation.main(["--model", str(model), "--benchmarks",
-                     str(problem_file(task, "test", folder)), "--samples", "16", "--sampler",
-                     "transformers", "--out", str(out)])
+    flags, n = TASKS[task].flags.split(), TASKS[task].samples
+    evaluation.main(["--model", str(model), "--benchmarks", str(folder / f"{task}_test.jsonl"),
+                     "--samples", str(n), "--sampler", "transformers", *flags, "--out", str(out)])
     result, = json.loads((out / "eval.json").read_text())["results"].values()
-    return {name: rounded(result[name]) for name in ("mean@16", "pass@4", "pass@16")}
+    return {name: rounded(result[name]) for name in dict.fromkeys(
+        (f"mean@{n}", "pass@4", f"pass@{n}"))}
 
 
 def begin_child(folder):
@@ -173,7 +204,7 @@ def begin_child(folder):
 def score_base(task, folder):
     """A child that scores a task's base; one at a time."""
     out, log = begin_child(folder)
-    scores = {**read_bases(), task: score(BASES[task], task, folder, out)}
+    scores = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
     write(RESULTS / "bases.json", json.dumps(scores) + "\n")
     shutil.rmtree(out)
     log.unlink()
@@ -183,12 +214,13 @@ def train_run(run, folder, bases):
     """A child's whole life: trains, evaluates, and keeps the numbers."""
     import train
     out, log = begin_child(folder)
-    print(run.command(), flush=True)
-    train.main([*shlex.split(run.command()), "--eval_data",
-                str(problem_file(run.task, "validation", folder)), "--out", str(out)])
+    print(run.command(folder), flush=True)
+    train.main([*shlex.split(run.command(folder)), "--out", str(out)])
     model = max((out / "checkpoints").glob("rollout_*"))
+    spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     kept = dict(id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags),
-                test=score(model, run.task, folder, out / "eval"), **numbers_of(out))
+                test=score(model, run.task, folder, out / "eval"), core_seconds=round(spent),
+                **numbers_of(out))
     write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
     shutil.rmtree(out)
     log.unlink()
@@ -212,7 +244,7 @@ def collect(folder):
 @cache
 def code_of(flags):
     """{definition: checksum} of the code of the row that these flags choose, and of Countdown's
-    verifier, which both tasks have."""
+    verifier."""
     import train
     from harness import checksums
     from rewards import REWARDS
@@ -247,8 +279,9 @@ def say(plan):
     print(f"{time.strftime('%H:%M:%S')} {len(missing(plan))} runs are missing", flush=True)
 
 
-def warm_up(tasks):
-    """Imports what every run needs, for one core. -> {task: checksum of its base's weights}"""
+def warm_up(tasks, folder):
+    """Imports what every run needs, for one core, and writes the problems into a folder.
+    -> {task: checksum of its base's weights}"""
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
     import matplotlib.pyplot  # noqa: F401
     import torch
@@ -256,11 +289,13 @@ def warm_up(tasks):
 
     import engine.hf_sampler  # noqa: F401
     import train  # noqa: F401
-    from study import worked
     torch.set_num_threads(1)
-    if "worked" in tasks:
-        worked.write_problems()
-    return {task: zlib.crc32((BASES[task] / "model.safetensors").read_bytes()) for task in tasks}
+    for task in tasks:
+        if not TASKS[task].base.exists():
+            sys.exit(f"study.runs: {TASKS[task].base} is missing: ./run_all.sh gemma makes it")
+        write_problems(task, folder)
+    return {task: zlib.crc32((TASKS[task].base / "model.safetensors").read_bytes())
+            for task in tasks}
 
 
 def fork_all(next_runs, work, jobs, minutes=0):
@@ -318,13 +353,14 @@ def main():
     args = parser.parse_args()
     if unknown := set(args.parts) - set(plan):
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
-    plan = {part: plan[part] for part in args.parts or plan}
+    plan = {part: runs for part, runs in plan.items()
+            if part in (args.parts or [part]) and (args.parts or runs[0].task != "comparisons")}
     say(plan)
     if args.plan:
         return
     folder = claimed(args.folder)
     tasks = {runs[0].task for runs in plan.values()}
-    bases = warm_up(tasks)
+    bases = warm_up(tasks, folder)
     others, names = of_other_code(plan)
     if others and not args.force:
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
