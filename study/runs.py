@@ -36,7 +36,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 
 
-
 class Task(NamedTuple):
     """base: folder of the model that a run begins from; flags: of train.py and eval.py; training:
     more of train.py; samples: completions of each test puzzle."""
@@ -55,10 +54,10 @@ TASKS = {  # worked is a file of problems and a base, see study/worked.py
     "comparisons": Task(
         HERE.parent / "models/gemma-3-270m",
         "--template none --max_prompt_tokens 128 --dtype float32 --stop </answer> --max_tokens 12",
-        "--model models/gemma-3-270m --data {folder}/comparisons_train.jsonl --shuffle groups --group_size 8 "
-        "--eval_problems 50 --eval_samples 4", samples=4)}
+        "--model models/gemma-3-270m --data {folder}/comparisons_train.jsonl --group_size 8 "
+        "--shuffle groups --eval_problems 50 --eval_samples 4", samples=4)}
 # of a task's held-out puzzles: those of the score, and those of a run's evaluations
-PARTS = dict(test=slice(0, 200), validation=slice(200, 300), )
+PARTS = dict(test=slice(0, 200), validation=slice(200, 300))
 # metrics that are kept: their mean over a run, and every fifth value
 KEPT = ("reward/mean", "policy/entropy", "policy/kl_old", "policy/ess", "clip/frac",
         "clip/capped_frac", "adv/mass_pos", "adv/mass_neg", "adv/fade_alpha", "adv/fade_delta",
