@@ -2,6 +2,7 @@
 
     python -m study results            RESULTS.md and its figures, from study/results/
     python -m study measure            takes eight rollouts apart anew, in minutes
+    python -m study measure_gemma      the same of Gemma 3 270M, in half an hour
     python -m study steps ROLLOUT      ratios, gradient sizes and clipping of a rollout that
                                        train.py --save_rollouts kept, after each optimizer step
     python -m study subsets ROLLOUT    which tokens make its gradient
@@ -35,17 +36,18 @@ def of_rollout(command, rollout, out):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("results", "measure", "steps", "subsets", "rank"))
+    parser.add_argument("command", choices=(
+        "results", "measure", "measure_gemma", "steps", "subsets", "rank"))
     parser.add_argument("path", nargs="?", type=Path,
                         help="a file of train.py --save_rollouts; of rank a run's folder")
     parser.add_argument("--out", type=Path,
                         help="of a rollout: its figure; the numbers go into a .json beside it")
     args = parser.parse_args(argv)
-    if (args.command in ("results", "measure")) != (args.path is None):
+    if (args.command in ("results", "measure", "measure_gemma")) != (args.path is None):
         parser.error(f"{args.command} takes {'no path' if args.path else 'one path'}")
-    if args.command == "measure":
-        from study.anatomy import measure
-        measure()
+    if args.command.startswith("measure"):
+        from study import anatomy
+        getattr(anatomy, args.command)()
     elif args.command == "results":
         from study.page import write_results
         print(f"written: {', '.join(map(str, write_results()))}")

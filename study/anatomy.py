@@ -17,9 +17,9 @@ from harness.files import checkpoint_folders, numbers
 from harness.tables import markdown_table
 from losses import ppo_clip
 from study.quantities import HIGH, LOW, steps
-from study.runs import RESULTS
+from study.runs import RESULTS, TASKS, write_problems
 
-UPDATES = RESULTS / "updates.json"
+UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"
 
 
 def top_entropy_of_each(tokens, share=0.2):
@@ -167,17 +167,6 @@ def subsets_table(result):
         f"{result['sum_error']:.1g} of its length.\n")
 
 
-def anatomy_of(file):
-    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers; near
-    is of its own steps, far of 64, each on a fourth of the completions: reversal by their number.
-    Every analysis opens the rollout anew: the one before has moved the policy."""
-    own, far, kept = steps(open_rollout(file)), steps(open_rollout(file), 64), open_rollout(file)
-    return dict(near=own["reversal"], far=far["reversal"], spread=own["spread"][1],
-                own_slope=own["own_slope"][1], ratio_std=own["ratio_std"], met=own["met"],
-                clipped=own["clipped"], subsets=compare_subsets(kept)["subsets"],
-                solve_rates=kept.rewards.mean(1).tolist())
-
-
 def head_ranks(run):
     """-> {rollout: s1^2 / sum s^2} of the singular values of the LM head's change since the run's
     start, at each of its checkpoints: 1 is a change of rank one (FADE)."""
@@ -189,18 +178,55 @@ def head_ranks(run):
     return {rollout: (s[0] / s.sum()).item() for rollout, s in squares.items()}
 
 
-def measure():
-    """Writes UPDATES: anatomy_of the first rollout of GRPO's runs, and the theory's numbers."""
+def steps_of(file):
+    """What study/mechanism.py has of Gemma's: the run's own steps alone."""
+    kept = open_rollout(file)
+    own = steps(kept)
+    return dict(near=own["reversal"], spread=own["spread"][1], own_slope=own["own_slope"][1],
+                ratio_std=own["ratio_std"], met=own["met"], clipped=own["clipped"],
+                solve_rates=kept.rewards.mean(1).tolist())
+
+
+def anatomy_of(file):
+    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers; near
+    is of its own steps, far of 64, each on a fourth of the completions: reversal by their number.
+    Every analysis opens the rollout anew: the one before has moved the policy."""
+    return dict(steps_of(file), far=steps(open_rollout(file), 64)["reversal"],
+                subsets=compare_subsets(open_rollout(file))["subsets"])
+
+
+def measured_rollouts(measure_one, flags):
+    """-> measure_one(file) of the first rollout of GRPO's runs of eight seeds."""
     import train
-    from study import theory
     found = []
+    for seed in range(8):
+        with tempfile.TemporaryDirectory() as folder:
+            train.main(["--out", f"{folder}/run", "--seed", str(seed), *flags.split(), *(
+                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
+                "--sampler transformers").split()])
+            found.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
+    return found
+
+
+def write_numbers(path, content):
+    shorter = json.loads(json.dumps(numbers(content)),
+                         parse_float=lambda number: float(f"{float(number):.4g}"))
+    path.write_text(json.dumps(shorter) + "\n")
+
+
+def measure():
+    """Writes UPDATES: anatomy_of the first rollouts, and the theory's numbers."""
+    from study import theory
+    found = measured_rollouts(anatomy_of, "--lr 1e-4 --problems_per_rollout 32")
+    write_numbers(UPDATES, dict(theory=theory.everything(), seeds=found))
+
+
+def measure_gemma():
+    """Writes UPDATES_OF_GEMMA: steps_of the first rollouts, all weights trained."""
+    task = TASKS["comparisons"]
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(8):
-            out = Path(folder, str(seed))
-            train.main(["--out", str(out), "--seed", str(seed), *(
-                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 --lr 1e-4 "
-                "--problems_per_rollout 32 --sampler transformers").split()])
-            found.append(anatomy_of(out / "rollouts" / "rollout_000001.pt"))
-    text = json.dumps(numbers(dict(theory=theory.everything(), seeds=found)))
-    shorter = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
-    UPDATES.write_text(json.dumps(shorter) + "\n")
+        write_problems("comparisons", Path(folder))
+        found = measured_rollouts(
+            steps_of, f"--lr 5e-7 --problems_per_rollout 16 --steps_per_rollout 16 {task.flags} "
+            f"{task.training.format(folder=folder)}")
+    write_numbers(UPDATES_OF_GEMMA, dict(seeds=found))

@@ -17,7 +17,8 @@ TOP = "top 20% entropy"
 # ACPO's app. D: norm of a part of the gradient over that of the whole; angle in degrees
 IN_PAPER = {LOW: (4.09, 27.8), TOP: (3.40, 44.2), HIGH: (0.50, 42.8), "A < 0": (0.92, 28.0),
             "A > 0": (1.22, 40.5), "no clip": (201.77, 50.7), ONE_STEP: (0.98, 47.4)}
-Row = namedtuple("Row", "place claim paper measured verdict")
+Row = namedtuple("Row", "place claim paper measured verdict gemma gemma_verdict",
+                 defaults=("", ""))
 
 
 def judge(says, interval, than=0, size=None):
@@ -52,12 +53,12 @@ def numbers_of(rollout):
     for name, tokens in (("clipped", clipped), ("passed", passed)):
         found.update({f"pi, {name}": tokens["probability"],
                       f"entropy, {name}": tokens["entropy_if_low"]})
-    for walk in (rollout["near"], rollout["far"]):
+    for walk in (rollout["near"], rollout.get("far", {})):
         for taken, (low, high) in walk.items():
             when = f"{taken} of {list(walk)[-1]}"
             found.update({f"|G_L| {when}": low, f"|G_H| {when}": high,
                           f"log {when}": math.log10(abs(low / high))})
-    for name, subset in rollout["subsets"].items():
+    for name, subset in rollout.get("subsets", {}).items():
         found.update({f"{key}, {name}": subset[key] for key in subset})
     for alpha in (1, 3):
         found[f"alpha {alpha}"] = effective_problems(rollout["solve_rates"], alpha)
@@ -65,10 +66,10 @@ def numbers_of(rollout):
 
 
 def columns(rollouts):
-    """{name: [its number in each rollout]}. G is taken in the direction that it has over all of
-    them: absolute values of single rollouts are biased upwards by noise."""
+    """{name: [its number in each rollout]}; {} without rollouts. G is taken in the direction that it
+    has over all of them: absolute values of single rollouts are biased upwards by noise."""
     each = [numbers_of(rollout) for rollout in rollouts]
-    found = {name: [numbers[name] for numbers in each] for name in each[0]}
+    found = {name: [numbers[name] for numbers in each] for name in (each or [{}])[0]}
     return {name: [-x for x in column] if name[:2] == "|G" and sum(column) < 0 else column
             for name, column in found.items()}
 
@@ -143,16 +144,22 @@ def formulas(theory):
             for *entry, eqs in found]
 
 
-def rows(updates):
-    """-> the Rows: means over the rollouts and their 95% intervals."""
-    found, numbers = formulas(updates["theory"]), columns(updates["seeds"])
-    for claim in CLAIMS:
-        judged, texts = interval_of(numbers, claim.name), [
-            f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
-            for words, name in (("", claim.name), *claim.beside)]
-        found.append(Row(claim.place, claim.words, claim.paper, "; ".join(texts),
-                         judge(claim.says, judged, claim.than, claim.size)))
-    return found
+def measured(claim, numbers):
+    """-> the claim's numbers as a text, and its verdict; empty where they were not measured."""
+    if not {*claim.name.split(" - ")} <= numbers.keys():
+        return "", ""
+    texts = [f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
+             for words, name in (("", claim.name), *claim.beside)]
+    return "; ".join(texts), judge(claim.says, interval_of(numbers, claim.name), claim.than,
+                                   claim.size)
+
+
+def rows(updates, gemma):
+    """-> the Rows: means over the rollouts and their 95% intervals. gemma: those of Gemma."""
+    toy, other = columns(updates["seeds"]), columns(gemma["seeds"])
+    return formulas(updates["theory"]) + [
+        Row(claim.place, claim.words, claim.paper, *measured(claim, toy), *measured(claim, other))
+        for claim in CLAIMS]
 
 
 def few_tokens(updates):
@@ -166,16 +173,17 @@ def few_tokens(updates):
 # ---------------------------------------------------------------------------- figures
 
 
-def draw(updates, file):
-    """Lemma 1's spread; the reversal by step and by kappa; norms and angles of subsets."""
-    rollouts, found = updates["seeds"], columns(updates["seeds"])
-    figure, ((spread, by_step), (by_kappa, parts)) = plt.subplots(2, 2, figsize=(9.5, 7.2))
+def draw_steps(name, rollouts, spread, by_step):
+    """Lemma 1's spread, and the reversal by step, of a model's rollouts."""
+    found = columns(rollouts)
     for rollout in rollouts:
         spread.plot(*zip(*rollout["spread"], strict=True), "C0.", ms=3)
     for slope in (1, 2):
         spread.axline((0, -2.2), slope=slope, color=f"C{slope}", lw=1, label=f"slope {slope}")
-    spread.set(xlabel="log(1 - pi)", ylabel="log std(rho) after one step")
+    spread.set(title=name, xlabel="log(1 - pi)", ylabel="log std(rho) after one step")
     for walk, style in (("near", "o-"), ("far", "s--")):
+        if walk not in rollouts[0]:
+            continue
         *_, last = steps = list(rollouts[0][walk])
         for i, side in enumerate(("|G_L|", "|G_H|")):
             of = [interval_of(found, f"{side} {taken} of {last}") for taken in steps]
@@ -183,7 +191,19 @@ def draw(updates, file):
                              yerr=[x.mean - x.ends(0.05)[0] for x in of], capsize=2,
                              color=f"C{i}", label=f"{side}, run of {last} steps")
     by_step.set_xscale("symlog", base=2, linthresh=1)
-    by_step.set(xlabel="optimizer steps on the rollout", ylabel="mean of G, uniform in pi")
+    by_step.set(title=name, xlabel="optimizer steps on the rollout",
+                ylabel="mean of G, uniform in pi")
+
+
+def draw(updates, gemma, file):
+    """Lemma 1's spread and the reversal by step, of both models; the reversal by kappa; norms and
+    angles of subsets."""
+    rollouts, found = updates["seeds"], columns(updates["seeds"])
+    figure, axes = plt.subplots(3, 2, figsize=(9.5, 10.4))
+    by_kappa, parts = axes[2]
+    draw_steps("0.86M parameters", rollouts, *axes[:2, 0])
+    if gemma["seeds"]:
+        draw_steps("Gemma 3 270M", gemma["seeds"], *axes[:2, 1])
     for i, scan in enumerate(updates["theory"]["remark_1"]):
         for eq, style in (("53", "-"), ("56", "--")):
             by_kappa.plot(scan["kappas"], scan["log10"][eq], f"C{i}{style}", lw=1.2,
@@ -195,8 +215,8 @@ def draw(updates, file):
             found[f"norm_selected, {name}"]), f"C{i}o", label=name)
         parts.plot(angle, norm, f"C{i}o", mfc="none")
     parts.set(yscale="log", xlabel="angle to the full gradient (degrees)", ylabel="norm over its")
-    for axis in (spread, by_step, by_kappa, parts):
-        axis.legend()
+    for axis in axes.flat:
+        axis.legend(loc="best")
     save(figure, file, f"{len(rollouts)} rollouts, 95% intervals; below right the means over the "
                        "selected tokens, and hollow those of ACPO's app. D")
 

@@ -1,18 +1,22 @@
-"""RESULTS.md, study/results/claims.csv and two figures, from the numbers in study/results: the runs
-of plan.toml, what rule.py says of the claims of claims.toml, and the updates of mechanism.py."""
+"""RESULTS.md, study/results/claims.csv and the figures, from the numbers in study/results: the runs
+of plan.toml, what rule.py says of the claims of claims.toml, and the updates of mechanism.py.
+
+There are two models: the toy (data/base and study/worked/base), and Gemma 3 270M."""
 
 import csv
 import json
+import math
 import statistics
 
 from analysis.figures import plt, save
 from harness.files import write
 from harness.tables import markdown_table
 from study import mechanism, rule
-from study.anatomy import UPDATES
+from study.anatomy import UPDATES, UPDATES_OF_GEMMA
 from study.runs import HERE, RESULTS, read_bases, read_plan
 
 BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
+GEMMA = (("comparisons", 16), ("comparisons", 4))
 MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power", "fade")
 TRACES = (  # what shows whether a method adapts: a metric, its name, and settings that have it
     ("clip/range", "ACPO's mean clip range", ("acpo",)),
@@ -35,35 +39,45 @@ def by_seed(row):
     return f"{min(of.values()):+.3f} to {max(of.values()):+.3f}"
 
 
-def claims_table(rows, gain):
+def cells_of(row, gain):
+    """A row's difference, its share of the gain, and the verdict."""
+    share = f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else ""
+    return signed(row), share, row.verdict(gain)
+
+
+def claims_table(rows, gain, of_gemma, gemma_gain):
     """A line for each claim, and one for each number that stands beside it."""
-    lines = []
+    lines, cells = [], {(row.claim["id"], row.beside): cells_of(row, gemma_gain)
+                        for row in of_gemma}
     for row in rows:
-        share = f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else ""
         first = ("", f"- {BESIDE[row.beside]}") if row.beside else (
             row.claim["paper"], row.claim["words"])
-        lines.append((*first, signed(row), share, row.verdict(gain)))
-    return markdown_table(("paper", "claim", "difference", "of the gain", "verdict"), lines)
+        lines.append((*first, *cells_of(row, gain),
+                      *cells.get((row.claim["id"], row.beside), [""] * 3)))
+    head = "difference", "of the gain", "verdict"
+    return markdown_table(("paper", "claim", *head, *(f"Gemma: {x}" for x in head)), lines)
 
 
-def settings_of(runs, steps):
+def settings_of(runs, steps, task="countdown"):
     """{name: {rate: {seed: run}}} of the map's methods, and their rates."""
-    settings = {name: runs.of["countdown", name, steps] for name in MAP}
+    settings = {name: runs.of[task, name, steps] for name in MAP}
     return settings, sorted({lr for setting in settings.values() for lr in setting})
 
 
 def map_table(runs):
-    """mean@16 of each method at each rate, with 16 and with 2 steps, and its own rate."""
+    """mean@n of each method at each rate, and with three rates its own rate."""
     lines, head = [(name,) for name in MAP], ["method"]
-    for steps in (16, 2):
-        settings, rates = settings_of(runs, steps)
-        head += [*(f"{steps} steps, {lr:g}" for lr in rates), "own rate"]
+    for task, steps in (("countdown", 16), ("countdown", 2), *GEMMA):
+        settings, rates = settings_of(runs, steps, task)
+        own = ["own rate"] * (task == "countdown")
+        head += [*(f"{'Gemma, ' * (not own)}{steps} steps, {lr:g}" for lr in rates), *own]
         for i, setting in enumerate(settings.values()):
             found = [[rule.score(run, "test") for run in setting.get(lr, {}).values()]
                      for lr in rates]
             cells = [f"{x.mean:.3f} +- {x.error:.3f}" for x in map(rule.Interval.of, found)
-                     ] if min(map(len, found)) > 1 else [""] * len(rates)
-            lines[i] += *cells, f"{rule.own_rate(setting)[1]:.1e}" if cells[0] else ""
+                     ] if rates and min(map(len, found)) > 1 else [""] * len(rates)
+            lines[i] += *cells, *(f"{rule.own_rate(setting)[1]:.1e}" if cells[0] else ""
+                                  for _ in own)
     return markdown_table(head, lines)
 
 
@@ -81,18 +95,24 @@ def traces_table(runs):
     return markdown_table(("quantity", "setting", "task", "steps", "mean", "range"), lines)
 
 
-def write_csv(rows, gain, updates_rows):
+def write_csv(models, updates_rows):
+    """models: {name: (its rows, its gain)}"""
     with open(RESULTS / "claims.csv", "w", newline="") as file:
         out = csv.writer(file)
-        out.writerow(("paper", "claim", "beside", "score", "measured", "standard error", "seeds",
-                      "p", "level", "low", "high", "verdict"))
-        for row in rows:
-            x = row.interval
-            out.writerow((row.claim["paper"], row.claim["words"], row.beside, row.score,
-                          *(f"{v:.5g}" for v in (x.mean, x.error, x.n, x.p, row.level,
-                                                 *x.ends(row.level))), row.verdict(gain)))
+        out.writerow(("model", "paper", "claim", "beside", "score", "measured", "standard error",
+                      "seeds", "p", "level", "low", "high", "verdict"))
+        for model, (rows, gain) in models.items():
+            for row in rows:
+                x = row.interval
+                numbers = x.mean, x.error, x.n, x.p, row.level, *x.ends(row.level)
+                out.writerow((model, row.claim["paper"], row.claim["words"], row.beside, row.score,
+                              *(f"{v:.5g}" for v in numbers), row.verdict(gain)))
         for row in updates_rows:
-            out.writerow((row.place, row.claim, *[""] * 2, row.measured, *[""] * 6, row.verdict))
+            for model, measured, verdict in (("toy", row.measured, row.verdict),
+                                             ("gemma", row.gemma, row.gemma_verdict)):
+                if measured:
+                    out.writerow((model, row.place, row.claim, *[""] * 2, measured, *[""] * 6,
+                                  verdict))
 
 
 def draw_map(runs, base, file):
@@ -105,47 +125,78 @@ def draw_map(runs, base, file):
                 for lr in rates if len(setting.get(lr, ())) > 1]
             axis.errorbar([lr for lr, _ in points], [x.mean for _, x in points],
                           [x.error for _, x in points], marker=".", lw=1, capsize=2, label=name)
-        axis.axhline(base[rule.SCORES[kind]], color="0.5", lw=0.8, ls=":")
+        axis.axhline(rule.of_test(base, kind), color="0.5", lw=0.8, ls=":")
         axis.set(xscale="log", xlabel="learning rate", title=f"{steps} steps per rollout",
-                 ylabel=f"{rule.SCORES[kind]} on the test puzzles")
+                 ylabel=f"{rule.SCORES[kind]}16 on the test puzzles")
         axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
         axis.minorticks_off()
     axes[0].legend(fontsize=7)
     save(figure, file, "mean and standard error over seeds; dotted: the base")
 
 
-def numbers(rows, missing, gain, base):
-    """What the sentences of RESULTS.in.md name."""
+def draw_gemma(runs, file):
+    """Gemma's validation scores over rollouts, the mean over seeds and its 95% interval."""
+    figure, axis = plt.subplots(figsize=(6.5, 4))
+    for i, name in enumerate(("grpo", "acpo", "p3o", "fade")):
+        seeds = [run["validation"] for setting in runs.of["comparisons", name, 16].values()
+                 for run in setting.values()]
+        if len(seeds) < 2:
+            continue
+        rollouts = [rollout for rollout, _ in seeds[0]]
+        of = [rule.Interval.of(x) for x in zip(*([x for _, x in run] for run in seeds),
+                                               strict=True)]
+        low, high = zip(*(x.ends() for x in of), strict=True)
+        axis.plot(rollouts, [x.mean for x in of], f"C{i}.-", label=f"{name}, {len(seeds)} seeds")
+        axis.fill_between(rollouts, low, high, color=f"C{i}", alpha=0.12, lw=0)
+    axis.set(xlabel="rollouts", ylabel="mean@4 on 50 held-out problems")
+    axis.legend()
+    save(figure, file, "Gemma 3 270M on comparisons, 16 steps per rollout; bands: 95% intervals "
+                       "over seeds")
+
+
+def numbers(rows, missing, gain, base, parts=("map",), suffix=""):
+    """What the sentences of RESULTS.in.md name, of one model."""
     primary = [row for row in rows if not row.beside and row.score == "test"]
-    of_claims = sorted(map(rule.detectable, primary))
-    seen = statistics.median(of_claims)
-    planned = len({run.seed for run in read_plan()["map"]})
-    return dict(
-        seeds=f"{min(row.interval.n for row in primary)} of {planned}", family=len(rows),
-        gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=base["mean@16"],
-        base_pass=base["pass@16"], seen=f"{seen:.3f}", seen_share=f"{100 * seen / gain:.0f}%",
+    of_claims = sorted(map(rule.detectable, primary)) or [math.nan]
+    seen, seeds = statistics.median(of_claims), [row.interval.n for row in primary] or [0]
+    planned = max(len({run.seed for run in read_plan()[part]}) for part in parts)
+    found = dict(
+        seeds=f"{min(seeds)} of {planned}", most_seeds=max(seeds), family=len(rows),
+        gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=rule.of_test(base, "test"),
+        base_pass=rule.of_test(base, "pass"), seen=f"{seen:.3f}",
+        seen_share=f"{100 * seen / gain:.0f}%",
         seen_range=" to ".join(f"{100 * x / gain:.0f}%" for x in (of_claims[0], of_claims[-1])),
         missing=f"\nNot trained yet: {'; '.join(c['words'] for c in missing)}.\n" * bool(missing),
         **{row.claim["id"] + row.beside: signed(row) for row in rows},
         **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary
            if row.claim["id"] == "acpo_grpo"},
         **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
+    return {f"{name}{suffix}": x for name, x in found.items()}
 
 
 def write_results():
     """-> the files that it wrote; of claims whose runs are not all trained the page says so."""
-    runs, base = rule.Runs(["map", "advantages"]), read_bases()["countdown"]
-    gain = rule.gain(runs, base["mean@16"])
+    runs, bases = rule.Runs(["map", "advantages", *rule.GEMMA]), read_bases()
+    base, gemma_base = bases["countdown"], bases["comparisons"]
+    gain = rule.gain(runs, rule.of_test(base, "test"))
+    gemma_gain = rule.gain(runs, rule.of_test(gemma_base, "test"), task="comparisons")
     rows, missing = rule.rows()
+    of_gemma, missing_of_gemma = rule.rows(rule.read_claims(gemma=True))
     updates = json.loads(UPDATES.read_text())
-    of_updates = mechanism.rows(updates)
+    gemma = json.loads(UPDATES_OF_GEMMA.read_text()) if UPDATES_OF_GEMMA.exists() else {"seeds": []}
+    of_updates = mechanism.rows(updates, gemma)
     draw_map(runs, base, RESULTS / "map.png")
-    mechanism.draw(updates, RESULTS / "mechanism.png")
-    write_csv(rows, gain, of_updates)
+    draw_gemma(runs, RESULTS / "gemma.png")
+    mechanism.draw(updates, gemma, RESULTS / "mechanism.png")
+    write_csv(dict(toy=(rows, gain), gemma=(of_gemma, gemma_gain)), of_updates)
     page = HERE.parent / "RESULTS.md"
     write(page, (HERE / "RESULTS.in.md").read_text().format(
-        claims=claims_table(rows, gain), map=map_table(runs),
-        traces=traces_table(rule.Runs({*read_plan()} - {"pilot", "averages"})),
-        mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict"), of_updates),
-        tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base)))
-    return [page, *(RESULTS / name for name in ("claims.csv", "map.png", "mechanism.png"))]
+        claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
+        traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
+            "averages"})),
+        mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
+                                  "verdict"), of_updates),
+        tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base),
+        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, rule.GEMMA, "_gemma")))
+    return [page, *(RESULTS / name for name in ("claims.csv", "map.png", "gemma.png",
+                                                "mechanism.png"))]
