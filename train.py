@@ -151,6 +151,7 @@ def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
+    flags.compare_with_saved(args)
     if flags.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before

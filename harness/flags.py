@@ -24,7 +24,7 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
-    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
+    "gpu_memory_utilization score_every deterministic allow_unsafe_code data_dir").split()}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
@@ -331,7 +331,7 @@ def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def print_changes(args):
+def compare_with_saved(args):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags

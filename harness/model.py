@@ -12,7 +12,7 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
-from harness.flags import print_changes, refuse, refusing
+from harness.flags import refuse, refusing
 from losses import require
 from rewards import verifier
 
@@ -117,7 +117,6 @@ def load_data(args):
         args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    print_changes(args)
     return train_set, test_set, left_out
 
 
