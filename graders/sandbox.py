@@ -76,13 +76,12 @@ def isolating():
     links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
              "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
              "/dev/shm": "/tmp"}  # multiprocessing's semaphores are files there
-    user = ["--user", "--map-root-user"] if uid is None else []
+    command = "setpriv --pdeathsig KILL unshare --fork --kill-child --pid --net --mount --ipc"
+    user = " --user --map-root-user" if uid is None else ""
+    paths = "/usr /bin /lib /lib64 /etc/ld.so.cache /dev/null /dev/urandom".split()
     places = {real_place(path, links) for path in (
-        "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-        sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)}
-    return (["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user, "--pid",
-             "--net", "--mount", "--ipc"],
-            dict(places=sorted(places), links=links, uid=uid))
+        *paths, sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)}
+    return (command + user).split(), dict(places=sorted(places), links=links, uid=uid)
 
 
 def check_isolation(allow_unsafe):
@@ -218,7 +217,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
             prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
         with runners_end:
             process = subprocess.Popen(
-                [*command, sys.executable, "-I", "-B", "-c", RUNNER, str(runners_end.fileno())],
+                [*command, sys.executable, "-IBc", RUNNER, str(runners_end.fileno())],
                 cwd=folder, start_new_session=True, pass_fds=[runners_end.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8",
