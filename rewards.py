@@ -32,12 +32,11 @@ def the_answer(completion):
 
 
 def arithmetic(text, longest=200):
-    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers, or Unparsed.
-    The limits bound the recursion and the numbers; int() would take digits that are not ASCII's."""
+    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
+    Unparsed. The limits bound the recursion and the numbers; int() takes digits that are not ASCII's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
-    tokens = [*re.findall(r"[0-9]+|\S", text), " "]  # " " marks the end
-    numbers = []
+    tokens, numbers = [*re.findall(r"[0-9]+|\S", text), " "], []  # " " marks the end
 
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""

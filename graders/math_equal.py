@@ -418,9 +418,9 @@ def foreign(pred, gold):
 
 
 def refuse(pred, gold):
-    """-> 0.0, the reward of an answer that is not equal to the gold answer. If it is more than wrong,
-    raises UnparsedGold, or Hedge where it has more candidates than the gold answer, a relation, or
-    an operation that is left to do."""
+    """-> 0.0, the reward of an answer that is not equal to the gold answer. Raises UnparsedGold, or
+    Hedge where the answer has more candidates than the gold answer, a relation, or an operation
+    that is left to do."""
     if not readable(gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
