@@ -33,7 +33,7 @@ def the_answer(completion):
 
 def arithmetic(text, longest=200):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
-    Unparsed. The limits bound the recursion and the numbers; int() takes digits that are not ASCII's."""
+    Unparsed. The limits bound recursion and numbers; int() takes digits that are not ASCII's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
     tokens, numbers = [*re.findall(r"[0-9]+|\S", text), " "], []  # " " marks the end
