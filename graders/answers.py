@@ -103,10 +103,8 @@ def rewritten(text, part):
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is cleaned once for its whole group.
 def clean(text):
-    """-> an answer without its wrapping, and its unit with the powers, None where it has none.
-
-    The wrapping is dollars, \\boxed, \\text, spacing, degree signs and final stops:
-    '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
+    """'$15\\text{ cm}^2$.' -> '15', (('cm', 2),): an answer without dollars, \\boxed, \\text,
+    spaces, degree signs and final stops, and its unit with the powers, None where it has none."""
     text = str(text)
     if len(text) > LONGEST:
         return text, None
@@ -193,10 +191,8 @@ def unit_of(name):
 
 
 def number(text):
-    """The exact value of a number as people write it, else None.
-
-    They write 1e5, 4.5 \\times 10^{33}, 1,000, 3/4, \\frac{3}{4} and 1 1/2. Only ASCII's digits
-    are digits. Python reads 4,300 of them."""
+    """The exact value of a number as people write it, else None: 1e5, 4.5 \\times 10^{33}, 1,000,
+    3/4, \\frac{3}{4}, 1 1/2. Only ASCII's digits are digits. Python reads 4,300 of them."""
     if len(text) > 4300:
         return None
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[-+]?[0-9]{1,3}(?: [0-9]{3})+",
@@ -268,8 +264,7 @@ def tight(text):
 
 
 def choice(text):
-    """'(C) Plane', 'Option C' -> 'C', and 'Plane' or '': the letter of a choice, and its text. Of
-    other texts '', and the text."""
+    """'(C) Plane' -> 'C', 'Plane'; 'Option C' -> 'C', '': a choice and its text. Else '', text."""
     if letter := re.fullmatch(r"(?:[Oo]ption|[Aa]nswer|[Cc]hoice)?:? *\(?([A-J])[.:)]?", text):
         return letter[1], ""
     parts = re.fullmatch(r"\(?([A-J])(?:[.:)]+| +(?=\([a-zA-Z' -]{3,}\)$)) *(.+)", text, re.S)

@@ -57,8 +57,7 @@ def expand(text):
 
 
 def as_interval(text):
-    """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
-    no list of inequalities in one name."""
+    """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; text, None of other texts."""
     ranges = []
     bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
     bare, *holes = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *([a-z]) *\\neq *", bare)
@@ -164,9 +163,8 @@ def is_value(part):
 
 
 def close(a, b):
-    """Are two real or complex numbers equal? Rational ones are compared exactly, others to 1e-50 of
-    their size, and their difference to 1e-50 of its terms: for 2^{1009} + \\sqrt{2} and 2^{1009}
-    it is \\sqrt{2}."""
+    """Are two real or complex numbers equal? Rational ones exactly, others to 1e-50 of their size,
+    and their difference to 1e-50 of its terms: of 2^{1009} + \\sqrt{2} and 2^{1009}, \\sqrt{2}."""
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
@@ -249,7 +247,7 @@ def same_equation(pred, gold):
     """Have two equations the same sides, or is one a multiple of the other? math-verify would call
     any two equal that it cannot solve. x = 5 is a value, and 2x = 10 is a question."""
     sides, gold_sides = re.split(EQUALS, pred), re.split(EQUALS, gold)
-    if len(sides) != 2 or len(gold_sides) != 2:
+    if not len(sides) == len(gold_sides) == 2:
         return False
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
@@ -269,9 +267,8 @@ SECONDS = 30  # by the clock, for one question; data.load's workers have 60 for 
 
 
 def within(question, *answers):
-    """The value of a question on answers: False after SECONDS, or where it raises an exception.
-
-    The limit is a signal, and so the main thread's alone."""
+    """The value of a question on answers: False after SECONDS, or where it raises an exception. The
+    limit is a signal, and so the main thread's alone."""
     in_main = threading.current_thread() is threading.main_thread()
     try:
         return timeout(SECONDS if in_main else None)(question)(*answers)
@@ -418,9 +415,8 @@ def foreign(pred, gold):
 
 
 def refuse(pred, gold):
-    """-> 0.0, the reward of an answer that is not equal to the gold answer. Raises UnparsedGold, or
-    Hedge where the answer has more candidates than the gold answer, a relation, or an operation
-    that is left to do."""
+    """-> 0.0, the reward of a wrong answer. Raises UnparsedGold, or Hedge where the answer has more
+    candidates than the gold answer, a relation, or an operation that is left to do."""
     if not readable(gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)

@@ -102,8 +102,7 @@ def refuse_calls(machine, clone, socket, socketpair, *numbers):
 
 
 def confine(places, links, uid):
-    """Fills this process's namespaces and gives up its rights. uid: the user that it becomes, None
-    for no other. Raises OSError."""
+    """Fills this process's namespaces, becomes the user uid if any, and gives up its rights."""
     name = os.uname().machine
     if name not in CALLS:
         raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
@@ -141,9 +140,8 @@ def nameless_file():
 
 
 def fork_for_each(texts, limits, results):
-    """Forks a process for each text, one after the other, which has that text on its stdin.
-
-    It returns in those processes, which are to run the program, and never in this one, which writes
+    """Forks a process for each text, one after the other, which has that text on its stdin. It
+    returns in those processes, which are to run the program, and never in this one, which writes
     [exit code, stdout] of each to `results` and exits after the last."""
     first = os.getpid() == 1  # of a process tree
     for text in texts:

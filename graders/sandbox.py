@@ -33,9 +33,8 @@ RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 # ------------------------------------------------------------------ how programs are isolated
 
 def program_uid():
-    """The user that the programs of this process become if root starts them, else None.
-
-    Each process has another: the kernel counts a user's processes, also those of a fork bomb."""
+    """The user that the programs of this process become if root starts them, else None. Each
+    process has another: the kernel counts a user's processes, also those of a fork bomb."""
     table = Path("/proc/self/uid_map")  # lines of: the first id here, the first outside, how many
     text = table.read_text() if table.exists() else "0 0 4294967295"
     spans = (map(int, line.split()) for line in text.splitlines())
@@ -70,7 +69,6 @@ def real_place(path, links):
 
 def isolating():
     """-> the command that gives a process its namespaces, and the arguments of runner.confine.
-
     Root's programs become another user; those of others are in a user namespace besides."""
     uid = program_uid()
     links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
@@ -94,9 +92,7 @@ def check_isolation(allow_unsafe):
 
 
 def announce(problems, allow_unsafe):
-    """Says how programs are isolated, if the problems have any.
-
-    Raises PermissionError where nothing isolates them and allow_unsafe is not given."""
+    """Says how programs are isolated, if the problems have any, or raises as check_isolation."""
     if any(p["verifier"] == "code" for p in problems):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
@@ -109,7 +105,6 @@ def announce(problems, allow_unsafe):
 
 class LineReader:
     """Reads the lines that arrive at a file descriptor, each by a deadline.
-
     The buffer is this class's own: poll looks at the pipe alone, and would wait for a line that one
     of Python's file objects has already taken into its buffer."""
 
@@ -141,9 +136,8 @@ class LineReader:
 
 
 def first_sender(channel, lines):
-    """The process id of who wrote the first byte, which goes to `lines`.
-
-    It is one of ours: in its own process tree the runner is number 1."""
+    """The process id of who wrote the first byte, which goes to `lines`. It is one of ours: in its
+    own process tree the runner is number 1."""
     first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError
@@ -164,7 +158,6 @@ def used_by(session):
 
 def next_result(lines, session, timeout, most_bytes):
     """The runner's next line; for what it raises see LineReader.read.
-
     The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
     the clock (it sleeps), or at twenty times `timeout`: a program may wait for a busy core."""
     began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
@@ -180,7 +173,6 @@ def next_result(lines, session, timeout, most_bytes):
 
 def kill(process, runner, lines):
     """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
-
     A runner that a program has taken over may have left unshare's group and ignore its end."""
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:  # Nobody else gets the runner's number while unshare waits.
