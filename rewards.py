@@ -113,9 +113,12 @@ def equal(pred, gold):
 
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
-    from graders.math_equal import refuse
+    from graders import math_equal
     answer = final_answer(completion)
-    return 1.0 if equal(answer, gold) else refuse(answer, gold)  # 0, UnparsedGold or Hedge
+    if equal(answer, gold):
+        return 1.0
+    math_equal.refuse(answer, gold)  # raises UnparsedGold or Hedge
+    return 0.0
 
 
 def math_gold(gold):

@@ -415,8 +415,8 @@ def foreign(pred, gold):
 
 
 def refuse(pred, gold):
-    """-> 0.0, the reward of a wrong answer. Raises UnparsedGold, or Hedge where the answer has more
-    candidates than the gold answer, a relation, or an operation that is left to do."""
+    """Raises UnparsedGold, or Hedge where a wrong answer has more candidates than the gold answer,
+    a relation, or an operation that is left to do."""
     if not readable(gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)
@@ -425,7 +425,6 @@ def refuse(pred, gold):
             len(re.findall(several, pred)) > len(re.findall(several, gold))
             or named(pred)[2] and "=" not in gold or unfinished(pred, gold)):
         raise Hedge(pred)
-    return 0.0
 
 
 def same_number(pred, x, gold, y):
