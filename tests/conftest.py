@@ -24,6 +24,7 @@ import torch  # noqa: E402
 
 from data import countdown  # noqa: E402
 from data.recipe import BASE  # noqa: E402
+from study import tiny  # noqa: E402
 
 # a second of each run
 countdown.held_out = functools.cache(countdown.held_out)
@@ -42,8 +43,7 @@ PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the s
 
 
 def between(values):
-    """A threshold near the median of values that is none of them, nor one but for rounding: the
-    middle of the widest gap among the eight around the median."""
+    """A threshold off all values: the middle of the widest gap among the eight around the median"""
     middle = values.sort().values[len(values) // 2 - 4:][:8]
     i = middle.diff().argmax()
     return middle[i:i + 2].mean().item()
@@ -102,16 +102,12 @@ def base():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from study import tiny
-
     return tiny.tokenizer()
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory, tokenizer):
     """small(tied) -> the folder of an untrained model, smaller than the base."""
-    from study import tiny
-
     def make(tied=False):
         folder = tmp_path_factory.mktemp(f"small-{tied}")
         recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2, tied=tied, seed=5)

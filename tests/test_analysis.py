@@ -1,10 +1,7 @@
-"""Figures and tables from runs that are whole, cut off, or without an evaluation; the anatomy of an
-update against runs, enumeration and closed forms."""
+"""Figures and tables of runs that are whole, cut off, or without an evaluation; a walk's steps."""
 
 import json
 import math
-import re
-import shlex
 import shutil
 
 import pytest
@@ -12,8 +9,7 @@ import torch
 
 import data
 from analysis import figures, rollout, runs
-from analysis.__main__ import COMMANDS, main, make_parser
-from conftest import ROOT
+from analysis.__main__ import main
 from engine.loading import load
 from engine.sampler import Completion
 from harness import files
@@ -214,8 +210,7 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
 
 
 def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, capsys):
-    """Nothing is written into a run's folder: its own curves.png says that it is done. The last
-    line names the file."""
+    """Nothing is written into a run's folder, whose curves.png says that it is done."""
     monkeypatch.chdir(folders[0])
     there = {*tmp_path.rglob("*.*")}
     for args, name in ((["table", *folders], "table.md"), (["table", "."], "a-0-table.md"),
@@ -225,13 +220,6 @@ def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, cap
         assert capsys.readouterr().out.splitlines()[-1] == f"written: {tmp_path / name}"
         there.add(tmp_path / name)
         assert {*tmp_path.rglob("*.*")} == there
-
-
-def test_commands_of_the_pages_are_taken():
-    """Every `python -m analysis` of the documentation is parsed."""
-    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "analysis.md").read_text()
-    lines = re.findall(r"^python -m analysis (.*)$", pages, re.M)
-    assert {make_parser().parse_args(shlex.split(line)).command for line in lines} == set(COMMANDS)
 
 
 # ---------------------------------------------------------------------------- the anatomy

@@ -1,7 +1,4 @@
-"""train.py --check: every row is right for the embedded base, and fails when what it looks at is
-broken."""
-
-import json
+"""train.py --check: every row is right for the embedded base, and each fault fails its own."""
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import has_vllm
 from harness import check, refusals
-from helpers import torchrun
+from helpers import torchrun, write_rows
 
 AT_FIRST, AT_07, AFTER_SYNC = (
     f"log probabilities of sampler and trainer, {when}"
@@ -137,10 +134,10 @@ def test_a_row_that_does_not_say_that_it_sees_the_whole_step(base, capsys, monke
     ("\\frac{1}{", ["gold answers can be graded", MIXED]), ("123454321", [MIXED])])
 def test_a_gold_answer_that_does_not_parse(last, rows, base, capsys, tmp_path):
     """The base solves none of the problems either, which is another row's business."""
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(dict(prompt=f"{i}=", answer=answer, verifier="math")) + "\n"
-                            for i, answer in enumerate(["123454321"] * 19 + [last])))
-    assert failing(capsys, "--data", str(path), "--eval_every", "0") == rows
+    path = write_rows(tmp_path / "own.jsonl", [
+        dict(prompt=f"{i}=", answer=answer, verifier="math")
+        for i, answer in enumerate(["123454321"] * 19 + [last])])
+    assert failing(capsys, "--data", path, "--eval_every", "0") == rows
 
 
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")

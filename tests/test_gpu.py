@@ -1,5 +1,4 @@
-"""What only a GPU does, as far as a CPU can tell: a sleeping engine, the arithmetic of memory, a
-head in float32, a GPU that is full."""
+"""What only a GPU does, as far as a CPU can tell: an engine that sleeps, memory, a full GPU."""
 
 import dataclasses
 import inspect
@@ -17,7 +16,7 @@ from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler, has_vllm
 from engine.trainer import Trainer
 from harness.failures import RunFailed, room_for
-from helpers import run
+from helpers import refused, run
 from ranks import load
 
 # ---------------------------------------------------------------------------- the engine's sleep
@@ -189,9 +188,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, cap
     assert parallel.unusable_gpu() is None  # there is none here
     monkeypatch.setattr(parallel.glob, "glob", lambda pattern: ["/dev/nvidia0"])
     for parse in (train.parse_args, evaluation.parse_args):
-        with pytest.raises(SystemExit) as stop:
-            parse([])
-        assert stop.value.code == 2 and named in capsys.readouterr().err
+        assert named in refused(capsys, parse)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert train.parse_args([])[0].dtype == "float32"
 

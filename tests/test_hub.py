@@ -1,5 +1,4 @@
-"""data/hub.py: the rows of every set, read by `datasets` from folders with the layout of the Hub's
-repositories; and a sentence for a Hub that is silent or refuses."""
+"""data/hub.py: every set, read by `datasets` from folders laid out as on the Hub; its errors."""
 
 import io
 import json

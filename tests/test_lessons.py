@@ -1,5 +1,4 @@
-"""docs/lessons.md: its form and its verifier (test_readme.py has its commands); docs/lessons.ipynb:
-the same text, and its cells run."""
+"""docs/lessons.md: its form and verifier (commands: test_readme.py); the notebook's cells run."""
 
 import json
 import os
@@ -52,8 +51,7 @@ def test_the_notebook_is_that_of_the_lessons():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """Stands for IPython's Image and HTML, which the tests do not need. -> the sizes of what cells
-    show"""
+    """-> the sizes of what cells show, by a stand-in for IPython's Image and HTML"""
     sizes = []
     display = types.ModuleType("IPython.display")
     display.Image = lambda file: sizes.append(Path(file).stat().st_size)
@@ -83,8 +81,7 @@ def cells_of_lessons(*numbers):
 
 
 def test_lessons_run(copy, shown, monkeypatch):
-    """Those that paste a verifier and a loss into the code. Pasted again, they take the place of
-    what was pasted before."""
+    """Those that paste a verifier and a loss into the code, in place of what they pasted before."""
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])

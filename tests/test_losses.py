@@ -1,5 +1,4 @@
-"""losses.py: values and gradients against the peers' own code, against hand computation, and
-invariances."""
+"""losses.py: values and gradients against the peers' own code and by hand, and invariances."""
 
 import inspect
 import json
@@ -121,33 +120,21 @@ def test_same_loss_and_gradient_as_the_peer(name):
 
 # ---------------------------------------------------------------------------- advantages
 
-# the peer's name: our method. The others differ in the std or its epsilon, or have no row:
+# the peer's name: our method, or FADE's alpha and delta. The others have another std or epsilon, or
+# no row here (PKPO)
 ADVANTAGES = {
-    "upstream verl grpo": "grpo",
-    "formula slime (unbiased, 1e-6)": "grpo",
+    "upstream verl grpo": "grpo", "formula slime (unbiased, 1e-6)": "grpo",
     "upstream verl grpo norm_by_std=False": "dr_grpo",
     "formula centred (Dr.GRPO, prime-rl, tinker)": "dr_grpo",
-    "upstream verl rloo": "rloo",
-    "formula max_rl (r-mu)/mu": "maxrl",
+    "upstream verl rloo": "rloo", "formula max_rl (r-mu)/mu": "maxrl",
     "formula FADE alpha=1 delta=1 (== centred)": (1, 1),
     "formula FADE alpha=1.5 delta=.4": (1.5, 0.4),
     "formula FADE alpha=3 delta=.3": (3, 0.3),
 }
-NO_ROW = {
-    "upstream verl grpo_passk": "a value for the best of the group alone",
-    "formula TRL group (unbiased, 1e-4)": "epsilon 1e-4",
-    "formula OpenRLHF group_norm (unbiased, 1e-9)": "epsilon 1e-9",
-    "formula oat/FeynRL (unbiased, 1e-8)": "epsilon 1e-8",
-    "formula nano-aha/GRPO-Zero (biased, 1e-4)": "biased std",
-    "formula open-instruct standard (biased, 1e-8)": "biased std",
-    "formula PKPO k=2 (binary)": "PKPO has no row",
-    "formula PKPO k=4 (binary)": "PKPO has no row",
-}
 
 
 def fade_at(rewards, alpha, delta):
-    """FADE's advantage at a given alpha and delta: its averages are set to what gives them, and
-    held."""
+    """FADE's advantage at a given alpha and delta: its averages are set to what gives them"""
     state = dict(entropy=1.0, fade_entropy=1.0, fade_entropy_first=1.0,
                  fade_solve_rate=3 / (2 * alpha + 3))
     values = group_advantages("fade", rewards, state, fade_ema=0.0, entropy_target=2 - delta)
@@ -158,12 +145,11 @@ def fade_at(rewards, alpha, delta):
 @pytest.mark.parametrize("group", PEER_ADVANTAGES["groups"])
 def test_same_advantages_as_the_peers(group):
     rewards = torch.tensor([PEER_ADVANTAGES["groups"][group]], dtype=torch.float64)
-    for name, expected in PEER_ADVANTAGES["advantages"][group].items():
-        if name not in NO_ROW:
-            ours = ADVANTAGES[name]
-            values = (group_advantages(ours, rewards, {}) if isinstance(ours, str)
-                      else fade_at(rewards, *ours))
-            assert values[0].tolist() == pytest.approx(expected, abs=1e-5), name
+    for name, ours in ADVANTAGES.items():
+        values = (group_advantages(ours, rewards, {}) if isinstance(ours, str)
+                  else fade_at(rewards, *ours))
+        expected = PEER_ADVANTAGES["advantages"][group][name]
+        assert values[0].tolist() == pytest.approx(expected, abs=1e-5), name
 
 
 ONE_OF_FOUR = [1, 0, 0, 0]
@@ -235,25 +221,18 @@ def test_group_of_one_is_refused_where_a_spread_is_needed(name):
 
 
 EDGES = [  # a row, one of its flags, values that are refused, values at the edge that are taken
-    ("asym", "delta", [-1.0, 0.0], [0.01]),
-    ("power", "alpha", [0.99], [1.0]),
-    ("fade", "alpha_max", [0.99], [1.0]),
+    ("asym", "delta", [-1.0, 0.0], [0.01]), ("power", "alpha", [0.99], [1.0]),
+    ("passk", "k", [0, 5], [1, 4]), ("fade", "alpha_max", [0.99], [1.0]),
     ("fade", "delta_min", [-0.5, 0.0, 1.01], [0.01, 1.0]),
     ("fade", "fade_ema", [-0.01, 1.01], [0.0, 1.0]),
-    ("passk", "k", [0, 5], [1, 4]),
     ("top_entropy", "entropy_share", [-0.5, 0.0, 1.01], [0.01, 1.0]),
     ("bottom_entropy", "entropy_share", [0.0, 1.01], [0.01, 1.0]),
     ("ar_lopti", "prob_alpha", [-0.01, 1.01], [0.0, 1.0]),
     ("ar_lopti", "prob_split", [-0.5, 0.0, 1.0, 1.5], [0.01, 0.99]),
-    ("grpo", "dual_clip", [0.5, 1.0], [0, 1.01]),
-    ("acpo", "dual_clip", [0.5, 1.0], [0.0, 1.01]),
-    ("cispo", "ratio_max", [0.2, 0.99], [1.0]),
-    ("sapo", "tau_pos", [-1.0, 0.0], [0.01]),
-    ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
-    ("cispo_acpo", "ratio_max", [0.45, 0.99], [1.0]),
-    ("acpo", "bins", [-1, 0], [1, 2]),
-    ("dppo", "binary_kl", [-0.1, 0.0], [1e-9]),
-]
+    ("grpo", "dual_clip", [0.5, 1.0], [0, 1.01]), ("acpo", "dual_clip", [0.5, 1.0], [0.0, 1.01]),
+    ("cispo", "ratio_max", [0.2, 0.99], [1.0]), ("cispo_acpo", "ratio_max", [0.45, 0.99], [1.0]),
+    ("sapo", "tau_pos", [-1.0, 0.0], [0.01]), ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
+    ("acpo", "bins", [-1, 0], [1, 2]), ("dppo", "binary_kl", [-0.1, 0.0], [1e-9])]
 
 
 @pytest.mark.parametrize("name, flag, bad, good", EDGES, ids=str)
@@ -350,8 +329,7 @@ def five_tokens(**others):
 
 
 def test_what_is_logged_by_hand():
-    """The reference gives every token half its probability; the sampler says a third of pi_old
-    twice, and twice pi_old thrice: weights of 2 (capped) and 1/2."""
+    """The reference has pi / 2, the sampler pi_old / 3 twice (weight 2, capped) and 2 pi_old."""
     tokens = five_tokens(ref_logprobs=[p / 2 for p in FIVE["pi"]], sampler_logprobs=[
         p * c for p, c in zip(FIVE["pi_old"], [1 / 3, 1 / 3, 2, 2, 2])])
     # -min(rho A, clip(rho) A): -1, -1.2, 1.25, 1, -1.2; times the weights -4.4 + 0.525
@@ -396,8 +374,7 @@ def test_a_dual_clip_of_0_is_none(name):
     ("falling", dict(drop_low=0.2, drop_high=0.3), [0.5, 1, 0, 0.5 / 0.6, 0.5 / 0.7]),
 ])
 def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
-    """L = -w A log pi, w the bounded ratio, 0 where PPO would clip. What is dropped is clipped.
-    falling: cispo, where ratios are below 1."""
+    """L = -w A log pi, w the bounded ratio, 0 where PPO would clip. falling: ratios below 1."""
     pi, tokens = FIVE["pi"], five_tokens()
     if name == "falling":
         name, pi = "cispo", [0.1, 0.1, 0.5, 0.5, 0.5]
@@ -469,8 +446,7 @@ def test_entropies_that_are_equal_but_for_rounding_are_chosen_together(entropy, 
 
 @pytest.mark.parametrize("apart", [19, 21, -19, -21])
 def test_far_ratios_are_bounded(apart):
-    """log rho, and log pi / pi_ref in the KL, count to 20 either way; beyond, there is no
-    gradient."""
+    """log rho and the KL's log pi / pi_ref count to 20 either way; beyond there is no gradient."""
     tokens = tokens_of([[math.exp(-25 + apart / 2)]], [[math.exp(-25 - apart / 2)]], [[0]])
     tokens.ref_logprobs, bounded = tokens.old_logprobs, max(-20, min(20, apart))
     assert tokens.ratio.item() == pytest.approx(math.exp(bounded))
@@ -530,9 +506,8 @@ def test_shares_of_clipped_and_capped_ratios_by_hand():
         assert metrics["capped_frac"].item() == pytest.approx(capped), (name, flags)
 
 
-# three completions; r = pi_old / pi_sampler of their tokens, none at a bound, where rounding would
-# choose the side. R is 3 x 0.6 x 1.8 = 3.24, 0.4 and 10.8, the geometric means are 1.48, 0.4 and
-# 3.29
+# r = pi_old / pi_sampler of three completions, none at a bound, where rounding would choose sides.
+# R is 3 x 0.6 x 1.8 = 3.24, 0.4 and 10.8, the geometric means are 1.48, 0.4 and 3.29
 RATIOS = [[3, 0.6, 1.8], [0.4], [6, 1.8]]
 
 
@@ -644,10 +619,6 @@ def test_completions_without_a_token_do_not_count(name):
     assert policy_loss(name, empty, 7).item() == pytest.approx(wanted, abs=1e-12)
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 def test_rows_of_two_frameworks_equal_a_plain_reference():
     """Loss and gradient, in float64, of plain Python: loops over completions and tokens."""
     tokens = random_tokens()
@@ -686,7 +657,7 @@ def test_rows_of_two_frameworks_equal_a_plain_reference():
 
 def test_advantages_over_the_rollout_equal_a_plain_reference():
     rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], [0.5, -1, 0, 2]]
-    centred = [r - mean(group) for group in rewards for r in group]
+    centred = [r - sum(group) / 4 for group in rewards for r in group]
     spread = math.sqrt(sum(a * a for a in centred) / 15)
     for name in ("reinforce_pp", "scale_rl"):
         values = group_advantages(name, torch.tensor(rewards, dtype=torch.float64), {})
@@ -761,22 +732,17 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     **dict.fromkeys(["reinforce", "rft"], {}),
     **dict.fromkeys(["reinforce_pp", "rloo", "grpo", "dr_grpo", "maxrl"], PPO),
     **dict.fromkeys(["scale_rl", "cispo"], dict(ratio_max=5.0, drop_low=None, drop_high=None)),
-    "dapo": dict(PPO, eps_high=0.28),
-    "gspo": dict(eps_low=0.0003, eps_high=0.0004),
-    "luspo": dict(eps_low=0.002, eps_high=0.0025),
-    "sapo": dict(tau_pos=1.0, tau_neg=1.05),
-    "gmpo": dict(eps_low=0.4, eps_high=0.4),
+    "gspo": dict(eps_low=0.0003, eps_high=0.0004), "gmpo": dict(eps_low=0.4, eps_high=0.4),
+    "luspo": dict(eps_low=0.002, eps_high=0.0025), "sapo": dict(tau_pos=1.0, tau_neg=1.05),
     "dppo": dict(tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0),
     "vespo": dict(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0),
-    "opsm": dict(PPO, opsm_delta=0.5),
+    "opsm": dict(PPO, opsm_delta=0.5), "dapo": dict(PPO, eps_high=0.28),
     "dapo_acpo": dict(eps_low=0.2, eps_high=0.3, dual_clip=3.0),
     "cispo_acpo": dict(ratio_max=1.45, drop_low=0.2, drop_high=0.3),
     "acpo": dict(clip_base=0.2, clip_alpha=3.0, clip_max=3.0, bins=5, dual_clip=3.0),
     "p3o": dict(ess_cap=True, ess_kl=True),
     "fade": dict(PPO, alpha_max=3.0, delta_min=0.3, entropy_target=None, fade_ema=0.02),
-    "asym": dict(PPO, delta=2.0),
-    "power": dict(PPO, alpha=2.0),
-    "passk": dict(PPO, k=4),
+    "asym": dict(PPO, delta=2.0), "power": dict(PPO, alpha=2.0), "passk": dict(PPO, k=4),
     "ar_lopti": dict(PPO, prob_alpha=0.3, eps_high=0.24, prob_split=0.5),
     "top_entropy": dict(PPO, entropy_share=0.2, eps_high=0.28),
     "bottom_entropy": dict(PPO, entropy_share=0.8, eps_high=0.28),

@@ -52,8 +52,7 @@ def model(small):
 
 @pytest.fixture(scope="module")
 def completions(base, model, tokenizer, problems):
-    """Completions of the base, cut to uneven lengths. The sampler's log probabilities are the
-    model's with noise, as if the sampler had other weights: ratios against it are not 1."""
+    """Completions of the base, cut to uneven lengths, with noise in the sampler's probabilities."""
     torch.manual_seed(0)
     ids, attention_mask, mask, _ = one_file.sample(load(base), tokenizer, problems, G)
     length = mask.shape[1]
@@ -122,10 +121,8 @@ def by_train(model, name, method, groups):
 
 
 def gaps(name, model, completions, tokenizer, problems, **wrong):
-    """-> the largest difference of each quantity; `wrong` are other cells for one_file.py alone.
-
-    The method has values that suit the model: both passes of ar_lopti have tokens, and the
-    rollout's entropy reaches fade's delta, which is clipped to 1 otherwise."""
+    """-> each quantity's largest difference; `wrong` are other cells for one_file.py alone. Both
+    passes of ar_lopti have tokens, and the entropy reaches fade's delta, otherwise clipped to 1."""
     method = METHODS[name]
     logprobs, entropy = (x[completions.mask] for x in scores_of(model, *completions))
     values = dict(prob_split=between(logprobs.exp()), entropy_target=entropy.mean().item() + 0.3)

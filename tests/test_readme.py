@@ -28,8 +28,8 @@ SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
 
 
 def commands_of(text):
-    """The commands in a page's blocks of sh, of a loop that at its first value. Those with other
-    variables than the lessons' are left out."""
+    """The commands in a page's blocks of sh, but those with other variables than the lessons'; of a
+    loop that at its first value."""
     for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines():
         if loop := re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line):
             line = loop[3].replace(f"${loop[1]}", loop[2])
@@ -131,8 +131,7 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
 
 
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
-    """They are chosen, and tried on the toy batch on which flags are tried. The lesson's is
-    README's."""
+    """They are chosen and tried on the toy batch; the lesson's is README's."""
     monkeypatch.chdir(tmp_path)
     smooth, unlikely = (train.parse_args(["--loss", name])[1].flags
                         for name in ("smooth", "unlikely"))

@@ -31,8 +31,7 @@ def gap(model, prompts, groups, temperature):
 
 @pytest.fixture(params=KINDS)
 def both(request, tokenizer):
-    """both(folder) -> a sampler of a folder, which is closed in the end; the same model for the
-    trainer; and the prompts."""
+    """both(folder) -> a sampler, which is closed in the end; the trainer's model; the prompts."""
     made = []
 
     def make(folder, **settings):
@@ -123,9 +122,6 @@ MODELS = [  # the config's class, what it takes beyond SIZES; a window is smalle
     ("Qwen3", dict(head_dim=8)), ("Llama", {}), ("Gemma2", dict(head_dim=8, sliding_window=6)),
     ("Gemma3Text", dict(head_dim=8, sliding_window=6)), ("Mistral", dict(sliding_window=6)),
     ("Lfm2", dict(layer_types=["conv", "full_attention"], block_multiple_of=8)), ("GPT2", {})]
-REFUSED = [("Phi3", dict(pad_token_id=0)),  # prepares its inputs itself
-           ("Bloom", {}),  # takes no positions
-           ("Mamba", dict(state_size=8))]
 
 
 def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
@@ -143,9 +139,8 @@ def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
 
 
 def against_own(sampler, prompts, groups, temperature):
-    """-> the largest gap of the sampler's logprobs to the model's own, from a pass over each text
-    alone, without a cache; and by how much a token is less probable than the most probable one, at
-    most."""
+    """-> the largest gap of the sampler's logprobs to the model's own, by passes without a cache;
+    and by how much a token is less probable than the most probable one, at most."""
     gaps, below = [], []
     for prompt, group in zip(prompts, groups, strict=True):
         for c in group:
@@ -173,7 +168,8 @@ def test_logprobs_are_those_of_a_pass_without_cache(name, more, tmp_path):
     assert max(against_own(sampler, prompts, greedy, 1)) < 1e-4
 
 
-@pytest.mark.parametrize("name, more", REFUSED)
+@pytest.mark.parametrize("name, more", [  # Phi3 prepares its inputs itself, Bloom has no positions
+    ("Phi3", dict(pad_token_id=0)), ("Bloom", {}), ("Mamba", dict(state_size=8))])
 def test_models_that_decode_otherwise_are_refused(name, more, tmp_path):
     with pytest.raises(ValueError, match="^is a \\w+, which decodes .* take --sampler vllm$"):
         random_sampler(tmp_path, name, more)
