@@ -123,6 +123,11 @@ def small(tmp_path_factory, tokenizer):
 
 
 @pytest.fixture(scope="session")
+def model(small):
+    return small()
+
+
+@pytest.fixture(scope="session")
 def kept_run(base, tmp_path_factory):
     """A run of one rollout of fade in 4 steps, which it keeps, with the checkpoint after it."""
     import train

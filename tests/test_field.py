@@ -3,6 +3,7 @@ follows the source of its framework, values and gradients."""
 
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -229,11 +230,14 @@ def test_ties_are_taken_together():
 
 # ---------------------------------------------------------------------------- whole runs
 
-def moved(base, tmp_path, factor=3.0):
+loaded = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
+
+
+def moved(base, tmp_path):
     """A teacher: the base with other weights in its head."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = loaded(base)
     with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(factor)
+        model.get_output_embeddings().weight.mul_(3)
     for part in (model, AutoTokenizer.from_pretrained(base)):
         part.save_pretrained(tmp_path / "teacher")
     return str(tmp_path / "teacher")
@@ -247,9 +251,7 @@ def test_a_teacher_is_added_to_each_tokens_advantage(loss, coef, base, tmp_path)
                     str(coef), "--save_rollouts")[1:]
     kept = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")
     batch = Batch(**kept["batch"])
-    its, own = (compute_logprobs(Policy(AutoModelForCausalLM.from_pretrained(
-        x, dtype=torch.float32)), batch)[0]
-                for x in (teacher, base))
+    its, own = (compute_logprobs(Policy(loaded(x)), batch)[0] for x in (teacher, base))
     assert torch.allclose(batch.teacher, coef * (its - own), atol=1e-5)
     assert not batch.teacher[~batch.mask].any()
     gap = (own - its)[batch.mask].mean().item()
@@ -257,25 +259,6 @@ def test_a_teacher_is_added_to_each_tokens_advantage(loss, coef, base, tmp_path)
     rewards = losses.group_advantages(loss, kept["rewards"], dict(entropy=1.0))
     batch.set_advantages(rewards)
     assert torch.equal(batch.advantages, rewards.reshape(-1, 1) + batch.teacher)
-
-
-def test_a_policy_comes_nearer_to_its_teacher(base, tmp_path):
-    """By the exact KL at the tokens of the first rollout, before and after eight."""
-    flags = ("--loss opd --rollouts 8 --lr 1e-4 --problems_per_rollout 32 --steps_per_rollout 4 "
-             "--eval_every 0 --save_rollouts").split()
-    teacher = moved(base, tmp_path)
-    run(base, tmp_path / "run", "--teacher", teacher, *flags)
-    batch = Batch(**torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")["batch"])
-    row, t = batch.mask.nonzero(as_tuple=True)
-
-    @torch.no_grad()
-    def log_pi(model):
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        return loaded(batch.ids).logits[row, batch.prompt_len[row] + t - 1].log_softmax(-1)
-    its, before, after = map(log_pi, (
-        teacher, base, tmp_path / "run" / "checkpoints" / "rollout_000008"))
-    first, last = ((x.exp() * (x - its)).sum(-1).mean().item() for x in (before, after))
-    assert last < 0.8 * first
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(base, tmp_path, capsys):
@@ -293,8 +276,7 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     teacher, out = moved(base, tmp_path), tmp_path / "run"
     torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags)
     batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
-    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    its, _ = compute_logprobs(Policy(model), batch)
+    its, _ = compute_logprobs(Policy(loaded(teacher)), batch)
     assert torch.allclose(batch.teacher, its - batch.old_logprobs, atol=1e-4)
 
 
@@ -364,8 +346,8 @@ def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
                         f"The answer is \\boxed{{{i + 1}}}.")
     learnt = data.load("gsm8k", "train", tmp_path, shots=2, seed=3)
     assert len(learnt) == 4 and all(p["prompt"].startswith(shown[0]) for p in learnt)
-    assert not {shown[0], shown[1]} & {f"Question: {p['prompt'].split('Question: ')[-1]}"
-                                       for p in learnt}
+    asked = {f"Question: {p['prompt'].split('Question: ')[-1]}" for p in learnt}
+    assert not {shown[0], shown[1]} & asked
     assert data.load("gsm8k", "test", tmp_path, shots=2, seed=4)[0]["prompt"] != problem["prompt"]
     with pytest.raises(data.DataError, match="--shots 7: 6 of the problems to learn from have a"):
         data.load("gsm8k", "test", tmp_path, shots=7)

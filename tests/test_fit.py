@@ -69,8 +69,8 @@ def test_bytes_on_eight_gpus(flags, layout, update, model):
 
 
 def attention_of_a_t4(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
-    """The memory of what CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient
-    kernel, which keeps a mask as numbers, and for grouped queries the math kernel."""
+    """What CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient kernel, which
+    keeps a mask as numbers, and for grouped queries the math kernel."""
     q, k = q.to(v.dtype), k.to(v.dtype)
     bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=v.dtype)
     if enable_gqa:
@@ -94,12 +94,9 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
         with own(*given), mock.patch.object(fit.kernels, "must_repeat", lambda _: repeat):
             yield  # undone before the stage's own
     monkeypatch.setattr(fit, "stage", stage)
-    with fit.rank_0(1, False):
-        args, method = train.parse_args(
-            f"--problems_per_rollout 2 --group_size 2 --steps_per_rollout 2 --shuffle groups "
-            f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} --model {model} "
-            f"--dtype float16 --tokens_per_micro_batch {tokens} {flags}".split())
-        f = fit.rehearse(args, method, 80e9)
+    f = rehearsed(model, "--problems_per_rollout 2 --group_size 2 --shuffle groups --dtype float16 "
+                  f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} "
+                  f"--tokens_per_micro_batch {tokens} {flags}")
     monkeypatch.undo()
     return f.update - f.between
 

@@ -41,20 +41,11 @@ class FakeEngine:
         self.stale = not self.forgets
         return self.forgets
 
-    def generate(self, *_, **__):
-        return []
-
-
-def fake_vllm():
-    own = VLLMSampler.__new__(VLLMSampler)
-    own.engine, own.sleeps, own.asleep = FakeEngine(), True, False
-    own.vllm, own.eos, own.stop = SimpleNamespace(SamplingParams=dict), [1], None
-    return own
-
 
 def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     monkeypatch.setattr(parallel, "watch_memory", lambda: None)
-    sampler = fake_vllm()
+    sampler = VLLMSampler.__new__(VLLMSampler)
+    sampler.engine, sampler.sleeps, sampler.asleep = FakeEngine(), True, False
     sampler.load_weights([])  # it is awake
     sampler.sleep()
     sampler.sleep()  # nothing more
@@ -66,14 +57,6 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     sampler.engine.forgets = False  # vLLM's answer, where blocks are held
     with pytest.raises(RuntimeError, match="keys and values of the old weights"):
         sampler.load_weights([])
-
-
-def test_the_random_numbers_of_one_gpu_are_put_back(monkeypatch):
-    """torch.random.fork_rng without its devices would take all GPUs of the node, with a warning."""
-    forked, fork = [], torch.random.fork_rng
-    monkeypatch.setattr(torch.random, "fork_rng", lambda x: (forked.append(x), fork([]))[1])
-    fake_vllm().sample([[1]], 2, seed=0, temperature=1.0, max_tokens=3)
-    assert forked == [[parallel.device()]]
 
 
 def test_in_a_run_it_sleeps_while_the_trainer_needs_the_memory(base, tmp_path, monkeypatch):

@@ -30,11 +30,6 @@ def apart(a, b):
 
 
 @pytest.fixture(scope="module")
-def model(small):
-    return small()
-
-
-@pytest.fixture(scope="module")
 def two(model, tmp_path_factory):
     """Every case on two ranks."""
     out = tmp_path_factory.mktemp("ranks") / "two"

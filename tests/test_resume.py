@@ -345,5 +345,3 @@ def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_noth
         train.main(["--model", base, *SMALL, "--save_every", "0", "--out", str(out)])
     assert [path.name for path in checkpoint_folders(out)] == [f"rollout_{last:06d}"]
     assert len(records(out)) == last + 1 and (out / "curves.png").exists() == (last == 4)
-
-

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from transformers import Gemma2Config
 
 import data
 import helpers
@@ -16,6 +17,7 @@ from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
 from harness.model import check_prompts, load_data, read_tokenizer
+from harness.run import banner
 from helpers import SMALL, read_rows, run, write_rows
 
 
@@ -63,8 +65,6 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
     ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)")])
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from harness.run import banner
-
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
     args, method = train.parse_args(flags.format(recipe=tmp_path).split())
@@ -141,7 +141,6 @@ def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, m
 
 def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
     """Of Gemma transformers makes a tokenizer that knows no word."""
-    from transformers import Gemma2Config
     Gemma2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer"):
         read_tokenizer(str(tmp_path))

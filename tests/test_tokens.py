@@ -1,7 +1,5 @@
-"""The token page: its numbers against the analysis, and the page in a headless Chromium.
-
-The tests in the browser need the package playwright and a Chromium, and are skipped without:
-pip install playwright; then apt-get install chromium, or python -m playwright install chromium."""
+"""The token page: its numbers against the analysis, and the page in a headless Chromium where there
+is one: pip install playwright; apt-get install chromium, or playwright install chromium."""
 
 import base64
 import functools
@@ -64,11 +62,6 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
                  shaped_rewards=torch.tensor(rewards), hp=method.flags, flags=flags_of(args),
                  state=dict(entropy=batch.entropy[batch.mask].mean().item()))
     return folder / "rollouts" / "rollout_000001.pt"
-
-
-@pytest.fixture(scope="module")
-def model(small):
-    return small()
 
 
 @pytest.fixture(scope="module")
