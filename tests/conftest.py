@@ -24,7 +24,6 @@ import torch  # noqa: E402
 
 from data import countdown  # noqa: E402
 from data.recipe import BASE  # noqa: E402
-from study import tiny  # noqa: E402
 
 # a second of each run
 countdown.held_out = functools.cache(countdown.held_out)
@@ -102,12 +101,15 @@ def base():
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    from study import tiny  # not above: it imports huggingface_hub
     return tiny.tokenizer()
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory, tokenizer):
     """small(tied) -> the folder of an untrained model, smaller than the base."""
+    from study import tiny
+
     def make(tied=False):
         folder = tmp_path_factory.mktemp(f"small-{tied}")
         recipe = dict(tiny.RECIPE, hidden=64, mlp=96, layers=2, heads=2, tied=tied, seed=5)

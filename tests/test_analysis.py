@@ -60,8 +60,6 @@ def drawn(monkeypatch):
     return found
 
 
-# ---------------------------------------------------------------------------- tables and figures
-
 def test_table(folders, tmp_path, capsys):
     main(["table", *map(str, folders), "--out", str(tmp_path / "t.md")])
     text, said = (tmp_path / "t.md").read_text(), capsys.readouterr().out
@@ -122,8 +120,6 @@ def test_bootstrap():
     assert ends == pytest.approx((49.5 - 1.96 * 2.9, 49.5 + 1.96 * 2.9), abs=0.4)
 
 
-# ---------------------------------------------------------------------------- standard errors
-
 def test_a_standard_error_is_no_score(tmp_path):
     """"mean@n" is the score of the largest n, in any order of the names, with its error."""
     last = runs.read(write_run(tmp_path / "a-0", errors=(0.01, None)))[0]["records"][-1]
@@ -164,8 +160,6 @@ def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
                                  for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
 
-
-# ---------------------------------------------------------------------------- what is given
 
 def test_a_seed_counts_once(tmp_path, capsys):
     """Of equally long runs the last given, of others the longest is used, and that is said."""
@@ -221,8 +215,6 @@ def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, cap
         there.add(tmp_path / name)
         assert {*tmp_path.rglob("*.*")} == there
 
-
-# ---------------------------------------------------------------------------- the anatomy
 
 def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
     """The weights after it are those of the run's checkpoint, bit for bit."""

@@ -228,8 +228,6 @@ def test_ties_are_taken_together():
     assert losses.largest(x, tokens.mask & False, tokens, cov_share=0.3).sum() == 0
 
 
-# ---------------------------------------------------------------------------- whole runs
-
 loaded = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
 
 
@@ -272,7 +270,8 @@ def test_a_teacher_with_another_tokenizer_is_refused(base, tmp_path, capsys):
 
 
 def test_the_teachers_part_on_two_ranks(base, tmp_path):
-    flags = "--rollouts 1 --save_rollouts --loss opd --tokens_per_micro_batch 40".split()
+    flags = ("--rollouts 1 --save_rollouts --loss opd --tokens_per_micro_batch 40 "
+             "--eval_every 0").split()
     teacher, out = moved(base, tmp_path), tmp_path / "run"
     torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags)
     batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
@@ -295,8 +294,6 @@ def test_scoring_is_left_out_where_it_changes_nothing(base, tmp_path, capsys):
         assert scored or b["flops"] < a["flops"]
     assert weights(tmp_path / "all") == weights(tmp_path / "some")
 
-
-# ---------------------------------------------------------------------------- a collapse is said
 
 RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6,
           "eval/x/mean@4": 0.5, "eval/x/mean@4_stderr": 0.02}
@@ -326,8 +323,6 @@ def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_pa
     said = capsys.readouterr().out
     assert said.count("mean@n has fallen to ") in (1, 2) and "--kl_coef 0.001 and more" in said
 
-
-# ---------------------------------------------------------------------------- solved problems
 
 GSM8K = [dict(question=f"{i} and 1?", answer=f"It is {i} + 1.\n#### {i + 1:,}")
          for i in range(1200, 1206)]

@@ -29,11 +29,11 @@ def model(tmp_path_factory):
     return folder
 
 
-def rehearsed(model, flags="", gpus=1, cpu=False):
+def rehearsed(model, flags="", gpus=1, cpu=False, memory=1e9):
     with fit.rank_0(gpus, "--offload" in flags):
         args, method = train.parse_args(
             f"{SIZES} --model {model} --tokens_per_micro_batch 768 {flags}".split())
-        return fit.rehearse(args, method, 1e9, cpu)
+        return fit.rehearse(args, method, memory, cpu)
 
 
 @pytest.mark.parametrize("flags, cpu", [
@@ -96,7 +96,7 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
     monkeypatch.setattr(fit, "stage", stage)
     f = rehearsed(model, "--problems_per_rollout 2 --group_size 2 --shuffle groups --dtype float16 "
                   f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} "
-                  f"--tokens_per_micro_batch {tokens} {flags}")
+                  f"--tokens_per_micro_batch {tokens} {flags}", memory=80e9)
     monkeypatch.undo()
     return f.update - f.between
 
@@ -118,8 +118,7 @@ def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch
     ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
      "or more GPUs make room\n"),
     ("--gpu_memory_utilization 0.015 --sampler_dtype float32 --fit 1", 1, [],
-     "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n"),
-])
+     "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n")])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):
     monkeypatch.setattr(data, "TEMPLATES", ["a b"])
@@ -137,15 +136,12 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--fit", "--fit is GPUs x GB"),
-    ("--fit 0x80 --model x", "--fit is GPUs x GB"),
+    ("--fit", "--fit is GPUs x GB"), ("--fit 0x80 --model x", "--fit is GPUs x GB"),
     ("--fit cpu24 --sampler vllm --model x", "--fit cpu24 knows --sampler transformers alone"),
     ("--fit cpu24 --offload --model x", "--sampler transformers alone, and no --offload"),
-    ("--fit 8x80", "--fit needs --model"),
-    ("--fits 8x80 --model x", "--fit is GPUs x GB"),
+    ("--fit 8x80", "--fit needs --model"), ("--fits 8x80 --model x", "--fit is GPUs x GB"),
     ("--fit 80 --model x --steps_per_rollout 7", "do not divide"),
-    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal"),
-])
+    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal")])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, monkeypatch):
     from huggingface_hub import constants
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

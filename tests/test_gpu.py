@@ -19,7 +19,6 @@ from harness.failures import RunFailed, room_for
 from helpers import refused, run
 from ranks import load
 
-# ---------------------------------------------------------------------------- the engine's sleep
 
 class FakeEngine:
     """A vLLM engine that refuses weights and samples where the real one lacks the memory."""
@@ -112,8 +111,6 @@ def test_the_state_is_counted_with_its_copies(small):
     assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
 
 
-# ---------------------------------------------------------------------------- passes over tensors
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_head_in_float32_rounds_no_logits(dtype):
     """Factors have 16 bits, as vLLM's with its head_dtype; sums and log probabilities do not."""
@@ -161,8 +158,6 @@ def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
     assert 2**27 < loading.head_chunk() < 2**29
 
 
-# ---------------------------------------------------------------------------- set-up
-
 @pytest.mark.parametrize("cuda, named", [
     (None, "is built without CUDA: pip install"), ("13.0", "driver may be too old for CUDA 13.0")])
 def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, capsys):
@@ -200,8 +195,6 @@ def test_deterministic_sets_what_it_says(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
 
-
-# ---------------------------------------------------------------------------- a GPU that is full
 
 def full_gpu(*_, **__):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "

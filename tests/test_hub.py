@@ -132,8 +132,6 @@ def test_every_set_comes_from_the_hub(name, split, repositories, monkeypatch, tm
     assert "left out" not in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ what goes wrong
-
 @pytest.mark.parametrize("error, said", [
     (ValueError("It looks\nbad.\n\nSee there."), "It looks bad."),
     (KeyError(), "KeyError"),

@@ -192,8 +192,6 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
         assert (a - b).norm() <= 1e-11 * a.norm()
 
 
-# ---------------------------------------------------------------------------- micro-batches
-
 @pytest.mark.parametrize("budget, ranks, parts", [
     # groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2 tokens
     (99, 1, [[3, 1, 2, 0, 4, 5]]), (99, 2, [[3, 1, 2], [0, 4, 5]]),
@@ -229,8 +227,6 @@ def test_micro_batches_keep_to_the_budget(lengths, name):
                 if cost(rows) <= budget:  # whole where it fits
                     assert sum(not {*rows}.isdisjoint(part) for part in parts) == 1
 
-
-# ---------------------------------------------------------------------------- who may
 
 def probe():
     return loading.probe_batch([7, 9, 8, 12, 30, 31, 32, 33], 1)

@@ -44,8 +44,6 @@ def test_the_learning_rate_is_ten_times_that_of_all_weights_unless_one_is_given(
     assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4
 
 
-# ---------------------------------------------------------------------------- what is frozen
-
 def adapted(folder, dtype="float32", **options):
     """A policy whose adapters change something."""
     torch.manual_seed(0)
@@ -86,8 +84,6 @@ def test_adapters_are_scaled_by_alpha_over_rank(small):
     once, twice = (weight - plain for weight in more)
     assert once.norm() > 0 and torch.allclose(2 * once, twice, atol=1e-6)
 
-
-# ---------------------------------------------------------------------------- families of models
 
 MIXTURE = dict(  # under all the names of these numbers
     num_experts=4, num_local_experts=4, n_routed_experts=4, moe_num_experts=4,
@@ -136,8 +132,6 @@ def test_what_is_trained_reaches_sampler_and_checkpoint(family, rank, tmp_path):
     for policy in (plain, saved):
         assert (expected - policy(batch)[0]).abs().max() < 1e-4
 
-
-# ---------------------------------------------------------------------------- runs
 
 SMALL = ("--loss grpo --rollouts 3 --problems_per_rollout 2 --group_size 4 --max_tokens 8 "
          "--steps_per_rollout 2 --save_every 1 --lora_rank 4 --lr 0.05 --seed 1").split()

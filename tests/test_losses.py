@@ -20,8 +20,11 @@ PEERS = json.loads((HERE / "peers_losses.json").read_text())
 PEER_ADVANTAGES = json.loads((HERE / "peers_advantages.json").read_text())
 
 
-def loss_and_metrics(*args, **options):
-    return policy_loss(*args, **options), step_metrics(*args, **options)
+def outcome(method, tokens, *args, **options):
+    """-> the loss, its gradient, what is logged"""
+    loss = policy_loss(method, tokens, *args, **options)
+    gradient, = torch.autograd.grad(loss, tokens.logprobs)
+    return loss.detach(), gradient, step_metrics(method, tokens, *args, **options)
 
 
 def in_pass(method, tokens, weigh):
@@ -112,13 +115,10 @@ def test_every_peer_configuration_has_its_line():
 def test_same_loss_and_gradient_as_the_peer(name):
     method, flags, *max_tokens = CONFIGURATIONS[name]
     tokens, expected = peers_tokens(), PEERS["results"][name]
-    loss = policy_loss(method, tokens, *(max_tokens or [8]), **flags)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    loss, gradient, _ = outcome(method, tokens, *(max_tokens or [8]), **flags)
     assert loss.item() == pytest.approx(expected["loss"], abs=1e-5)
     assert gradient.flatten().tolist() == pytest.approx(sum(expected["grad"], []), abs=1e-5)
 
-
-# ---------------------------------------------------------------------------- advantages
 
 # the peer's name: our method, or FADE's alpha and delta. The others have another std or epsilon, or
 # no row here (PKPO)
@@ -251,9 +251,6 @@ def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
     assert all(use(value).isfinite().all() for value in good)
 
 
-# ---------------------------------------------------------------------------- every row
-
-
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("extra", [
     {}, dict(kl_coef=0.1, correction="token_truncate"),
@@ -269,8 +266,7 @@ def test_junk_in_padding_changes_nothing(name, extra):
     dirty.logprobs.requires_grad_()
     results = []
     for tokens in (clean, dirty):
-        loss, metrics = loss_and_metrics(name, tokens, 7, **extra)
-        (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+        loss, gradient, metrics = outcome(name, tokens, 7, **extra)
         results.append([loss.item(), gradient.tolist(), {k: v.item() for k, v in metrics.items()}])
     assert results[0] == results[1]
     assert all(v.dim() == 0 and not v.requires_grad for v in metrics.values())
@@ -282,10 +278,9 @@ def test_junk_in_padding_changes_nothing(name, extra):
 def test_on_policy_gradient_is_that_of_reinforce(name):
     tokens, method = random_tokens(), METHODS[name]
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs.detach().clone()
-    loss, metrics = loss_and_metrics(name, tokens, 7)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    _, gradient, metrics = outcome(name, tokens, 7)
     plain = replace(METHODS["reinforce"], select=method.select, aggregate=method.aggregate)
-    (wanted,) = torch.autograd.grad(policy_loss(plain, tokens, 7), tokens.logprobs)
+    _, wanted, _ = outcome(plain, tokens, 7)
     assert gradient.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), abs=1e-12)
     assert metrics["clip_frac"] == 0 and metrics["ess"].item() == pytest.approx(1)
 
@@ -296,7 +291,7 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
 def test_losses_of_slices_add_up(name, flags):
     tokens = random_tokens()
     size = losses.step_size(tokens.mask, 7, tokens.group)
-    whole, metrics = loss_and_metrics(name, tokens, 7, **flags)
+    whole, _, metrics = outcome(name, tokens, 7, **flags)
     if flags:
         assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
     parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size, **flags)
@@ -379,8 +374,7 @@ def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
     if name == "falling":
         name, pi = "cispo", [0.1, 0.1, 0.5, 0.5, 0.5]
         tokens = five_tokens(pi=pi, pi_old=[0.2, 0.1, 1.0, 0.6, 0.7])
-    loss, metrics = loss_and_metrics(row(name, aggregate="token_mean"), tokens, 6, **flags)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    loss, gradient, metrics = outcome(row(name, aggregate="token_mean"), tokens, 6, **flags)
     wanted = [-w * a for w, a in zip(weights, FIVE["advantages"])]
     assert (5 * gradient[0]).tolist() == pytest.approx(wanted + [0])
     assert 5 * loss.item() == pytest.approx(sum(x * math.log(p) for x, p in zip(wanted, pi)))
@@ -392,8 +386,7 @@ def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
 def test_p3os_two_parts_by_hand(cap, kl):
     """Ratios of 1/2 and 3/2: ess = 1 / 1.25 = 0.8. d(log rho + 1 / rho - 1) = 1 - 1 / rho."""
     tokens = tokens_of([[0.2, 0.6]], [[0.4, 0.4]], [[2, -1]])
-    loss, metrics = loss_and_metrics("p3o", tokens, 2, ess_cap=cap, ess_kl=kl)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    loss, gradient, metrics = outcome("p3o", tokens, 2, ess_cap=cap, ess_kl=kl)
     weight = [0.5, 0.8 if cap else 1.5]
     slope = [-weight[0] * 2 + 0.2 * kl * (1 - 2), weight[1] + 0.2 * kl * (1 - 1 / 1.5)]
     assert (2 * gradient[0]).tolist() == pytest.approx(slope)
@@ -423,8 +416,7 @@ def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
     method = replace(METHODS[name], objective=METHODS["reinforce"].objective, preset={})
     only = {f.__name__: f for f in (losses.every_token, *method.passes)}[token_filter]
     method = method.bind(**flags)
-    loss, metrics = loss_and_metrics(method, in_pass(method, tokens, only), 6, kl_coef=kl_coef)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    _, gradient, metrics = outcome(method, in_pass(method, tokens, only), 6, kl_coef=kl_coef)
     kl = [kl_coef * 0.5 * (w > 0 or token_filter == "every_token") for w in weights]  # 1 - 1 / 2
     wanted = [(-a * w + k) / 5 for a, w, k in zip(FIVE["advantages"], weights, kl)]
     assert gradient[0].tolist() == pytest.approx(wanted + [0])
@@ -450,10 +442,9 @@ def test_far_ratios_are_bounded(apart):
     tokens = tokens_of([[math.exp(-25 + apart / 2)]], [[math.exp(-25 - apart / 2)]], [[0]])
     tokens.ref_logprobs, bounded = tokens.old_logprobs, max(-20, min(20, apart))
     assert tokens.ratio.item() == pytest.approx(math.exp(bounded))
-    loss, metrics = loss_and_metrics("grpo", tokens, 1, kl_coef=1.0)
+    loss, gradient, metrics = outcome("grpo", tokens, 1, kl_coef=1.0)
     k3 = math.exp(-bounded) - 1 + bounded
     assert loss.item() == pytest.approx(k3) and metrics["kl_ref"].item() == pytest.approx(k3)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
     assert gradient.item() == pytest.approx(0 if abs(apart) > 20 else 1 - math.exp(-apart))
 
 
@@ -543,8 +534,7 @@ def test_corrections_by_hand(name, bounds, weights):
     weight is neither 0 nor what it is without bounds."""
     tokens = corrected_tokens()
     flags = {f"correction_{side}": x for side, x in bounds.items()}
-    loss, metrics = loss_and_metrics("dapo", tokens, 3, correction=name, **flags)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    loss, gradient, metrics = outcome("dapo", tokens, 3, correction=name, **flags)
     wanted = [[-w * a / 6 for w in row] for row, a in zip(weights, (1, -1, 2))]
     assert gradient[tokens.mask].tolist() == pytest.approx(sum(wanted, []))
     assert not gradient[~tokens.mask].any()
@@ -564,7 +554,7 @@ def test_corrections_by_hand(name, bounds, weights):
 def test_corrections_of_a_far_sampler_are_finite(name, far, cancelling):
     """Ratios beyond e^20 and e^-20 count as these, and so do products; e^-20 is above 0."""
     tokens = corrected_tokens([[math.exp(60)] * 2, [1.0], [math.exp(-60)]])
-    loss, metrics = loss_and_metrics("dapo", tokens, 3, correction=name)
+    loss, _, metrics = outcome("dapo", tokens, 3, correction=name)
     assert loss.isfinite() and metrics["correction_dropped"].item() == pytest.approx(far)
     loss = policy_loss("dapo", tokens, 3, correction="sequence_truncate", correction_high=1e300)
     assert loss.item() == pytest.approx((-2 * math.exp(20) + 1 - 2 * math.exp(-20)) / 4)
@@ -585,8 +575,8 @@ def test_bounds_of_a_correction_out_of_range(name, low, high):
 def test_vespo_by_hand():
     """W is 1.5 where A = 2 and 0.6 where A = -1; phi = W^k e^(lambda (1 - W))."""
     tokens = tokens_of([[0.3, 0.4], [0.3, 0.4]], [[0.2, 0.4], [0.5, 0.4]], [[2], [-1]])
-    loss = policy_loss("vespo", tokens, 2, k_pos=1.0, lambda_pos=2.0, k_neg=3.0, lambda_neg=4.0)
-    (gradient,) = torch.autograd.grad(loss, tokens.logprobs)
+    loss, gradient, _ = outcome("vespo", tokens, 2, k_pos=1.0, lambda_pos=2.0, k_neg=3.0,
+                                lambda_neg=4.0)
     wanted = [-2 * 1.5 * math.exp(2 * (1 - 1.5)), 0.6**3 * math.exp(4 * (1 - 0.6))]
     assert (4 * gradient).tolist() == [pytest.approx([w, w]) for w in wanted]
     assert 4 * loss.item() == pytest.approx(sum(wanted) * (math.log(0.3) + math.log(0.4)))
@@ -595,7 +585,7 @@ def test_vespo_by_hand():
 def test_vespo_far_off_policy_is_zero():
     tokens = tokens_of([[0.3, 0.4]] * 3, [[1e-40, 1.0], [1.0, 1e-40], [1.0, 1.0]],
                        [[2], [-1], [0]])
-    loss, metrics = loss_and_metrics("vespo", tokens, 2)
+    loss, _, metrics = outcome("vespo", tokens, 2)
     assert loss == 0 and metrics["clip_frac"].item() == pytest.approx(4 / 6)
 
 
@@ -647,8 +637,7 @@ def test_rows_of_two_frameworks_equal_a_plain_reference():
             ("dppo", dict(binary_kl=0.05), dppo(9, 9, 0.05)),  # as the peers: the KL alone
             ("dppo", dict(binary_kl=0.05, tv_low=1.0, tv_high=1.0), dppo(9, 9, 0.05)),
             ("dppo", dict(binary_kl=0.4, tv_low=0.1), dppo(0.1, 0.2, 0.4))]:
-        loss = policy_loss(name, tokens, 7, **flags)
-        gradient, = torch.autograd.grad(loss, tokens.logprobs)
+        loss, gradient, _ = outcome(name, tokens, 7, **flags)
         wanted = sum(wanted, [])
         assert gradient[tokens.mask].tolist() == pytest.approx(wanted, abs=1e-12), (name, flags)
         assert loss.item() == pytest.approx(sum(map(math.prod, zip(wanted, sum(new, [])))))
@@ -678,15 +667,15 @@ def test_prompt_mean_of_part_of_a_group():
 def test_a_step_without_a_success_teaches_rft_nothing():
     tokens = random_tokens()
     tokens.advantages = torch.zeros_like(tokens.advantages)
-    loss = policy_loss("rft", tokens, 7)
-    assert loss == 0 and not torch.autograd.grad(loss, tokens.logprobs)[0].any()
+    loss, gradient, _ = outcome("rft", tokens, 7)
+    assert loss == 0 and not gradient.any()
 
 
 def test_half_precision_is_computed_in_float32():
-    fields = {name: x.detach() for name, x in vars(random_tokens()).items() if x is not None}
-    half = Tokens(**{name: x.bfloat16() if x.is_floating_point() else x
-                     for name, x in fields.items()})
-    assert policy_loss("acpo", half, 7).dtype == torch.float32
+    tokens = random_tokens()
+    half = {name: x.detach().bfloat16() for name, x in vars(tokens).items()
+            if name not in ("mask", "group") and x is not None}
+    assert policy_loss("acpo", replace(tokens, **half), 7).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", METHODS)

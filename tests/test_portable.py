@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conftest import ROOT
-from helpers import read_rows, write_rows
+from helpers import read_rows
 
 LOCK = ROOT / "requirements-cpu.lock"
 LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
@@ -290,21 +290,6 @@ def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     assert done.returncode == 0, done.stderr
     rewards, counters = json.loads(done.stdout)
     assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
-
-
-@pytest.mark.parametrize("command", [["train.py", "--data", "code.jsonl", "--eval_every", "0"],
-                                     ["eval.py", "--benchmarks", "code.jsonl"]])
-def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
-    tests = [dict(input="3\n", output="6\n")]
-    program = dict(prompt="?", answer=dict(tests=tests), verifier="code")
-    write_rows(tmp_path / "code.jsonl", [program])
-    done = mac(*(tmp_path / part if part.endswith("jsonl") else part for part in command),
-               "--out", tmp_path / "out")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    for words in ("that takes Linux, and this is Darwin", "--allow_unsafe_code runs them",
-                  "may do to files"):
-        assert words in done.stderr
-    assert "isolation" not in done.stdout and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("code, verdict", [

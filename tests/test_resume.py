@@ -144,14 +144,6 @@ def test_a_checkpoint_with_other_content_is_one_sentence(whole, tmp_path, change
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_strangers_rollout_is_not_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    torch.save(dict(batch=Program()), "rollout.pt")
-    assert "it is no rollout that train.py" in helpers.refused(
-        capsys, analyse, "tokens", "rollout.pt")
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("line", [b'{"\xff": 1}\n', b"[" * 100_000 + b"\n"], ids=["bytes", "deep"])
 def test_a_damaged_log_is_one_sentence(whole, tmp_path, line, capsys):
     out = without(whole[0], tmp_path / "run", 3, 4)

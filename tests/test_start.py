@@ -39,9 +39,6 @@ def help_of(capsys, *flags):
     return " ".join(capsys.readouterr().out.split())
 
 
-# ---------------------------------------------------------------------------- settings
-
-
 def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, capsys):
     """It is a checkpoint, which is named where the run's folder is given."""
     assert settings_of(base) == settings_of(None)
@@ -101,9 +98,6 @@ def test_a_bool_is_a_switch_and_can_be_switched_off():
         assert train.parse_args(["--loss", "p3o", *flags])[1].flags["ess_cap"] is value
 
 
-# ---------------------------------------------------------------------------- resuming
-
-
 def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, capsys):
     run(base, tmp_path / "run")
     out = ["--out", str(tmp_path / "run"), "--resume"]
@@ -144,9 +138,6 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
     Gemma2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer"):
         read_tokenizer(str(tmp_path))
-
-
-# ---------------------------------------------------------------------------- noise, dead runs
 
 
 def own_file(tmp_path, answer):

@@ -22,6 +22,7 @@ from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion, has_vllm
 from engine.trainer import Trainer
+from graders import sandbox
 from harness.flags import flags_of
 from helpers import SMALL, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
@@ -71,6 +72,7 @@ from losses import METHODS, Method, asym, centred, token_mean
         ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
         ("--model " + "x" * 5000, "too long"),
         ("--data nope", "nope"), ("--data_dir {root}", "countdown is generated"),
+        ("--data {root}/code.jsonl", "--allow_unsafe_code"),
         ("--out {root}/tests/run", "already"),
         ("--out {root}/tests/run/metrics.jsonl", "tests/run/metrics.jsonl is no folder"),
         ("--resume --out {root}/none", "there is no run in {root}/none"),
@@ -88,6 +90,9 @@ def test_bad_flags_are_one_sentence_and_exit_code_2(flags, named, tmp_path, monk
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "tests" / "run").mkdir(parents=True)
     (tmp_path / "tests" / "run" / "metrics.jsonl").touch()
+    program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), verifier="code")
+    write_rows(tmp_path / "code.jsonl", [program])
+    monkeypatch.setattr(sandbox, "obstacle", lambda: "no namespaces")
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", None)  # none is loaded
     said = refused(capsys, train.main, *flags.format(root=tmp_path).split())
     assert named.format(root=tmp_path) in said
