@@ -95,7 +95,6 @@ def no_curves(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def base():
-    """The folder of the embedded base."""
     return BASE
 
 
@@ -170,7 +169,6 @@ def graded(monkeypatch):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the project that a test may change."""
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
     for name in ("analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"):

@@ -142,7 +142,6 @@ def swapped(gold):
 
 
 def hedges(gold, question):
-    """The hedges on a gold answer."""
     from graders.answers import clean, is_word, number
     bare = gold.strip().strip("$").strip()
     told = number(clean(gold)[0].rstrip("% "))

@@ -217,7 +217,6 @@ def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, cap
 
 
 def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
-    """The weights after it are those of the run's checkpoint, bit for bit."""
     assert [taken for taken, _ in rollout.walk(kept)] == [0, 1, 2, 3, 4]
     after = load(kept_run / "checkpoints" / "rollout_000001", None, kept.batch.rows([0, 1, 2, 3]),
                  budget=4096).state_dict()

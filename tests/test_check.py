@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-import losses
 import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import has_vllm
-from harness import check, refusals
+from harness import check
 from helpers import torchrun, write_rows
 
 AT_FIRST, AT_07, AFTER_SYNC = (
@@ -93,10 +92,6 @@ def other_weights(self, *args, **kw):
         self.model.get_output_embeddings().weight.mul_(1.05)
 
 
-def at_temperature_1(*given):
-    return generate(*given[:-1], (1.0, *given[-1][1:]))
-
-
 def without_eos(self, *args):
     completions = generate(self, *args)
     for c in completions:
@@ -107,7 +102,8 @@ def without_eos(self, *args):
 
 @pytest.mark.parametrize("owner, name, broken, rows", [
     (TransformersSampler, "__init__", other_weights, [AT_07, AT_FIRST]),
-    (TransformersSampler, "generate", at_temperature_1, [AT_07]),
+    (TransformersSampler, "generate",
+     lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), [AT_07]),
     (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
     (check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}),
      ["a wrong answer grades as wrong"]),
@@ -122,12 +118,6 @@ def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypa
 
 def test_completions_that_cannot_end(base, capsys):
     assert ENDS in failing(capsys, "--max_tokens", "6")
-
-
-def test_a_row_that_does_not_say_that_it_sees_the_whole_step(base, capsys, monkeypatch):
-    monkeypatch.delattr(losses.acpo, "whole_step")
-    monkeypatch.setattr(refusals, "check_method", lambda *_, **__: None)  # which refuses it
-    assert failing(capsys, "--loss", "acpo") == [SPLIT]
 
 
 @pytest.mark.parametrize("last, rows", [

@@ -15,7 +15,6 @@ from data.recipe import BASE
 from harness import fit
 from helpers import refused
 
-LAYERS = 2
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "
          "--max_prompt_tokens 128 ")
 
@@ -23,7 +22,7 @@ SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_to
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    Qwen2Config(hidden_size=256, intermediate_size=768, num_hidden_layers=LAYERS,
+    Qwen2Config(hidden_size=256, intermediate_size=768, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, vocab_size=4096,
                 tie_word_embeddings=False).save_pretrained(folder)
     return folder
@@ -103,7 +102,6 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
 
 @pytest.mark.parametrize("flags", ["--no-share_prompts", ""], ids=["padded", "shared"])
 def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch):
-    """Four times the tokens take four times the memory, where heads are repeated."""
     few, many = (update_without_flash(model, n, flags, True, monkeypatch) for n in (1024, 4096))
     assert many < 4.3 * few
     assert update_without_flash(model, 4096, flags, False, monkeypatch) > 1.5 * many

@@ -28,7 +28,6 @@ def setting(small, method, init_scale, enabled=True, dtype="float32"):
 
 
 def gradient(trainer, batch):
-    """The scaled gradient of a step, as one tensor."""
     trainer.policy.zero_grad()
     policy.backward(trainer.policy, batch, trainer.method, 13, scale=trainer.scaler.scale)
     return torch.cat([w.grad.flatten() for w in trainer.policy.parameters()])

@@ -151,7 +151,6 @@ def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp
 
 
 def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
-    """What is computed does not depend on it: test_policy.py."""
     assert load(small()).chunk == loading.head_chunk() == kernels.CHUNK
     monkeypatch.setattr(parallel, "device", lambda: SimpleNamespace(type="cuda"))
     monkeypatch.setattr(parallel, "memory", lambda: 80e9)

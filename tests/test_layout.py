@@ -29,7 +29,6 @@ GROUPS = dict(short=([4, 6, 5, 1], 4, 12), long_prompts=([70, 100, 70], 3, 12),
 
 
 def random_model(config, factor):
-    """The larger its weights, the further it is from uniform."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -220,7 +220,8 @@ def test_group_of_one_is_refused_where_a_spread_is_needed(name):
         group_advantages(name, torch.ones(3, 1), dict(entropy=1.0), **flags)
 
 
-EDGES = [  # a row, one of its flags, values that are refused, values at the edge that are taken
+# a row, one of its flags, values that are refused, values at the edge that are taken
+@pytest.mark.parametrize("name, flag, bad, good", [
     ("asym", "delta", [-1.0, 0.0], [0.01]), ("power", "alpha", [0.99], [1.0]),
     ("passk", "k", [0, 5], [1, 4]), ("fade", "alpha_max", [0.99], [1.0]),
     ("fade", "delta_min", [-0.5, 0.0, 1.01], [0.01, 1.0]),
@@ -232,10 +233,7 @@ EDGES = [  # a row, one of its flags, values that are refused, values at the edg
     ("grpo", "dual_clip", [0.5, 1.0], [0, 1.01]), ("acpo", "dual_clip", [0.5, 1.0], [0.0, 1.01]),
     ("cispo", "ratio_max", [0.2, 0.99], [1.0]), ("cispo_acpo", "ratio_max", [0.45, 0.99], [1.0]),
     ("sapo", "tau_pos", [-1.0, 0.0], [0.01]), ("sapo", "tau_neg", [-1.0, 0.0], [0.01]),
-    ("acpo", "bins", [-1, 0], [1, 2]), ("dppo", "binary_kl", [-0.1, 0.0], [1e-9])]
-
-
-@pytest.mark.parametrize("name, flag, bad, good", EDGES, ids=str)
+    ("acpo", "bins", [-1, 0], [1, 2]), ("dppo", "binary_kl", [-0.1, 0.0], [1e-9])], ids=str)
 def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
     def use(value):
         if flag in inspect.signature(METHODS[name].advantage).parameters:

@@ -25,13 +25,11 @@ def same(a, b, limit):
 
 
 def apart(a, b):
-    """The largest difference between two results' weights."""
     return max((weight - b["weights"][name]).abs().max() for name, weight in a["weights"].items())
 
 
 @pytest.fixture(scope="module")
 def two(model, tmp_path_factory):
-    """Every case on two ranks."""
     out = tmp_path_factory.mktemp("ranks") / "two"
     torchrun(2, "tests/ranks.py", model, out)
     return torch.load(out)
@@ -39,7 +37,6 @@ def two(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(model):
-    """Every method on one rank."""
     return {name: ranks.run(model, name) for name in METHODS}
 
 

@@ -169,7 +169,6 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     ("grid --jobs 8", "-m study.runs --jobs 8"),
     ("sweep fade", "-m study.sweep --out runs/sweep fade")])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
-    """Without flock, nproc and nvidia-smi."""
     done, notes = clone(*args.split(), HERE=MAC)
     assert asked in notes and "not found" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr

@@ -103,7 +103,6 @@ def test_files_that_a_page_names_are_there(path):
 
 @pytest.fixture
 def new_methods(monkeypatch):
-    """README's two examples are rows of METHODS."""
     names = dict(vars(losses), METHODS=dict(METHODS))
     for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
         exec(code, names)

@@ -324,7 +324,6 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
     (run, "seed_of", 3, 3), (checkpoint, "save", 1, 4)])
 def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_nothing(
         owner, name, nth, last, base, tmp_path, monkeypatch):
-    """SIGTERM at the start of the third rollout, or when the last checkpoint is saved."""
     original, calls, out = getattr(owner, name), [], tmp_path / "run"
 
     def called(*args, **kwargs):

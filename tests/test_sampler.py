@@ -17,10 +17,6 @@ from engine.hf_sampler import TransformersSampler, draw
 from engine.loading import eos_ids
 from engine.sampler import has_vllm, make_sampler
 
-KINDS = ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))]
-PROMPTS = ["1,2,3=6:", "7,1,9=16:", "4,4,9=1:", "12"]
-
 
 def gap(model, prompts, groups, temperature):
     """Largest difference between the sampler's logprobs and the trainer's."""
@@ -29,7 +25,8 @@ def gap(model, prompts, groups, temperature):
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
+    not has_vllm(), reason="vllm is not installed"))])
 def both(request, tokenizer):
     """both(folder) -> a sampler, which is closed in the end; the trainer's model; the prompts."""
     made = []
@@ -38,7 +35,8 @@ def both(request, tokenizer):
         made.append(make_sampler(request.param, folder, dtype="float32", max_length=48,
                                  eos=eos_ids(folder, tokenizer), **settings))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return made[-1], model, [tokenizer.encode(p) for p in PROMPTS]
+        prompts = "1,2,3=6:", "7,1,9=16:", "4,4,9=1:", "12"
+        return made[-1], model, [tokenizer.encode(p) for p in prompts]
     yield make
     for sampler in made:
         sampler.close()

@@ -148,9 +148,6 @@ def test_repeated_ids_are_told_apart(tmp_path):
     assert len({p["id"] for p in data.load("amc23", "test", tmp_path)}) == 2
 
 
-UNPAIRED = json.dumps(dict(question="?", input_output=json.dumps(dict(inputs=[1], outputs=[]))))
-
-
 @pytest.mark.parametrize("name, lines, message", [
     ("aime25", ['{"problem": "?", "answer": "1"}', "{"], "line 2 is not a JSON object"),
     ("aime25", ["[1]"], "line 1 is not a JSON object"),
@@ -159,7 +156,8 @@ UNPAIRED = json.dumps(dict(question="?", input_output=json.dumps(dict(inputs=[1]
     ("aime25", ['{"problem": "?"}'], "line 1 .*answer or final_answer"),
     ("olympiad", ['{"question": "?", "final_answer": []}'], "line 1 .*final_answer"),
     ("code_contests", ['{"question": "?", "input_output": "{"}'], "line 1 "),
-    ("code_contests", [UNPAIRED], "line 1 "),
+    ("code_contests", [r'{"question": "?", "input_output": "{\"inputs\": [1], \"outputs\": []}"}'],
+     "line 1 "),
     ("livecodebench", ['{"contest_date": "2024-08-01"}'], "line 1 .*private_test_cases"),
 ])
 def test_errors_name_file_line_and_field(name, lines, message, tmp_path):

@@ -77,7 +77,6 @@ def page_of(rollout, *flags):
 
 @pytest.fixture(scope="module")
 def page(rollout):
-    """The page of two methods."""
     return page_of(rollout, "--methods", "grpo,acpo").rename(rollout.parent / "page.html")
 
 
@@ -129,7 +128,6 @@ def shown_of(kept, problem):
 @pytest.mark.quick
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
 def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
-    """Of every token, state and method, in the order of the completions."""
     text, (kept, states), seen = page.read_text(), analysed(rollout, name), set()
     method = header(text)["methods"][number]
     assert method["name"] == name and method["text"].startswith(f"{name} = zscore | every_token")
@@ -342,7 +340,6 @@ def visit(browser):
 
 
 def channels(colour):
-    """Of #rrggbb."""
     return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
 
 
@@ -464,7 +461,6 @@ def test_filters_and_the_completions_of_a_step(visit, page):
 
 
 def test_texts_are_data(visit, page):
-    """Tags, entities, marks of direction and of lines stand there to be read."""
     tab = visit(page)
     lines = [line.replace("\n", "") for line in tab.evaluate(
         '[...document.querySelectorAll(".tokens")].map(x => x.textContent)')]

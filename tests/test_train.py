@@ -161,7 +161,6 @@ def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path)
 
 
 def test_problems_from_a_file_and_programs(base, tmp_path):
-    """A file of one's own, with verifiers mixed; the held-out problems from another."""
     rows = [
         dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), verifier="countdown"),
         dict(prompt="2+2=", answer="4", verifier="math"),
@@ -212,20 +211,12 @@ def mine(**cells):
     return Method(**{**dict(advantage=centred, objective=plain, aggregate=token_mean), **cells})
 
 
-def mean_loss(tokens):
-    return plain(tokens).mean()
-
-
 def of_other_completions(tokens):
     return -(tokens.advantages - tokens.mean(tokens.advantages)) * tokens.ratio
 
 
 def learns_without_an_advantage(tokens):
     return plain(tokens) + (tokens.logprobs - tokens.sampler_logprobs) ** 2
-
-
-def ascends(tokens):
-    return -plain(tokens)
 
 
 def prefers_failures(rewards, state):
@@ -245,7 +236,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
         (mine(advantage=lambda r, state: state.update(mean=r.mean()) or centred(r, state)),
          "logs 'mean', which is not one"),
         (mine(advantage=lambda r, state: r.mean(1)), "returns [4], where"),
-        (mine(objective=mean_loss), "mine: the function mean_loss of losses.py returns [], where"),
+        (mine(objective=lambda t: plain(t).mean()), "of losses.py returns [], where"),
         (mine(objective=lambda t: -t.advantages * t.probs), "has no gradient"),
         (mine(objective=lambda t: t.ratios), "raises AttributeError"),
         (mine(objective=lambda t: t.advantages.clamp_(-9, 9) * t.ratio), "writes into its arg"),
@@ -267,7 +258,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
         (mine(advantage=lambda r, state: centred(r, state) / r.std(1, keepdim=True)),
          "returns nan"),
         (mine(objective=learns_without_an_advantage), "are in BY_ADVANTAGE, and it"),
-        (mine(objective=ascends), "mine: at ratio 1 its gradient has the other sign"),
+        (mine(objective=lambda t: -plain(t)), "mine: at ratio 1 its gradient has the other sign"),
         (mine(objective=lambda t: -abs(t.advantages) * t.ratio), "gradient has the other sign"),
         (mine(advantage=prefers_failures), "gives successes less than"),
     ], ids=lambda x: x if isinstance(x, str) else "row")
@@ -281,7 +272,7 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
 @pytest.mark.parametrize("row", [
     mine(), mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
     mine(select=losses.whole_step(lambda t: (torch.rand_like(t.entropy) < 0.5).float())),
-    mine(advantage=prefers_failures, objective=ascends, like_reinforce=False),
+    mine(advantage=prefers_failures, objective=lambda t: -plain(t), like_reinforce=False),
 ], ids=["no docstring", "whole step", "random", "another sign"])
 def test_sketches_that_are_not_refused(row, monkeypatch):
     """They leave the generator of random numbers as it was."""
@@ -460,7 +451,6 @@ def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch,
 
 @pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 def test_the_reward_rises_with_vllm(tmp_path):
-    """Held-out accuracy goes up within six rollouts; sampler and trainer agree."""
     done = subprocess.run(
         [sys.executable, "train.py", "--loss", "fade", "--steps_per_rollout", "16", "--sampler",
          "vllm", "--rollouts", "6", "--lr", "1e-4", "--eval_every", "6", "--eval_problems", "128",
