@@ -13,6 +13,7 @@ import torch
 import train
 from conftest import ROOT
 from engine import policy
+from engine.sampler import has_vllm
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
@@ -24,6 +25,7 @@ SMALL = (
 MEASURED = ("time/", "perf/", "seconds")  # by a clock
 needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
                                 reason="no .venv here: ./run_all.sh test makes it")
+needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 
 
 def make_batch(prompts, completions, device="cpu"):

@@ -6,9 +6,8 @@ import torch
 import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
-from engine.sampler import has_vllm
 from harness import check
-from helpers import torchrun, write_rows
+from helpers import needs_vllm, torchrun, write_rows
 
 AT_FIRST, AT_07, AFTER_SYNC = (
     f"log probabilities of sampler and trainer, {when}"
@@ -130,7 +129,7 @@ def test_a_gold_answer_that_does_not_parse(last, rows, base, capsys, tmp_path):
     assert failing(capsys, "--data", path, "--eval_every", "0") == rows
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_under_torchrun_with_vllm(base):
     done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems",
                     "16", "--sampler", "vllm")

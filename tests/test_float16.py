@@ -6,9 +6,8 @@ import torch
 import train
 from engine import policy
 from engine.loading import lr_factor
-from engine.sampler import has_vllm
 from engine.trainer import NotFinite, Trainer
-from helpers import SMALL, read_rows, same, without
+from helpers import SMALL, needs_vllm, read_rows, same, without
 from losses import METHODS
 from ranks import load, rollout
 
@@ -102,11 +101,9 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     assert some or torch.equal(*weights)
 
 
-@pytest.mark.parametrize("sampler", ["transformers", "vllm"])
+@pytest.mark.parametrize("sampler", ["transformers", pytest.param("vllm", marks=needs_vllm)])
 def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
     """The scale is part of the state: here it grows within the run."""
-    if sampler == "vllm" and not has_vllm():
-        pytest.skip("vllm is not installed")
     flags = ["--model", base, *SMALL, "--loss", "acpo", "--dtype", "float16", "--sampler", sampler,
              "--save_every", "1", "--keep", "9", "--rollouts", "4"]
     train.main([*flags, "--out", str(tmp_path / "whole")])

@@ -13,10 +13,10 @@ import eval as evaluation
 import train
 from engine import kernels, loading, parallel, sampler, vllm_settings
 from engine.hf_sampler import TransformersSampler
-from engine.sampler import VLLMSampler, has_vllm
+from engine.sampler import VLLMSampler
 from engine.trainer import Trainer
 from harness.failures import RunFailed, room_for
-from helpers import refused, run
+from helpers import needs_vllm, refused, run
 from ranks import load
 
 
@@ -139,8 +139,7 @@ def test_the_dtype_of_the_head_goes_by_that_of_the_computation(flags, wanted):
         assert args.head_dtype == wanted
 
 
-@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))])
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=needs_vllm)])
 def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp_path):
     gaps = {}
     for head in ("model", "float32"):
@@ -264,7 +263,7 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
         vllm_settings.of_this_machine(0.4, None, 64)
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
     import vllm

@@ -6,16 +6,15 @@ import sys
 import pytest
 
 from conftest import ROOT
-from engine.sampler import has_vllm
-from helpers import read_rows
+from helpers import needs_vllm, read_rows
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
 import gpu_vllm  # noqa: E402
 
 
-@pytest.mark.parametrize("script", [gpu, pytest.param(gpu_vllm, marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))], ids=["gpu", "gpu_vllm"])
+@pytest.mark.parametrize("script", [gpu, pytest.param(gpu_vllm, marks=needs_vllm)],
+                         ids=["gpu", "gpu_vllm"])
 def test_every_part_is_rehearsed(script, tmp_path):
     out = tmp_path / "out.jsonl"
     done = subprocess.run([sys.executable, script.__file__, "--rehearse", "--out", out], cwd=ROOT,

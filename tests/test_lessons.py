@@ -70,22 +70,17 @@ def run_cell(source, names):
     assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 
-def cells_of_lessons(*numbers):
-    """The code cells before the first lesson, and those of some lessons."""
-    lesson = 0
+def test_lessons_run(copy, shown, monkeypatch):
+    """Those that paste a verifier and a loss into the code, in place of what they pasted before."""
+    cells, names, lesson = [], {}, 0
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         heading = re.match(r"## (\d+)", "".join(cell["source"]))
         lesson = int(heading[1]) if heading else lesson
-        if cell["cell_type"] == "code" and lesson in (0, *numbers):
-            yield cell["source"]
-
-
-def test_lessons_run(copy, shown, monkeypatch):
-    """Those that paste a verifier and a loss into the code, in place of what they pasted before."""
+        if cell["cell_type"] == "code" and lesson in (0, 8, 9):  # 0: before the first
+            cells.append(cell["source"])
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    names, cells = {}, list(cells_of_lessons(8, 9))
     for source in cells:
         run_cell(source, names)
     assert Path.cwd() == copy and shown and min(shown) > 5_000

@@ -56,7 +56,6 @@ def adapted(folder, dtype="float32", **options):
 
 
 def forward_and_gradient(p, batch):
-    """-> log probabilities, entropies and all gradients in one tensor."""
     outputs = p(batch)
     (outputs[0].sum() + 0.3 * outputs[1].sum()).backward()
     gradients = [x.grad.flatten() for x in p.parameters() if x.requires_grad]

@@ -11,9 +11,8 @@ import eval as evaluation
 import ranks
 import train
 from engine import policy
-from engine.sampler import has_vllm
 from harness import log
-from helpers import SMALL, read_rows, torchrun, without
+from helpers import SMALL, needs_vllm, read_rows, torchrun, without
 from losses import METHODS
 
 
@@ -88,7 +87,7 @@ def test_two_ranks_skip_a_step_together(model, two):
     assert apart(*results) < 5e-3
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 @pytest.mark.parametrize("flags", [
     "--drop_uniform_groups --kl_coef 0.1",  # an engine for each rank, then one for both
     "--tp 2 --activation_checkpointing --lora_rank 4 --entropy_coef 0.01"], ids=["two", "tp"])
@@ -170,7 +169,7 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
     assert result["problems"] == 12 and result["samples"] == 2
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
     torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
              "--out", tmp_path / "out")

@@ -15,7 +15,8 @@ from engine import policy
 from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw
 from engine.loading import eos_ids
-from engine.sampler import has_vllm, make_sampler
+from engine.sampler import make_sampler
+from helpers import needs_vllm
 
 
 def gap(model, prompts, groups, temperature):
@@ -25,8 +26,7 @@ def gap(model, prompts, groups, temperature):
     return (ours - batch.sampler_logprobs)[batch.mask].abs().max().item()
 
 
-@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))])
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=needs_vllm)])
 def both(request, tokenizer):
     """both(folder) -> a sampler, which is closed in the end; the trainer's model; the prompts."""
     made = []

@@ -20,11 +20,11 @@ from conftest import ROOT
 from data.recipe import settings_of
 from engine import loading
 from engine.policy import make_batch
-from engine.sampler import Completion, has_vllm
+from engine.sampler import Completion
 from engine.trainer import Trainer
 from graders import sandbox
 from harness.flags import flags_of
-from helpers import SMALL, read_rows, records, refused, run, write_rows
+from helpers import SMALL, needs_vllm, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
 
 # ---------------------------------------------------------------------------- flags
@@ -449,7 +449,7 @@ def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch,
         assert Path(name, "metrics.jsonl").exists()
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_the_reward_rises_with_vllm(tmp_path):
     done = subprocess.run(
         [sys.executable, "train.py", "--loss", "fade", "--steps_per_rollout", "16", "--sampler",
