@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import train
 from conftest import ROOT
-from engine import policy
 from engine.sampler import has_vllm
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
@@ -26,16 +24,6 @@ MEASURED = ("time/", "perf/", "seconds")  # by a clock
 needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
                                 reason="no .venv here: ./run_all.sh test makes it")
 needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
-
-
-def make_batch(prompts, completions, device="cpu"):
-    """A Batch of N prompts with a completion each. Rows of equal prompts are one group, also where
-    they lie apart, as in the shares of a shuffled rollout."""
-    pairs = zip(prompts, completions, strict=True)
-    batch = policy.make_batch([(prompt, [c]) for prompt, c in pairs], device)
-    first = torch.tensor([prompts.index(p) for p in prompts], device=device)
-    batch.group = first.unique(return_inverse=True)[1]
-    return batch
 
 
 def read_rows(path):

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
-from helpers import make_batch
 from losses import METHODS
 from ranks import EXACT_NORMS
 from study import tiny
@@ -34,9 +33,13 @@ def model():
 
 
 def batch_of(*completions, prompts=None):
-    """A batch of these completions, lists of token ids, of one prompt of one token."""
-    return make_batch(prompts or [[1]] * len(completions),
-                      [Completion(ids, [0.0] * len(ids), False) for ids in completions])
+    """A batch of these completions, lists of token ids, of one prompt of one token, or of a prompt
+    each: rows of equal prompts are one group, also where they lie apart, as in shuffled shares."""
+    prompts = prompts or [[1]] * len(completions)
+    batch = policy.make_batch([(prompt, [Completion(ids, [0.0] * len(ids), False)])
+                               for prompt, ids in zip(prompts, completions, strict=True)])
+    batch.group = torch.tensor([prompts.index(p) for p in prompts]).unique(return_inverse=True)[1]
+    return batch
 
 
 def scored(model, batch, g):
