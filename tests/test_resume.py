@@ -30,7 +30,7 @@ SMALL = [*TWO_ROLLOUTS, *(
 def whole(base, tmp_path_factory):
     """A run that nothing interrupted, with all the state that a run can have."""
     out = tmp_path_factory.mktemp("resume") / "whole"
-    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "1", "--kl_coef", "0.01",
+    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "2", "--kl_coef", "0.01",
              "--entropy_coef", "0.01"]  # a gradient, whatever is sampled
     train.main([*flags, "--keep", "9", "--out", str(out)])
     return out, flags
