@@ -111,10 +111,13 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             run.pending.append(Rollout(batch, rewards, {**log.outcome(all_groups), **metrics},
                                        log.examples(groups, tokenizer)))
-        rollout = run.pending.popleft()
+        batch, *rest = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
-            rollout.batch.old_logprobs, _ = compute_logprobs(trainer.policy, rollout.batch)
-        yield rollout
+            present, _ = compute_logprobs(trainer.policy, batch)
+            if trainer.teacher:
+                batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
+            batch.old_logprobs = present
+        yield Rollout(batch, *rest)
 
 
 def shaped(rewards, batch, args):

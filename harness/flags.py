@@ -128,6 +128,7 @@ def add_common_flags(flag):
     flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
     flag("shots", 0, "solved problems of the training split in front of each prompt, with the "
          "template none")
+    flag("shots_from", None, "the set that they are of; default --data, or the benchmark")
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
@@ -301,6 +302,8 @@ def refuse_unknown(name, loss, method, there):
 
 def follow_shots(args):
     """--shots sets the template, and the text that ends a completion: the next question."""
+    if args.shots_from and not args.shots:
+        raise ValueError("--shots_from is for --shots, which is not given")
     if args.shots and args.template not in (None, "none"):
         raise ValueError(f"--shots has the template none, not {args.template}")
     if args.shots:

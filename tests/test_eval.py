@@ -398,8 +398,9 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
-    template_kwargs="{}", shots=2, lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16",
-    sampler="other", head_dtype="float32", completions="given.jsonl", seed=1)
+    template_kwargs="{}", shots=2, shots_from="math", lcb_from="2024-08-01",
+    lcb_to="2024-08-01", dtype="bfloat16", sampler="other", head_dtype="float32",
+    completions="given.jsonl", seed=1)
 
 
 @pytest.mark.quick

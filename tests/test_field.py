@@ -306,7 +306,7 @@ RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GA
     ({"policy/entropy": math.nan}, None, ""), ({"len/truncated_frac": 0.29}, None, ""),
     ({"len/truncated_frac": 0.31}, "cut off", "31% of the completions are cut off at max_tokens, "),
     ({log.GAP: 1e-3}, "gap", "--check tries it"),
-    ({"eval/x/mean@4": 0.0, "eval/x/mean@4_stderr": None}, None, "")])
+    ({"eval/x/mean@4": 0.0, "eval/x/mean@4_stderr": 0.0}, "score", "fallen to 0.000")])
 def test_a_collapse_is_said(change, kind, words):
     first = {**RECORD, "rollout": 1}
     found = log.warnings({**RECORD, **change}, first, log.held_out(first), torch.ones(1), {},
@@ -348,6 +348,14 @@ def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
         data.load("gsm8k", "test", tmp_path, shots=7)
     with pytest.raises(data.DataError, match="--shots 1: 0 of the problems"):
         data.load("countdown", "test", shots=1)
+    write_rows(tmp_path / "math500_test.jsonl", [dict(
+        problem="3?", answer="3", unique_id="a", subject="Algebra", level=1, solution="3")])
+    with pytest.raises(data.DataError, match="no math500_train.*--shots_from names a set"):
+        data.load("math500", "test", tmp_path, shots=2)
+    other, = data.load("math500", "test", tmp_path, shots=2, seed=3, shots_from="gsm8k")
+    assert other["prompt"].startswith("\n\n".join(shown[:2]))
+    with pytest.raises(data.DataError, match="--shots 1: no other problem is left"):
+        data.with_shots(learnt[:1], learnt[:1], 1, 0)
 
 
 def test_shots_end_a_completion_at_the_next_question(base, tmp_path, capsys):
@@ -360,3 +368,5 @@ def test_shots_end_a_completion_at_the_next_question(base, tmp_path, capsys):
     assert (args.template, args.stop) == ("none", "x")
     said = refused(capsys, train.parse_args, "--shots", "2", "--template", "chat")
     assert "--shots has the template none, not chat" in said
+    assert "--shots, which is not given" in refused(
+        capsys, train.parse_args, "--shots_from", "math")

@@ -1,5 +1,6 @@
 """Resuming: killed anywhere, a run ends as if it had not been; damage and changes are said."""
 
+import copy
 import json
 import os
 import random
@@ -16,7 +17,10 @@ import torch
 import helpers
 import train
 from analysis.__main__ import main as analyse
+from analysis.rollout import open_rollout
+from analysis.tokens import walked
 from conftest import ROOT
+from engine.policy import compute_logprobs
 from harness import checkpoint, run
 from harness.files import checkpoint_folders
 from helpers import SMALL as TWO_ROLLOUTS
@@ -72,6 +76,27 @@ def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
     assert len({step["optim/learnt_tokens"] for step in steps}) > 1
     train.main([*flags[:-4], "--keep", "9", "--out", str(tmp_path / "rows")])
     assert weights(tmp_path / "rows", 1) != weights(out, 1)  # completions, shuffled one by one
+
+
+def test_a_lagging_policy_before_the_update_resumes_bit_for_bit(base, tmp_path):
+    """Rollouts that wait in a checkpoint are scored again, and so is the gap to a teacher."""
+    flags = ["--model", base, *SMALL, *(
+        "--loss opd --old_logprobs proximal --rollout_lag 1 --lr 1e-3 --keep 9 --save_rollouts "
+        f"--entropy_coef 1 --teacher {base}").split()]
+    train.main([*flags, "--out", str(tmp_path / "whole")])
+    out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
+    resume(out)
+    assert same(out, tmp_path / "whole")
+    kept = open_rollout(out / "rollouts" / "rollout_000004.pt")
+    of_teacher, _ = compute_logprobs(kept.policy, kept.batch)  # the run began with it
+    gap = (of_teacher - kept.batch.old_logprobs - kept.batch.teacher)[kept.batch.mask].abs()
+    assert gap.max() < 1e-4 < (kept.batch.old_logprobs - kept.batch.sampler_logprobs).abs().max()
+    # on the token page: an advantage for each token, and none of the completion's own
+    own, of_tokens = walked(kept, "opd", kept.batch.mask, copy.deepcopy(
+        kept.policy.state_dict()))
+    teacher = kept.batch.teacher[kept.batch.mask].numpy()
+    assert of_tokens["advantage"][:, 0] == pytest.approx(teacher) and {*own["advantages"]} == {0}
+    assert kept.follow("grpo").batch.teacher is None
 
 
 def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
