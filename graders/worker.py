@@ -3,9 +3,9 @@
     python -m graders.worker rewards LIFE TOKEN      a worker: jobs on stdin, results on stdout
 
 The module that the command line names has a function call(name, *arguments), which does a job, and
-may have prepare(name), which imports what a job needs. A job is sent as a JSON line [name,
-arguments]. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward,
-fault]. The token tells them from what a verifier writes.
+may have prepare(names), which imports what jobs need. Jobs are sent as a JSON line of [name,
+arguments]s. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward,
+fault] for each. The token tells them from what a verifier writes.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Worker:
         if process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(BrokenPipeError), process:  # Its buffer may hold a job.
+            with contextlib.suppress(BrokenPipeError), process:  # The pipe's buffer may hold jobs.
                 os.close(self.life)
 
     def receive(self, seconds):
@@ -78,26 +78,32 @@ class Worker:
             raise ValueError("the line is not the worker's")
         return content
 
-    def run(self, job):
-        """-> the Result of a job. It raises nothing on the job's account: one that takes too long
-        is a timeout, and one that ends its process is an error."""
-        try:
-            line = json.dumps(job[:2]) + "\n"
-        except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
-            return Result(0.0, Fault("error", repr(e)), 0.0)
+    def run(self, jobs):
+        """-> the Results of the first jobs: of all, or up to one that cost the process its life.
+
+        It raises nothing on a job's account: a job that takes too long is a timeout, and one that
+        ends its process is an error."""
         if self.process and (self.lines.buffer or self.lines.poll.poll(0)):
-            self.stop()  # It died or wrote between two jobs, which is not the fault of this one.
-        began = time.monotonic()
+            self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
+        results, texts, began = [], [], time.monotonic()
+        try:
+            for job in jobs:
+                texts.append(json.dumps(job[:2]))
+        except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
+            if not texts:
+                return [Result(0.0, Fault("error", repr(e)), 0.0)]
         try:
             if self.process is None:
                 self.start()
-            # The process reads the whole line before it begins: the pipe cannot block.
-            self.process.stdin.write(line.encode())
+            # One line, which the process reads whole before it begins: the pipe cannot block.
+            self.process.stdin.write(f"[{', '.join(texts)}]\n".encode())
             self.process.stdin.flush()
             self.receive(START_SECONDS)  # The imports are done.
-            began = time.monotonic()
-            reward, fault = self.receive(job.seconds)
-            return Result(reward, fault and Fault(*fault), time.monotonic() - began)
+            for job in jobs[:len(texts)]:
+                began = time.monotonic()
+                reward, fault = self.receive(job.seconds)
+                results.append(Result(reward, fault and Fault(*fault), time.monotonic() - began))
+            return results
         except TimeoutError:
             fault = Fault("timeout", "")
         except (EOFError, BrokenPipeError):
@@ -105,7 +111,7 @@ class Worker:
         except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
             fault = Fault("error", "the verifier wrote to a descriptor that it did not open")
         self.stop()
-        return Result(0.0, fault, time.monotonic() - began)
+        return [*results, Result(0.0, fault, time.monotonic() - began)]
 
 
 @functools.cache
@@ -116,16 +122,20 @@ def pool(module, size):
 
 def run_jobs(module, jobs, size):
     """-> the Result of each Job, in order. They run in `size` workers with `module`."""
-    idle = [*pool(module, size)]  # Of a few jobs, the workers that have started take all.
+    # Blocks save waiting for each line; short ones, so that a slow job holds up little.
+    step = min(64, 1 + len(jobs) // (4 * size))
+    idle = [*pool(module, size)]  # Of a few blocks, those that have started take all.
 
-    def run(job):
-        worker = idle.pop()
-        result = worker.run(job)
+    def run_block(start):
+        worker, block, results = idle.pop(), jobs[start:start + step], []
+        while len(results) < len(block):  # The next process takes the jobs that a dead one left.
+            results += worker.run(block[len(results):])
         idle.append(worker)
-        return result
+        return results
 
     with ThreadPoolExecutor(size) as threads:
-        return [*threads.map(run, jobs)]
+        blocks = threads.map(run_block, range(0, len(jobs), step))
+        return [result for results in blocks for result in results]
 
 
 # ------------------------------------------------------------------ the worker's side
@@ -157,7 +167,7 @@ def die_with_parent(life):
 
 
 def serve(module, token):
-    """Answers each job on stdin: with a line when its imports are done, and with its result.
+    """Answers each line on stdin: with a line when it is ready, and then with one for each job.
 
     The pipes are private copies; a verifier reads nothing on stdin, and its prints are dropped. A
     process that it forks has no way to answer, and ends if it comes back from the verifier."""
@@ -167,15 +177,16 @@ def serve(module, token):
     os.dup2(nothing, 1)
     os.register_at_fork(after_in_child=lambda: os.close(results))
     module = importlib.import_module(module)
-    prepare = getattr(module, "prepare", lambda name: None)
+    prepare = getattr(module, "prepare", lambda names: None)
     for line in lines:
-        name, arguments = json.loads(line)
-        prepare(name)
+        jobs = json.loads(line)
+        prepare({name for name, *_ in jobs})
         os.write(results, json.dumps([token]).encode() + b"\n")
-        result = json.dumps([token, *graded(module.call, name, arguments)])
-        if os.getpid() != worker:
-            os._exit(0)
-        os.write(results, result.encode() + b"\n")
+        for job in jobs:
+            result = json.dumps([token, *graded(module.call, *job)])
+            if os.getpid() != worker:
+                os._exit(0)
+            os.write(results, result.encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -160,12 +160,11 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 
 def test_prepare_imports_sympy_only_for_those_that_need_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "graders.math_equal", None)  # whoever imports it now fails
-    for name in {*REWARDS} - {"math"}:
-        rewards.prepare(name)
-        rewards.prepare("gold " + name)
+    others = {*REWARDS} - {"math"}
+    rewards.prepare(others | {"gold " + name for name in others})
     for name in ("math", "gold math"):
         with pytest.raises(ImportError):
-            rewards.prepare(name)
+            rewards.prepare({"countdown", name})
 
 
 def test_a_row_counts_what_cannot_be_read_and_gives_0():
@@ -345,7 +344,7 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
         [sys.executable, "-c",
          "from graders import worker; w = worker.Worker('hanging'); w.start(); "
          "print(w.process.pid, flush=True); "
-         "w.run(worker.Job('hang', ['a' * 60 + 'b'], 600.0))"], cwd=ROOT, text=True,
+         "w.run([worker.Job('hang', ['a' * 60 + 'b'], 600.0)])"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=f"{ROOT}:{tmp_path}"))
     child = int(parent.stdout.readline())
     time.sleep(1.0)  # it is in the regular expression by then
@@ -378,5 +377,5 @@ def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers,
     assert "own, 1 of 22 completions: error: the reward is nan" in said
     assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
     assert grade([problem], [["later"]], workers=1)[0] == [[1]]
-    time.sleep(1.0)  # It has written by then, and the next job is not charged for it.
+    time.sleep(1.0)  # It has written by then, and the next block is not charged for it.
     assert grade([problem], [["good"]], workers=1) == ([[1]], dict.fromkeys(counters, 0))
