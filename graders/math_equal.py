@@ -291,10 +291,11 @@ def readable(gold):
 def same_as_itself(gold):
     text, _ = clean(str(gold).rpartition("####")[2])
     dollars = str(gold).replace("\\$", "").count("$")
-    bare, _ = as_interval(text)
-    return text.count("{") == text.count("}") and dollars % 2 == 0 and not re.fullmatch(
-        "(?i)-*(?:nan|inf)", text) and (
-        amount(bare) is not None or is_word(bare) or same(bare, bare))
+    if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
+            "nan", "inf"):
+        return False
+    text, _ = as_interval(text)
+    return amount(text) is not None or is_word(text) or same(text, text)
 
 
 def same_with_units(pred, gold):
@@ -322,7 +323,7 @@ def renamings(pred, gold, bound):
     """-> dicts, the ways to name the letters of an answer as the gold answer's: all have `bound`.
     The constants of integration C, c, K, with numbers or without, are renamed where a function of
     t, u, x, y or z is linear in them, and change places where it has no other name."""
-    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in {*"cCK"}})
+    mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
                  for text in (pred, gold))
     value = read(gold.rpartition("=")[2].strip()) if its else None
     names = value.free_symbols if isinstance(value, Expr) else set()
