@@ -29,14 +29,14 @@ from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, follow_shots
 from harness.log import versions
-from harness.model import check_positions, read_tokenizer
+from harness.model import check_positions, read_tokenizer, values
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
-SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens shots template "
+SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template "
             "template_kwargs stop sampler dtype head_dtype seed").split()
 # flags that leave completions as they are
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code"}
@@ -88,9 +88,10 @@ def parse_args(argv=None):
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
     if args.completions:
-        if unused := given.keys() & set(SAMPLING):
+        sampling = {*SAMPLING} - ({"seed"} if args.shots else set())  # it chooses the solved ones
+        if unused := given.keys() & sampling:
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
-        vars(args).update(dict.fromkeys(SAMPLING))
+        vars(args).update(dict.fromkeys(sampling))
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)
     return args
@@ -101,8 +102,8 @@ def load_benchmarks(args):
     problems = []
     try:
         for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
-            rows = data.load(name, args.split, args.data_dir, shots=args.shots, seed=args.seed,
-                             lcb_from=args.lcb_from, lcb_to=args.lcb_to)
+            rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
+                             lcb_to=args.lcb_to, **values(args, "shots shots_from seed"))
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
         sandbox.announce(problems, args.allow_unsafe_code)

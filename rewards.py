@@ -25,21 +25,18 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 def the_answer(completion):
     """The text in the only <answer> and </answer> of a completion. Raises Unparsed."""
-    before, *after = completion.split("<answer>")
-    if len(after) != 1 or after[0].count("</answer>") != 1 or "</answer>" in before:
+    parts = re.split("(</?answer>)", completion)
+    if parts[1::2] != ["<answer>", "</answer>"]:
         raise Unparsed("not exactly one answer")
-    return after[0].split("</answer>")[0].strip()
+    return parts[2].strip()
 
 
 def arithmetic(text, longest=200):
-    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers.
-
-    Raises Unparsed. The limits bound the recursion and the numbers; int() would take digits that
-    are not ASCII's."""
+    """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
+    Unparsed. The limits bound recursion and numbers; int() takes digits that are not ASCII's."""
     if len(text) > longest or text.count("(") > 40:
         raise Unparsed("too long to be an expression")
-    tokens = [*re.findall(r"[0-9]+|\S", text), " "]  # " " marks the end
-    numbers = []
+    tokens, numbers = [*re.findall(r"[0-9]+|\S", text), " "], []  # " " marks the end
 
     def chain(symbols, operand):
         """The value of operand {symbol operand}, from the left."""
@@ -66,7 +63,7 @@ def arithmetic(text, longest=200):
         if not re.fullmatch("[0-9]+", token):
             raise Unparsed(f"unexpected {token!r}")
         numbers.append(int(token))
-        return Fraction(numbers[-1])
+        return Fraction(token)
 
     value = chain("+-", product)
     if tokens[0] != " ":
@@ -75,8 +72,8 @@ def arithmetic(text, longest=200):
 
 
 def countdown(completion, answer):
-    """1 if the only <answer> is an expression of the exact value answer["target"], over exactly the
-    numbers answer["nums"], each as often as it is given; else 0."""
+    """1 if the only <answer> has the exact value answer["target"] and exactly the numbers
+    answer["nums"], each as often as it is given; else 0."""
     value, numbers = arithmetic(the_answer(completion))
     return float(value == answer["target"] and sorted(numbers) == sorted(answer["nums"]))
 
@@ -96,14 +93,13 @@ def after_thinking(completion):
 
 
 def final_answer(completion):
-    """The last box after </think>, with those that "and", "or" or a comma joins to it; else the
-    last <answer>. Raises Unparsed if there is neither."""
+    """The last box after </think>, with those joined to it; else the last <answer>, or Unparsed."""
     text = re.sub("(?i)<(/?)answer>", r"<\1answer>", after_thinking(completion))
     text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
     answer = answers.last_boxed(text)
     if answer is None:
-        _, *inside = text.rpartition("</answer>")[0].split("<answer>")
-        answer = "".join(inside[-1:])
+        _, begin, answer = text.rpartition("</answer>")[0].rpartition("<answer>")
+        answer = answer if begin else ""
     if not answer.strip():
         raise Unparsed("no closed box and no answer")
     return answer.strip()
@@ -133,8 +129,7 @@ def math_gold(gold):
 # ------------------------------------------------------------------ tables
 
 def cell(value):
-    """A table's entry as it is compared: a float, without "," "$" "%", or a lower-case text.
-    LaTeX's \\text{}, \\$, \\% and {,} are left out of both."""
+    """A table's entry: a float, without "," "$" "%", or a lower-case text, both without LaTeX."""
     text = re.sub(answers.TEXT, r"\1", str(value)).replace("{,}", ",").replace("\\", "")
     text = text.strip().strip("\"'").lower()
     plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ")
@@ -153,7 +148,7 @@ def entries(text, count):
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        text = re.sub(r"^\[(.*)\]$", r"\1", text, flags=re.S)
+        text = re.sub(r"(?s)^\[(.*)\]$", r"\1", text)
         splits = [text], text.split("|"), re.split(r",\s+", text)
         return next((split for split in splits if len(split) == count), [text])
     value = value.get("answer") if isinstance(value, dict) else value
@@ -187,8 +182,7 @@ def code(completion, answer):
 
 
 def code_gold(gold):
-    """Tests are texts; those of a function are JSON: a line for each argument, and the result.
-    Raises ValueError for a line that is not."""
+    """Tests are texts, those of a function JSON lines (else ValueError): arguments, and result."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
     if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
@@ -230,9 +224,8 @@ def verifier(name):
 
 def call(name, *arguments):
     """What a worker process runs: the verifier of this name, or for "gold NAME" its gold_ok."""
-    of_gold = name.startswith("gold ")
     row = verifier(name.removeprefix("gold "))
-    return row.gold_ok(*arguments) if of_gold else row.grade(*arguments)
+    return (row.gold_ok if name.startswith("gold ") else row.grade)(*arguments)
 
 
 def prepare(names):
@@ -242,13 +235,12 @@ def prepare(names):
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
-    """The rewards of a rollout.
+    """-> P lists of rewards, and a counter of each of worker.FAULTS: a verifier's exceptions are
+    counted and not raised.
 
     problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
-    each, a list of texts. timeout: seconds for one completion, instead of its verifier's. details:
-    a list to which the worker.Result of each completion is added.
-    Returns P lists of floats, and a counter of each of worker.FAULTS: a verifier's exceptions are
-    counted and not raised."""
+    each, a list of texts. timeout: seconds for one, instead of its verifier's. details: a list to
+    which the worker.Result of each is added."""
     jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
             for p, texts in zip(problems, completions, strict=True)
             for name in [p.get("verifier") or p["reward"]] for text in texts]
@@ -257,7 +249,7 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
         details.extend(results)
     faults = Counter((job.name, job.seconds, result.fault)
                      for job, result in zip(jobs, results) if result.fault)
-    counts, rewards = dict.fromkeys(worker.FAULTS, 0), iter(result.reward for result in results)
+    counts, rewards = dict.fromkeys(worker.FAULTS, 0), (result.reward for result in results)
     for (name, seconds, fault), times in faults.items():
         counts[fault.kind] += times
         if fault.kind in ("error", "timeout"):

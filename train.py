@@ -111,10 +111,13 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             run.pending.append(Rollout(batch, rewards, {**log.outcome(all_groups), **metrics},
                                        log.examples(groups, tokenizer)))
-        rollout = run.pending.popleft()
+        batch, *rest = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
-            rollout.batch.old_logprobs, _ = compute_logprobs(trainer.policy, rollout.batch)
-        yield rollout
+            present, _ = compute_logprobs(trainer.policy, batch)
+            if trainer.teacher:
+                batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
+            batch.old_logprobs = present
+        yield Rollout(batch, *rest)
 
 
 def shaped(rewards, batch, args):
@@ -151,6 +154,7 @@ def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set, left_out = load_data(args)
+    flags.compare_with_saved(args)
     if flags.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before

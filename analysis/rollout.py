@@ -46,12 +46,11 @@ class Kept:
 
     def follow(self, text):
         """-> Kept, with a method of `bound` and its advantages, which may raise ValueError. The
-        run's method has the run's flags and coefficients; another has its defaults, and none."""
+        run's method has the run's flags, coefficients and teacher; another its defaults alone."""
         own = self.flags["loss"]
-        method = bound(text, {**METHODS, own: self.method})
-        kept = replace(
-            self, method=method, coefficients=self.coefficients if text.split()[0] == own else {},
-            batch=replace(self.batch))
+        method, is_own = bound(text, {**METHODS, own: self.method}), text.split()[0] == own
+        kept = replace(self, method=method, coefficients=self.coefficients if is_own else {},
+                       batch=replace(self.batch, teacher=self.batch.teacher if is_own else None))
         kept.batch.set_advantages(
             group_advantages(method, self.shaped_rewards, dict(self.state)))
         return kept
@@ -78,7 +77,7 @@ def open_rollout(path, model=None):
         method = method.bind(**{name: x for name, x in saved.pop("hp").items()
                                 if name in method.flags})
         kept = Kept(**saved, batch=batch, method=method, policy=None,
-                    coefficients={name: flags[name] for name in COEFFICIENTS})
+                    coefficients={name: flags.get(name) for name in COEFFICIENTS})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
                          f"({type(e).__name__}: {first_line(e)})") from None

@@ -91,7 +91,8 @@ def token_numbers(tokens, method, shown, coefficients):
 def walked(kept, name, shown, start, steps=None, lr=None):
     """Takes the steps of a method from the weights `start`. -> for the header its text, the shares
     (rows of each step), a summary of the rollout at each state, as train.py logs it of a step, and
-    the advantages of the completions; and {name: numbers [n, states]} of the n shown tokens."""
+    the advantages of the completions; and {name: numbers [n, states]} of the n shown tokens, with
+    a teacher their advantages [n, 1], too."""
     kept.policy.load_state_dict(start)
     states, shares, summaries = [], [], []
     try:
@@ -105,10 +106,13 @@ def walked(kept, name, shown, start, steps=None, lr=None):
                 shares.append(rows.tolist())
     except ValueError as e:
         raise ValueError(f"the steps of {name} cannot be taken: {e}") from None
-    advantages = [float(f"{a:.6g}") for a in kept.batch.advantages[:, 0].tolist()]
+    found = {key: np.stack([state[key] for state in states], 1) for key in states[0]}
+    of_tokens, teacher = kept.batch.advantages, kept.batch.teacher
+    if teacher is not None:
+        found["advantage"] = of_tokens[shown][:, None].double().cpu().numpy()
+    of_rows = (of_tokens if teacher is None else of_tokens - teacher)[:, 0]
     return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
-                 advantages=advantages),
-            {key: np.stack([state[key] for state in states], 1) for key in states[0]})
+                 advantages=[float(f"{a:.6g}") for a in of_rows.tolist()]), found)
 
 
 # ---------------------------------------------------------------------------- the payload
@@ -140,7 +144,8 @@ def largest(methods, walks, reference):
     log_ratio = max(far(walk["logprob"] - reference["old"][:, None]) for walk in walks)
     ends = dict(
         entropy=max(walk["entropy"].max() for walk in walks),
-        advantage=max(abs(a) for method in methods for a in method["advantages"]),
+        advantage=max(np.abs(walk.get("advantage", method["advantages"])).max()
+                      for method, walk in zip(methods, walks)),
         ratio=math.expm1(min(log_ratio, 10)),
         gradient=max(far(walk["gradient"]) for walk in walks), gap=far(reference["gap"]))
     return {name: float(x) or 1.0 for name, x in ends.items()}

@@ -24,17 +24,20 @@ def names():
     return [*MADE, *SETS]
 
 
-def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, **options):
+def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, shots_from=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
     name: one of names(), or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
-    graded. shots: solved problems in front of each prompt, of split "train", by a seed. options:
-    lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
+    graded. shots: solved problems in front of each prompt, of split "train" of shots_from or the
+    set itself, by a seed. options: lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
     """
     if shots:
-        solved = load(name, "train", data_dir)
+        try:
+            solved = load(shots_from or name, "train", data_dir)
+        except DataError as e:
+            raise DataError(f"--shots: {e}; --shots_from names a set with solutions") from None
         return with_shots(load(name, split, data_dir, left_out, **options), solved, shots, seed)
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
@@ -54,8 +57,11 @@ def with_shots(problems, solved, n, seed):
         raise DataError(f"--shots {n}: {len(solved)} of the problems to learn from have a solution")
     chosen = random.Random(seed).sample(solved, n)
     shown = "".join(f"Question: {p['prompt']}\nAnswer: {p['solution']}\n\n" for p in chosen)
-    return [{**p, "prompt": f"{shown}Question: {p['prompt']}\nAnswer:"} for p in problems
+    left = [{**p, "prompt": f"{shown}Question: {p['prompt']}\nAnswer:"} for p in problems
             if p not in chosen]
+    if not left:
+        raise DataError(f"--shots {n}: no other problem is left")
+    return left
 
 
 @functools.lru_cache(maxsize=4)

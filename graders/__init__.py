@@ -1,7 +1,4 @@
-"""The parts of the verifiers: killable processes, equality of mathematical answers, a sandbox.
-
-Nothing here imports the rest of the project.
-"""
+"""Killable processes, equality of mathematical answers, a sandbox. No import from the project."""
 
 
 class Ungraded(ValueError):

@@ -13,13 +13,10 @@ LONGEST = 5000  # characters of an answer
 
 def parts(name):
     """-> the lines of a file of this folder below each of its headings "== PART"."""
-    found = {}
-    for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
-        if line.startswith("== "):
-            part = found[line[3:]] = []
-        elif line and not line.startswith("#"):
-            part.append(line)
-    return found
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    _, *found = re.split("(?m)^== (.*)", text)
+    return {heading: re.findall("(?m)^[^#\n].*", lines)
+            for heading, lines in zip(found[::2], found[1::2])}
 
 
 LINES = parts("words.txt")
@@ -106,13 +103,12 @@ def rewritten(text, part):
 
 @functools.lru_cache(maxsize=1024)  # A gold answer is cleaned once for its whole group.
 def clean(text):
-    """-> an answer without its wrapping, and its unit with the powers, None where it has none.
-
-    The wrapping is dollars, \\boxed, \\text, spacing, degree signs and final stops:
-    '$15\\text{ cm}^2$.' -> '15', (('cm', 2),)."""
-    if len(str(text)) > LONGEST:
-        return str(text), None
-    text = rewritten(str(text), "SIGNS")
+    """'$15\\text{ cm}^2$.' -> '15', (('cm', 2),): an answer without dollars, \\boxed, \\text,
+    spaces, degree signs and final stops, and its unit with the powers, None where it has none."""
+    text = str(text)
+    if len(text) > LONGEST:
+        return text, None
+    text = rewritten(text, "SIGNS")
     money = sorted({*re.findall(r"\\money\{(\w+)\}", text)})
     text = re.sub("[\u00b2\u00b3\u00b5\u00b9\u00bc-\u00be\u2070-\u208e\u2102-\u2124\u2150-\u215e"
                   "\uff01-\uff5e]", lambda m: unicodedata.normalize("NFKC", m[0]), text)
@@ -195,21 +191,18 @@ def unit_of(name):
 
 
 def number(text):
-    """The exact value of a number as people write it, else None.
-
-    They write 1e5, 4.5 \\times 10^{33}, 1,000, 3/4, \\frac{3}{4} and 1 1/2. Only ASCII's digits
-    are digits. Python reads 4,300 of them."""
+    """The exact value of a number as people write it, else None: 1e5, 4.5 \\times 10^{33}, 1,000,
+    3/4, \\frac{3}{4}, 1 1/2. Only ASCII's digits are digits. Python reads 4,300 of them."""
     if len(text) > 4300:
         return None
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[-+]?[0-9]{1,3}(?: [0-9]{3})+",
                     text):
         text = re.sub("[, ]", "", text)
     text = re.sub(r"^(-?)10 *\^", r"\g<1>1\\cdot 10^", text)
-    if power := re.fullmatch(rf"({NUMBER}) *(?:[eE]|(?:\\times|\\cdot|\*|x) *10 *(?:\^|\*\*) *)"
-                             r"\{? *([-+]?[0-9]{1,3}) *\}?", text):
-        return Fraction(power[1]) * Fraction(10) ** int(power[2])
-    if re.fullmatch(NUMBER, text):
-        return Fraction(text)
+    if decimal := re.fullmatch(
+            rf"({NUMBER})(?: *(?:[eE]|(?:\\times|\\cdot|\*|x) *10 *(?:\^|\*\*) *)"
+            r"\{? *([-+]?[0-9]{1,3}) *\}?)?", text):
+        return Fraction(decimal[1]) * Fraction(10) ** int(decimal[2] or 0)
     if mixed := re.fullmatch(
             rf"(-?) *(?:([0-9]+)(?: +| *(?=\\)))?(?:([0-9]+) *\.? *[/:] *([0-9]+)|{FRACTION})",
             text):
@@ -239,11 +232,9 @@ def named(text):
         sides = [t.strip() for t in re.split(EQUALS + r"|\\in *(?=[\[({]|\\\{|\\mathbb)", item)]
         if len(sides) == 2 and NAME.fullmatch(sides[1]) and not NAME.fullmatch(sides[0]):
             sides.reverse()
-        if len(sides) > 1 and NAME.fullmatch(sides[0]):
-            names.append(sides.pop(0).replace(" ", ""))
-            while len(sides) > 1 and NAME.fullmatch(sides[0]):  # H(s) = Y(s)/X(s) = 1/s
-                sides.pop(0)
-        claims += itertools.pairwise(sides)
+        own = [*itertools.takewhile(NAME.fullmatch, sides[:-1])]  # H(s) = Y(s)/X(s) = 1/s
+        names += [name.replace(" ", "") for name in own[:1]]
+        claims += itertools.pairwise(sides[len(own):])
         values.append(sides[-1])
     return names, values, claims
 
@@ -273,8 +264,7 @@ def tight(text):
 
 
 def choice(text):
-    """'(C) Plane', 'Option C' -> 'C', and 'Plane' or '': the letter of a choice, and its text. Of
-    other texts '', and the text."""
+    """'(C) Plane' -> 'C', 'Plane'; 'Option C' -> 'C', '': a choice and its text. Else '', text."""
     if letter := re.fullmatch(r"(?:[Oo]ption|[Aa]nswer|[Cc]hoice)?:? *\(?([A-J])[.:)]?", text):
         return letter[1], ""
     parts = re.fullmatch(r"\(?([A-J])(?:[.:)]+| +(?=\([a-zA-Z' -]{3,}\)$)) *(.+)", text, re.S)
@@ -290,10 +280,10 @@ def choice(text):
 def unfinished(text, gold):
     """Has an answer, without its names, what no value has, and the gold answer has not: a relation,
     an operation that is left to do, another command or character?"""
-    commands = set(re.findall(r"\\([A-Za-z]+)", text)) - COMMANDS
+    commands, known = (set(re.findall(r"\\([A-Za-z]+)", t)) for t in (text, gold))
     return bool(
         any(re.search(form, text) and not re.search(form, gold) for form in LINES["LEFT TO DO"])
         or text.count("\\begin") > max(1, gold.count("\\begin"))
-        or commands - set(re.findall(r"\\([A-Za-z]+)", gold))
+        or commands - known - COMMANDS
         or set(STRANGE.findall(text)) - set(gold) - {"&" if "\\begin" in text else "<", "<", ">"}
         or amount(gold) is not None and re.search(OF_NUMBERS, text))

@@ -13,6 +13,7 @@ from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
 from math_verify.utils import timeout
+from sympy import Expr, FiniteSet, MatrixBase, Rational, Tuple
 from sympy.concrete.expr_with_limits import ExprWithLimits
 
 from graders import Hedge, UnparsedGold
@@ -46,8 +47,8 @@ def expand(text):
     """'3 \\pm 1, 7' -> '3 + 1, 3 - 1, 7'. Of more than four \\pm all stay."""
     if text.count("\\pm") > 4:
         return text
-    if text.startswith("\\{") and text.endswith("\\}") and text.count("\\{") == 1:
-        return f"\\{{{expand(text[2:-2])}\\}}"
+    if inside := re.fullmatch(r"\\\{((?!.*\\\{).*)\\\}", text, re.S):
+        return f"\\{{{expand(inside[1])}\\}}"
     values = items(text)
     for _ in range(text.count("\\pm")):
         values = [value.replace("\\pm", sign, 1) for value in values
@@ -56,8 +57,7 @@ def expand(text):
 
 
 def as_interval(text):
-    """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; (text, None) where the text is
-    no list of inequalities in one name."""
+    """'x < -2 or -1 < x \\leq 2' -> '(-\\infty,-2)\\cup(-1,2]', 'x'; text, None of other texts."""
     ranges = []
     bare = re.sub(r"^\\\{ *\w+ *(?:\\in *\\mathbb\{R\})? *(?:\\mid|:|\|) *(.*)\\\}$", r"\1", text)
     bare, *holes = re.split(r",? *(?:\\land|\\wedge|\band\b|,) *([a-z]) *\\neq *", bare)
@@ -65,7 +65,7 @@ def as_interval(text):
     for part in re.split(r"\\vee|\\lor(?![a-z])|\bor\b|,", bare):
         ends = {}  # True: what it is less than. False: what it is greater than.
         for clause in re.split(r"\\wedge|\\land(?![a-z])|\band\b", part):
-            terms = [term.strip() for term in re.split(f"({RELATION})", clause)]
+            terms = re.split(rf"\s*({RELATION})\s*", clause.strip())
             for left, sign, right in zip(terms[::2], terms[1::2], terms[2::2]):
                 less, closed = "<" in sign or "\\l" in sign, "=" in sign or "\\" in sign
                 if NAME.fullmatch(right):
@@ -96,7 +96,7 @@ def read(text):
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
-        return sympy.Rational(value)
+        return Rational(value)
     text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
     text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
@@ -110,7 +110,7 @@ def read(text):
         return latex
     if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
         return latex
-    return plain(value) if isinstance(value, sympy.Expr) else value
+    return plain(value) if isinstance(value, Expr) else value
 
 
 def plain(value):
@@ -118,20 +118,21 @@ def plain(value):
     functions and derivatives, which nothing is known of; decimals are exact."""
     opaque = value.atoms(sympy.core.function.AppliedUndef, sympy.Derivative) | value.free_symbols
     return value.xreplace(
-        {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+        {number: Rational(str(number)) for number in value.atoms(sympy.Float)}
         | {name: sympy.I if str(name) == "i" else sympy.Symbol(str(name), real=True)
            for name in opaque})
 
 
 def point(names, k):
     """Numbers for names. At the last two of the four points every other one is negative."""
-    return {name: sympy.Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
+    return {name: Rational(17 + 7 * i + 5 * k * k, 13 + 4 * i) * (-1 if k > 1 and (i + k) % 2
             else 1) for i, name in enumerate(sorted(names, key=str))}
 
 
 def evaluated(value):
     """An expression at the first point."""
-    return plain(value).xreplace(point(plain(value).free_symbols, 0))
+    value = plain(value)
+    return value.xreplace(point(value.free_symbols, 0))
 
 
 def digits(number):
@@ -144,9 +145,9 @@ def is_value(part):
     """Has an answer, as `read` gives it, a value that can be told? A part that is not finite, other
     than plus or minus infinity alone, has none, nor has a power of some 40,000 digits, nor a sum of
     terms above 1e20 times it, or above 1e20 where it is 0."""
-    if isinstance(part, sympy.MatrixBase):
+    if isinstance(part, MatrixBase):
         return all(map(is_value, part.flat()))
-    if not isinstance(part, sympy.Expr) or isinstance(part, ExprWithLimits):
+    if not isinstance(part, Expr) or isinstance(part, ExprWithLimits):
         return all(map(is_value, part.args))
     if part.has(*ENDLESS):
         return part in ENDLESS[:2]
@@ -162,9 +163,8 @@ def is_value(part):
 
 
 def close(a, b):
-    """Are two real or complex numbers equal? Rational ones are compared exactly, others to 1e-50 of
-    their size, and their difference to 1e-50 of its terms: for 2^{1009} + \\sqrt{2} and 2^{1009}
-    it is \\sqrt{2}."""
+    """Are two real or complex numbers equal? Rational ones exactly, others to 1e-50 of their size,
+    and their difference to 1e-50 of its terms: of 2^{1009} + \\sqrt{2} and 2^{1009}, \\sqrt{2}."""
     difference = (a - b).doit()
     if difference.is_Rational or difference.is_infinite:
         return difference == 0
@@ -177,7 +177,7 @@ def close(a, b):
 def agree(a, b):
     """Have two expressions the same value where their names are numbers? None where that does not
     tell: a root or a logarithm may have several values."""
-    both = sympy.Tuple(a, b)
+    both = Tuple(a, b)
     names = sorted(both.free_symbols, key=str)
     if not names or both.has(ExprWithLimits):
         return None
@@ -194,8 +194,9 @@ def agree(a, b):
         x, y = (value.n(60) for value in values)
         if not x.is_finite or not y.is_finite or k < 2 and not x.is_real and not a.has(sympy.I):
             return None
-        if close(*values) or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
-            near.append(close(*values))
+        equal = close(*values)
+        if equal or k < 2 or not any(x.subs(place).n().is_negative for x in roots):
+            near.append(equal)
     return None if near[0] and not all(near) else near[0]
 
 
@@ -209,22 +210,21 @@ def alike(a, b):
     for seconds are compared at points, and sets, tuples and matrices part by part."""
     if a == b or isinstance(a, str) or isinstance(b, str):
         return a == b
-    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+    if isinstance(a, Expr) and isinstance(b, Expr):
         a, b = plain(a), plain(b)
         if (verdict := agree(a, b)) is not None:
             return verdict
         if a.is_number and b.is_number and not (a + b).has(sympy.UnevaluatedExpr):  # a percentage
             return close(a, b) or rounds(a.doit(), b.doit())
-        sizes = [max(abs(x.p), x.q) for x in (a - b).doit().atoms(sympy.Rational)]
+        sizes = [max(abs(x.p), x.q) for x in (a - b).doit().atoms(Rational)]
         return max(sizes, default=0) < 10**99 and verify(a, b, timeout_seconds=None)  # It factors.
     (kind, x), (other, y) = entries(a), entries(b)
     if not kind or not other:  # 5 is no union of intervals, as verify would find in seconds
-        rest = b if kind else a
-        return not ((kind or other) == LISTED and isinstance(rest, sympy.Set)) and verify(
-            a, b, timeout_seconds=None)
+        is_one = (kind or other) == LISTED and isinstance(b if kind else a, sympy.Set)
+        return not is_one and verify(a, b, timeout_seconds=None)
     if kind != other or len(x) != len(y):
         return False
-    if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):
+    if isinstance(a, FiniteSet) and isinstance(b, FiniteSet):
         return all(any(alike(p, q) for q in y) for p in x) and all(
             any(alike(p, q) for p in x) for q in y)
     return all(map(alike, x, y))
@@ -233,13 +233,13 @@ def alike(a, b):
 def entries(value):
     """-> what equal values have in common, and the entries of a matrix, an interval, a set or a
     tuple; an expression is its only one. (1, 2) is read as an open interval. None of others."""
-    if isinstance(value, sympy.MatrixBase):
+    if isinstance(value, MatrixBase):
         return value.shape, value.flat()
     if isinstance(value, sympy.Interval):
         return value.args[2:], value.args[:2]
-    if isinstance(value, sympy.FiniteSet | sympy.Tuple):
+    if isinstance(value, FiniteSet | Tuple):
         return LISTED, getattr(value, "_unsorted_args", value.args)
-    single = isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixExpr)
+    single = isinstance(value, Expr) and not isinstance(value, sympy.MatrixExpr)
     return (LISTED, [value]) if single else (None, None)
 
 
@@ -247,12 +247,12 @@ def same_equation(pred, gold):
     """Have two equations the same sides, or is one a multiple of the other? math-verify would call
     any two equal that it cannot solve. x = 5 is a value, and 2x = 10 is a question."""
     sides, gold_sides = re.split(EQUALS, pred), re.split(EQUALS, gold)
-    if len(sides) != 2 or len(gold_sides) != 2:
+    if not len(sides) == len(gold_sides) == 2:
         return False
     if any(all(map(same_answer, order, gold_sides)) for order in (sides, sides[::-1])):
         return True
     values = [read(side.strip()) for side in sides + gold_sides]
-    if foreign(pred, gold) or not all(isinstance(value, sympy.Expr) for value in values):
+    if foreign(pred, gold) or not all(isinstance(value, Expr) for value in values):
         return False
     a, b = values[0] - values[1], values[2] - values[3]
     if len(b.free_symbols) < (2 if NAME.fullmatch(gold_sides[0].strip()) else 1):
@@ -267,9 +267,8 @@ SECONDS = 30  # by the clock, for one question; data.load's workers have 60 for 
 
 
 def within(question, *answers):
-    """The value of a question on answers: False after SECONDS, or where it raises an exception.
-
-    The limit is a signal, and so the main thread's alone."""
+    """The value of a question on answers: False after SECONDS, or where it raises an exception. The
+    limit is a signal, and so the main thread's alone."""
     in_main = threading.current_thread() is threading.main_thread()
     try:
         return timeout(SECONDS if in_main else None)(question)(*answers)
@@ -305,18 +304,16 @@ def same_with_units(pred, gold):
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
+    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
     # 6m may be a product: a unit that nobody marked is no more optional than a name.
-    if gold_unit and unit != gold_unit and (
-            unit or re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold)):
-        return False
-    if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% is not 5.4 cents
+    if (gold_unit and unit != gold_unit and (
+            unit or re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold))
+            or (unit or gold_unit) and ("%" in text) != ("%" in gold_text)  # 540% and 5.4 cents
+            or said and told and said[2] != told[2]):
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
-    said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
     bound = {said[1]: told[1], told[1]: said[1]} if said and told else {}
-    if bound and said[2] != told[2]:
-        return False
     text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
     return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), text), gold_text)
                for names in renamings(text, gold_text, bound))
@@ -329,7 +326,7 @@ def renamings(pred, gold, bound):
     mine, its = (sorted({c for c in LETTERS.findall(text) if c[:1] in ("c", "C", "K")})
                  for text in (pred, gold))
     value = read(gold.rpartition("=")[2].strip()) if its else None
-    names = value.free_symbols if isinstance(value, sympy.Expr) else set()
+    names = value.free_symbols if isinstance(value, Expr) else set()
     found = [name for name in names if name.name.split("_")[0] in ("c", "k")]
     if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
             sympy.diff(value, a, b) for a in found for b in found):
@@ -358,17 +355,16 @@ def same_answer(pred, gold):
     (pred, name), (gold, gold_name) = as_interval(pred), as_interval(gold)
     if not name and (verdict := without_names(pred, gold)) is not None:
         return verdict
-    if name and gold_name and name != gold_name or foreign(pred, gold):
-        return False
-    # math-verify compares no more than the parts of a pattern, overlooks the base of a number, and
-    # takes a tuple for a set.
     if base := re.fullmatch(r"([0-9][0-9A-F]*)_\{\d+\}", gold):
         return pred == base[1]
-    if re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm|\\pmod", pred + gold) or any(
-            a[0] in "([" and len(items(a)) == 1 and "\\cup" not in a and b.startswith("\\{")
-            for a, b in ((pred, gold), (gold, pred))):
-        return False
-    return (gold.count("=") > 1 or not re.search(EQUALS, f"{pred},{gold}")) and same(pred, gold)
+    kinds = {"tuple" if t[0] in "([" and len(items(t)) == 1 and "\\cup" not in t else t[:2]
+             for t in (pred, gold)}
+    # math-verify compares no more than the parts of a pattern, and takes a tuple for a set.
+    return not (
+        name and gold_name and name != gold_name or foreign(pred, gold)
+        or re.search(r"\\[lc]?dots|\.\.\.|\u2026|\\gcd|\\lcm|\\pmod", pred + gold)
+        or kinds == {"tuple", "\\{"}
+        or gold.count("=") < 2 and re.search(EQUALS, f"{pred},{gold}")) and same(pred, gold)
 
 
 def exact(text):
@@ -378,10 +374,9 @@ def exact(text):
         return right or left
     decimal = re.fullmatch(r"-?[0-9]+(?:\.([0-9]+))?", right)
     value = left.rpartition("=")[2].strip()
-    if decimal and is_closed(value) and 2 * abs(
-            read(value) - number(right)) <= Fraction(1, 10 ** len(decimal[1] or "")):
-        return left
-    return text
+    is_right = decimal and is_closed(value) and 2 * abs(
+        read(value) - number(right)) <= Fraction(1, 10 ** len(decimal[1] or ""))
+    return left if is_right else text
 
 
 def without_names(pred, gold):
@@ -421,9 +416,8 @@ def foreign(pred, gold):
 
 
 def refuse(pred, gold):
-    """Says of an answer that is not equal to the gold answer if it is more than wrong: raises
-    UnparsedGold, or Hedge where it has more candidates than the gold answer, a relation, or an
-    operation that is left to do."""
+    """Raises UnparsedGold, or Hedge where a wrong answer has more candidates than the gold answer,
+    a relation, or an operation that is left to do."""
     if not readable(gold):
         raise UnparsedGold(gold)
     (pred, _), (gold, _) = clean(pred[:LONGEST]), clean(gold)

@@ -1,8 +1,9 @@
 """The inside of the sandbox: runs a model's program, once for each input.
 
-sandbox.py hands this text to `python -I -B -c`, with two file descriptors: the job is read from the
-first, and the results go to the second, a JSON line each. The first line is null: it is ready; or
-a text, why it cannot start. It fills the namespaces that unshare has made by calls of libc: the
+sandbox.py hands this text to `python -IBc`, with the descriptor of a socket: the job, {code,
+inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), confined}, is a JSON line that
+it reads there, and the results are lines that it writes. Its first line is null: it is ready; or a
+text, why it cannot start. It fills the namespaces that unshare has made by calls of libc: the
 commands for it, a dozen processes, would take longer than a program.
 """
 
@@ -103,8 +104,7 @@ def refuse_calls(machine, clone, sockets, numbers):
 
 
 def confine(places, links, uid):
-    """Fills this process's namespaces and gives up its rights. uid: the user that it becomes, None
-    for no other. Raises OSError."""
+    """Fills this process's namespaces, becomes the user uid if any, and gives up its rights."""
     name = os.uname().machine
     if name not in CALLS:
         raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
@@ -142,9 +142,8 @@ def nameless_file():
 
 
 def fork_for_each(texts, limits, results):
-    """Forks a process for each text, one after the other, which has that text on its stdin.
-
-    It returns in those processes, which are to run the program, and never in this one, which writes
+    """Forks a process for each text, one after the other, which has that text on its stdin. It
+    returns in those processes, which are to run the program, and never in this one, which writes
     [exit code, stdout] of each to `results` and exits after the last."""
     first = os.getpid() == 1  # of a process tree
     for text in texts:
@@ -190,10 +189,11 @@ def call_function(job, scope, results):
         results.write(dumps(value, allow_nan=False, default=lambda x: x.tolist()) + "\n")
 
 
-def main(job_fd, result_fd):
-    """Runs the job, {code, inputs, fn_name, limits, seconds, confined}, of sandbox.start_runner."""
-    job = json.load(os.fdopen(job_fd))
-    results = os.fdopen(result_fd, "w", 1)  # Each line goes out at once.
+def main(descriptor):
+    """Runs the job that comes at a socket, and writes the results there."""
+    with open(descriptor, closefd=False) as line:
+        job = json.loads(line.readline())
+    results, by_name = os.fdopen(descriptor, "w", 1), job["fn_name"] is not None
     sys.argv = ["solution.py"]
     try:
         # Linux has it: where memory is short, this goes first.
@@ -209,15 +209,14 @@ def main(job_fd, result_fd):
     sys.setrecursionlimit(50000)
     sys.set_int_max_str_digits(50000)
     results.write("null\n")  # The clock of the first test starts now.
-    if job["fn_name"] is None:
-        fork_for_each(job["inputs"], job["limits"], results)
-        results.close()
-        exec(compile(job["code"], "solution.py", "exec"), program.__dict__)
-    else:
-        fork_for_each([""], job["limits"], results)
+    fork_for_each([""] if by_name else job["inputs"], job["limits"], results)
+    if by_name:
         os.dup2(2, 1)  # Its prints are dropped.
         call_function(job, program.__dict__, results)
+    else:
+        results.close()
+        exec(compile(job["code"], "solution.py", "exec"), program.__dict__)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -33,9 +33,8 @@ RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 # ------------------------------------------------------------------ how programs are isolated
 
 def program_uid():
-    """The user that the programs of this process become if root starts them, else None.
-
-    Each process has another: the kernel counts a user's processes, also those of a fork bomb."""
+    """The user that the programs of this process become if root starts them, else None. Each
+    process has another: the kernel counts a user's processes, also those of a fork bomb."""
     table = Path("/proc/self/uid_map")  # lines of: the first id here, the first outside, how many
     text = table.read_text() if table.exists() else "0 0 4294967295"
     spans = (map(int, line.split()) for line in text.splitlines())
@@ -70,19 +69,17 @@ def real_place(path, links):
 
 def isolating():
     """-> the command that gives a process its namespaces, and the arguments of runner.confine.
-
     Root's programs become another user; those of others are in a user namespace besides."""
     uid = program_uid()
     links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
              "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
              "/dev/shm": "/tmp"}  # multiprocessing's semaphores are files there
-    user = ["--user", "--map-root-user"] if uid is None else []
-    places = [real_place(path, links) for path in (
-        "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom",
-        sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)]
-    return (["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", *user, "--pid",
-             "--net", "--mount", "--ipc"],
-            dict(places=list(dict.fromkeys(places)), links=links, uid=uid))
+    command = "setpriv --pdeathsig KILL unshare --fork --kill-child --pid --net --mount --ipc"
+    user = " --user --map-root-user" if uid is None else ""
+    paths = "/usr /bin /lib /lib64 /etc/ld.so.cache /dev/null /dev/urandom".split()
+    places = {real_place(path, links) for path in (
+        *paths, sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)}
+    return (command + user).split(), dict(places=sorted(places), links=links, uid=uid)
 
 
 def check_isolation(allow_unsafe):
@@ -95,9 +92,7 @@ def check_isolation(allow_unsafe):
 
 
 def announce(problems, allow_unsafe):
-    """Says how programs are isolated, if the problems have any.
-
-    Raises PermissionError where nothing isolates them and allow_unsafe is not given."""
+    """Says how programs are isolated, if the problems have any, or raises as check_isolation."""
     if any(p["verifier"] == "code" for p in problems):
         if allow_unsafe:
             os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
@@ -110,7 +105,6 @@ def announce(problems, allow_unsafe):
 
 class LineReader:
     """Reads the lines that arrive at a file descriptor, each by a deadline.
-
     The buffer is this class's own: poll looks at the pipe alone, and would wait for a line that one
     of Python's file objects has already taken into its buffer."""
 
@@ -141,27 +135,9 @@ class LineReader:
         return line.decode()
 
 
-def start_runner(command, job, folder, result_fd):
-    """Starts the runner, whose results go to the socket result_fd, in a folder -> its process.
-
-    job: {code, inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), confined}."""
-    with tempfile.TemporaryFile("w+") as job_file:
-        json.dump(job, job_file)
-        job_file.seek(0)
-        return subprocess.Popen(
-            [*command, sys.executable, "-I", "-B", "-c", RUNNER, str(job_file.fileno()),
-             str(result_fd)], cwd=folder, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=(job_file.fileno(), result_fd),
-            env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8",
-                     OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))
-
-
 def first_sender(channel, lines):
-    """The process id of who wrote the first byte, which goes to `lines`.
-
-    It is one of ours: in its own process tree the runner is number 1."""
-    channel.settimeout(60)
+    """The process id of who wrote the first byte, which goes to `lines`. It is one of ours: in its
+    own process tree the runner is number 1."""
     first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError
@@ -182,7 +158,6 @@ def used_by(session):
 
 def next_result(lines, session, timeout, most_bytes):
     """The runner's next line; for what it raises see LineReader.read.
-
     The time is over when the session has used `timeout` seconds of CPU, none for twice as long by
     the clock (it sleeps), or at twenty times `timeout`: a program may wait for a busy core."""
     began, seen = time.monotonic(), {}  # CPU seconds: when they were first read
@@ -196,9 +171,8 @@ def next_result(lines, session, timeout, most_bytes):
                 raise
 
 
-def kill(process, runner):
+def kill(process, runner, lines):
     """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
-
     A runner that a program has taken over may have left unshare's group and ignore its end."""
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:  # Nobody else gets the runner's number while unshare waits.
@@ -207,6 +181,9 @@ def kill(process, runner):
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 9)
     process.wait()
+    with contextlib.suppress(OSError):
+        while lines.read_chunk(5.0):
+            pass  # The socket ends with the runner, and so with the process tree.
 
 
 @contextlib.contextmanager
@@ -215,38 +192,42 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
 
     isolated: False gives it a temporary folder and limits alone. Raises RuntimeError."""
-    seconds = math.ceil(timeout)
+    seconds = math.ceil(timeout)  # of CPU for a call
     limits = dict(AS=memory_mb << 20, FSIZE=OUTPUT, NOFILE=64, NPROC=64, CORE=0,
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
     if platform.system() == "Darwin":  # Its processes have more from the start: an error.
         del limits["AS"]
     command, confined = isolating() if isolated else ([], None)
-    job = dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
-               confined=confined)
+    job = json.dumps(dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
+                          confined=confined)) + "\n"
     channel, runners_end = socket.socketpair()
+    channel.settimeout(60)
     lines = LineReader(channel.fileno())
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     with channel, (contextlib.nullcontext("/") if isolated else tempfile.TemporaryDirectory(
             prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
         with runners_end:
-            process = start_runner(command, job, folder, runners_end.fileno())
+            process = subprocess.Popen(
+                [*command, sys.executable, "-IBc", RUNNER, str(runners_end.fileno())],
+                cwd=folder, start_new_session=True, pass_fds=[runners_end.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8",
+                         OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))
         runner = process.pid
         try:
             try:  # The program has no part in the start.
+                channel.sendall(job.encode())
                 if isolated:
                     runner = first_sender(channel, lines)
                 reason = json.loads(lines.read(60))
-            except (ValueError, EOFError, TimeoutError):
+            except (ValueError, EOFError, OSError):
                 reason = "unshare or Python ended, or took a minute"
             if reason is not None:
                 raise RuntimeError(f"the sandbox did not start: {reason}")
             yield functools.partial(next_result, lines, process.pid, timeout)
         finally:
-            kill(process, runner)
-            with contextlib.suppress(TimeoutError):
-                while lines.read_chunk(5.0):
-                    pass  # The socket ends with the runner, and so with the process tree.
+            kill(process, runner, lines)
 
 
 # ------------------------------------------------------------------ testing a program

@@ -191,7 +191,7 @@ def rehearse(args, method, memory, cpu=False):
             between=ledger.live)
         batch, _ = largest(rollout, policy)
         f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
-            policy, trainer.reference) if model])
+            policy, trainer.reference, trainer.teacher) if model])
         batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
         batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
         batch.advantages = batch.mask.float()  # real, as the mask is: every row has one

@@ -24,7 +24,7 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
-    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
+    "gpu_memory_utilization score_every deterministic allow_unsafe_code data_dir").split()}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
@@ -128,6 +128,7 @@ def add_common_flags(flag):
     flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
     flag("shots", 0, "solved problems of the training split in front of each prompt, with the "
          "template none")
+    flag("shots_from", None, "the set that they are of; default --data, or the benchmark")
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
@@ -301,6 +302,8 @@ def refuse_unknown(name, loss, method, there):
 
 def follow_shots(args):
     """--shots sets the template, and the text that ends a completion: the next question."""
+    if args.shots_from and not args.shots:
+        raise ValueError("--shots_from is for --shots, which is not given")
     if args.shots and args.template not in (None, "none"):
         raise ValueError(f"--shots has the template none, not {args.template}")
     if args.shots:
@@ -331,7 +334,7 @@ def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def print_changes(args):
+def compare_with_saved(args):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return  # without a checkpoint it starts again, perhaps with other flags

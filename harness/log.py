@@ -147,7 +147,8 @@ def warnings(record, first, best, advantages, example, dtype):
             f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
             f"rollout {first['rollout']}. More --max_tokens, a --template that the model knows, "
             "--stop TEXT, such as </answer>, or --overlong_penalty (arXiv 2503.14476) may help")
-    if error and score < best[0] - 3 * error:
+    error = max(error, best[1])  # all wrong has an error of 0
+    if error and 0 <= score < best[0] - 3 * error:
         found["score"] = (
             f"mean@n has fallen to {score:.3f}, more than three standard errors below its best, "
             f"{best[0]:.3f}. A lower --lr (docs/real_model.md) or --kl_coef 0.001 and more (arXiv "

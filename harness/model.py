@@ -12,7 +12,7 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
-from harness.flags import print_changes, refuse, refusing
+from harness.flags import refuse, refusing
 from losses import require
 from rewards import verifier
 
@@ -90,14 +90,15 @@ def check_positions(args, positions):
 def load_data(args):
     """-> the problems to learn from, those held out, and the ids of those left out for their gold
     answer. args.checksums gets those of problems, weights and verifiers."""
-    left_out, test_set = [], []
+    left_out, test_set, shots_from = [], [], args.shots_from or args.data
     try:
         if args.eval_every:
             test_set = data.load(args.eval_data or args.data, "test", args.data_dir,
-                                 shots=args.shots, seed=args.seed)
+                                 shots=args.shots, seed=args.seed, shots_from=shots_from)
             test_set = test_set[:args.eval_problems]
             args.eval_problems = len(test_set)
-        train_set = data.load(args.data, "train", args.data_dir, left_out, args.shots, args.seed)
+        train_set = data.load(args.data, "train", args.data_dir, left_out, args.shots, args.seed,
+                              shots_from)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
@@ -117,7 +118,6 @@ def load_data(args):
         args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    print_changes(args)
     return train_set, test_set, left_out
 
 
@@ -178,6 +178,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     if args.teacher and tokenizer:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
+            require(args.checksums.get("weights of --teacher"),
+                    f"--model {args.teacher} has no weights that can be found")
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")

@@ -31,6 +31,7 @@ def check(args, method):
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.chosen_corrections(args.correction, args.correction_low, args.correction_high)
+    check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
     for wrong, sentence in combinations(args, method):
         if wrong:
             refuse(sentence)
@@ -41,7 +42,6 @@ def check(args, method):
         except Exception as e:  # wandb's classes change with its versions
             refuse(f"--wandb: {hub.reason(e)}; it takes pip install wandb, and WANDB_MODE=offline "
                    "logs without an account")
-    check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
 
 
 def combinations(args, method):

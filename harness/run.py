@@ -72,14 +72,14 @@ class Run(AbstractContextManager):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
         saved = resumed.state if resumed else dict(flags=flags, rollout=0, state={}, totals={},
-                                                   pending=[], first=None, best=(-1.0, 0.0))
+                                                   pending=[], first=None)
         with checkpoint.reading(resumed and resumed.folder):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
             changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else saved["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
-            self.first, self.best = saved["first"], saved["best"]
+            self.first, self.best = saved["first"], saved.get("best", (-1.0, 0.0))
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), time.perf_counter()
         self.out, run_id = parallel.on_rank0(partial(begin, args, trainer.method, resumed))

@@ -352,8 +352,8 @@ def main():
     args = parser.parse_args()
     if unknown := set(args.parts) - set(plan):
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
-    plan = {part: runs for part, runs in plan.items()
-            if part in (args.parts or [part]) and (args.parts or runs[0].task != "comparisons")}
+    parts = args.parts or [part for part, of in plan.items() if of[0].task != "comparisons"]
+    plan = {part: plan[part] for part in parts}
     say(plan)
     if args.plan:
         return

@@ -42,8 +42,7 @@ PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the s
 
 
 def between(values):
-    """A threshold near the median of values that is none of them, nor one but for rounding: the
-    middle of the widest gap among the eight around the median."""
+    """A threshold off all values: the middle of the widest gap among the eight around the median"""
     middle = values.sort().values[len(values) // 2 - 4:][:8]
     i = middle.diff().argmax()
     return middle[i:i + 2].mean().item()
@@ -96,14 +95,12 @@ def no_curves(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def base():
-    """The folder of the embedded base."""
     return BASE
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from study import tiny
-
+    from study import tiny  # not above: it imports huggingface_hub
     return tiny.tokenizer()
 
 
@@ -124,6 +121,11 @@ def small(tmp_path_factory, tokenizer):
         return str(folder)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model(small):
+    return small()
 
 
 @pytest.fixture(scope="session")
@@ -167,7 +169,6 @@ def graded(monkeypatch):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the project that a test may change."""
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
     for name in ("analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"):

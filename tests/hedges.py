@@ -1,5 +1,4 @@
-"""Answers as a policy would write them to be paid for nothing: each names the gold answer, and
-hedges, or is wrong.
+"""Answers as a policy would write them to be paid for nothing: each names the gold and hedges.
 
     python tests/hedges.py [EVERY]             tries them, or one of EVERY, counts those accepted
     python tests/hedges.py --universal COUNT   tries answers that depend on no question
@@ -143,7 +142,6 @@ def swapped(gold):
 
 
 def hedges(gold, question):
-    """The hedges on a gold answer."""
     from graders.answers import clean, is_word, number
     bare = gold.strip().strip("$").strip()
     told = number(clean(gold)[0].rstrip("% "))
@@ -194,8 +192,7 @@ def universal(seed, count, seconds=2):
 
 
 def accepted(rows, every=1):
-    """-> the number of hedges on these (gold, question), and those that are taken for right; of
-    `every` hedges the first."""
+    """-> the number of hedges on these (gold, question), or of one of `every`; those accepted."""
     from graders.math_equal import equal
     pairs = [(hedge, gold) for gold, question in rows for hedge in hedges(gold, question)][::every]
     return len(pairs), [pair for pair in pairs if equal(*pair)]

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import train
 from conftest import ROOT
-from engine import policy
+from engine.sampler import has_vllm
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py"]
@@ -24,28 +23,29 @@ SMALL = (
 MEASURED = ("time/", "perf/", "seconds")  # by a clock
 needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
                                 reason="no .venv here: ./run_all.sh test makes it")
+needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
 
 
-def make_batch(prompts, completions, device="cpu"):
-    """A Batch of N prompts with a completion each. Rows of equal prompts are one group, also where
-    they lie apart, as in the shares of a shuffled rollout."""
-    pairs = zip(prompts, completions, strict=True)
-    batch = policy.make_batch([(prompt, [c]) for prompt, c in pairs], device)
-    first = torch.tensor([prompts.index(p) for p in prompts], device=device)
-    batch.group = first.unique(return_inverse=True)[1]
-    return batch
+def read_rows(path):
+    """The rows of a file of JSON lines, or those of the log of the run in a folder."""
+    path = Path(path)
+    return [json.loads(line) for line in (path / "metrics.jsonl" if path.is_dir() else path).open()]
+
+
+def write_rows(path, rows):
+    """-> the path, as flags take it."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def run(model, out, *flags):
-    """A whole run, by default SMALL -> its records, the first being the evaluation before
-    training."""
+    """A whole run, by default SMALL -> its records, the first of the evaluation before training."""
     train.main(["--model", model, "--out", str(out), *SMALL, *flags])
-    return [json.loads(line) for line in Path(out, "metrics.jsonl").open()]
+    return read_rows(out)
 
 
 def paste(file, code, table=None):
-    """Adds lines to a file of a copy of the project: below its table of this name, or at the
-    end."""
+    """Adds lines to a file of a copy of the project: below its table of this name, or at its end"""
     text = file.read_text()
     end = text.index("\n\n", text.index(f"\n{table} = ")) if table else len(text)
     file.write_text(f"{text[:end]}\n\n{code}\n{text[end:]}")
@@ -84,8 +84,8 @@ def refused(capsys, command, *args):
 
 def records(out):
     """metrics.jsonl without what a clock measured."""
-    return [{name: x for name, x in json.loads(line).items() if not name.startswith(MEASURED)}
-            for line in Path(out, "metrics.jsonl").open()]
+    return [{name: x for name, x in row.items() if not name.startswith(MEASURED)}
+            for row in read_rows(out)]
 
 
 def weights(out, rollout=4):

@@ -1,18 +1,14 @@
 """What tests/test_parallel.py runs on one rank and on two: four optimizer steps on a given rollout,
-for each method of each of CASES.
-
-    torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT
+for each method of each of CASES: torchrun --nproc_per_node 2 tests/ranks.py MODEL OUT
 
 overflow: in float16, where one number of the last rank's gradient overflows in the second step.
 uniform: no entropy bonus, and two problems whose completions are all right: where an advantage
 compares within a group, two of the four steps have no row with an advantage.
 In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
-is all rounding (that of the keys' biases is), so that in float32 no two orders of summation stay
-together.
+is all rounding (that of the keys' biases is), so that in float32 orders of summation drift apart.
 
-The completions have uneven lengths and there are 4 problems x 6 of them, in steps of 6: a budget
-of 60 tokens makes odd numbers of micro-batches, and the last step has a single completion that
-counts, which leaves a rank without any work.
+A budget of 60 tokens makes odd numbers of micro-batches of the uneven completions, and the last
+step has a single completion that counts, which leaves a rank without any work.
 """
 
 import sys
@@ -104,8 +100,7 @@ def run(model, name, option="plain"):
 
 
 def overflowing(backward):
-    """backward, whose second call leaves an infinite number in the last rank's shard of the LM
-    head's gradient."""
+    """backward, whose second call leaves an infinite number in the last rank's gradient."""
     calls = []
 
     def wrapped(policy, *args, **kw):

@@ -1,10 +1,7 @@
-"""Figures and tables from runs that are whole, cut off, or without an evaluation; the anatomy of an
-update against runs, enumeration and closed forms."""
+"""Figures and tables of runs that are whole, cut off, or without an evaluation; a walk's steps."""
 
 import json
 import math
-import re
-import shlex
 import shutil
 
 import pytest
@@ -12,8 +9,7 @@ import torch
 
 import data
 from analysis import figures, rollout, runs
-from analysis.__main__ import COMMANDS, main, make_parser
-from conftest import ROOT
+from analysis.__main__ import main
 from engine.loading import load
 from engine.sampler import Completion
 from harness import files
@@ -63,8 +59,6 @@ def drawn(monkeypatch):
         found.append((panels, caption)), draw(panels, out, caption, *xlabel, **axes)))
     return found
 
-
-# ---------------------------------------------------------------------------- tables and figures
 
 def test_table(folders, tmp_path, capsys):
     main(["table", *map(str, folders), "--out", str(tmp_path / "t.md")])
@@ -126,8 +120,6 @@ def test_bootstrap():
     assert ends == pytest.approx((49.5 - 1.96 * 2.9, 49.5 + 1.96 * 2.9), abs=0.4)
 
 
-# ---------------------------------------------------------------------------- standard errors
-
 def test_a_standard_error_is_no_score(tmp_path):
     """"mean@n" is the score of the largest n, in any order of the names, with its error."""
     last = runs.read(write_run(tmp_path / "a-0", errors=(0.01, None)))[0]["records"][-1]
@@ -168,8 +160,6 @@ def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
                                  for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
 
-
-# ---------------------------------------------------------------------------- what is given
 
 def test_a_seed_counts_once(tmp_path, capsys):
     """Of equally long runs the last given, of others the longest is used, and that is said."""
@@ -214,8 +204,7 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
 
 
 def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, capsys):
-    """Nothing is written into a run's folder: its own curves.png says that it is done. The last
-    line names the file."""
+    """Nothing is written into a run's folder, whose curves.png says that it is done."""
     monkeypatch.chdir(folders[0])
     there = {*tmp_path.rglob("*.*")}
     for args, name in ((["table", *folders], "table.md"), (["table", "."], "a-0-table.md"),
@@ -227,17 +216,7 @@ def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, cap
         assert {*tmp_path.rglob("*.*")} == there
 
 
-def test_commands_of_the_pages_are_taken():
-    """Every `python -m analysis` of the documentation is parsed."""
-    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "analysis.md").read_text()
-    lines = re.findall(r"^python -m analysis (.*)$", pages, re.M)
-    assert {make_parser().parse_args(shlex.split(line)).command for line in lines} == set(COMMANDS)
-
-
-# ---------------------------------------------------------------------------- the anatomy
-
 def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
-    """The weights after it are those of the run's checkpoint, bit for bit."""
     assert [taken for taken, _ in rollout.walk(kept)] == [0, 1, 2, 3, 4]
     after = load(kept_run / "checkpoints" / "rollout_000001", None, kept.batch.rows([0, 1, 2, 3]),
                  budget=4096).state_dict()

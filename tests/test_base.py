@@ -1,5 +1,4 @@
-"""The embedded bases, folders made by study/tiny.py and study/worked.py: they solve some of their
-puzzles and have something left to learn."""
+"""The embedded bases, made by study/tiny.py and study/worked.py, solve some of their puzzles."""
 
 import json
 from pathlib import Path
@@ -23,8 +22,7 @@ BASES = {"countdown": BASE, "worked": worked.BASE}
 
 @pytest.mark.parametrize("task", MADE)
 def test_the_code_makes_the_folder(task):
-    """A change to what a base is, in its code or its recipe, is found by training a miniature: its
-    loss is the one that was written with the folder. Its bits are the machine's."""
+    """A miniature, trained anew, has the loss that was written with the folder."""
     module, content = MADE[task], json.loads(Path(BASES[task], "recipe.json").read_text())
     again = f"{module.__name__} makes {BASES[task]} again, with all that was measured"
     assert content["trained"] == module.RECIPE, again
@@ -68,13 +66,9 @@ def test_making_is_deterministic_and_keeps_the_settings(task, tmp_path):
 
 
 # mean@16 of all held-out puzzles, as python eval.py gives it
-SCORES = {"countdown": 0.165, "worked": 0.170}
-
-
-@pytest.mark.parametrize("task", MADE)
-def test_the_base_solves_some_and_has_something_to_learn(task):
-    """The score is that of the documents within its error over the problems, and does not go down
-    along the problems, so that some of them stand for all."""
+@pytest.mark.parametrize("task, score", [("countdown", 0.165), ("worked", 0.170)])
+def test_the_base_solves_some_and_has_something_to_learn(task, score):
+    """The score is that of the documents, and the same along the problems: some stand for all."""
     folder = BASES[task]
     settings, tokenizer = settings_of(folder), AutoTokenizer.from_pretrained(folder)
     length = settings["max_tokens"] + settings["max_prompt_tokens"]
@@ -86,7 +80,7 @@ def test_the_base_solves_some_and_has_something_to_learn(task):
     rows = [group.rows() for group in groups]
     scores = summarise(problems, rows)
     error = scores["mean@16_stderr"]
-    assert scores["mean@16"] == pytest.approx(SCORES[task], abs=2 * error) and error < 0.015
+    assert scores["mean@16"] == pytest.approx(score, abs=2 * error) and error < 0.015
     assert scores["pass@16"] > 0.6 and scores["truncated_frac"] < 0.05
     quarter = len(rows) // 4
     for i in range(4):

@@ -1,18 +1,13 @@
-"""train.py --check: every row is right for the embedded base, and fails when what it looks at is
-broken."""
-
-import json
+"""train.py --check: every row is right for the embedded base, and each fault fails its own."""
 
 import pytest
 import torch
 
-import losses
 import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
-from engine.sampler import has_vllm
-from harness import check, refusals
-from helpers import torchrun
+from harness import check
+from helpers import needs_vllm, torchrun, write_rows
 
 AT_FIRST, AT_07, AFTER_SYNC = (
     f"log probabilities of sampler and trainer, {when}"
@@ -96,10 +91,6 @@ def other_weights(self, *args, **kw):
         self.model.get_output_embeddings().weight.mul_(1.05)
 
 
-def at_temperature_1(*given):
-    return generate(*given[:-1], (1.0, *given[-1][1:]))
-
-
 def without_eos(self, *args):
     completions = generate(self, *args)
     for c in completions:
@@ -110,7 +101,8 @@ def without_eos(self, *args):
 
 @pytest.mark.parametrize("owner, name, broken, rows", [
     (TransformersSampler, "__init__", other_weights, [AT_07, AT_FIRST]),
-    (TransformersSampler, "generate", at_temperature_1, [AT_07]),
+    (TransformersSampler, "generate",
+     lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), [AT_07]),
     (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
     (check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}),
      ["a wrong answer grades as wrong"]),
@@ -127,23 +119,17 @@ def test_completions_that_cannot_end(base, capsys):
     assert ENDS in failing(capsys, "--max_tokens", "6")
 
 
-def test_a_row_that_does_not_say_that_it_sees_the_whole_step(base, capsys, monkeypatch):
-    monkeypatch.delattr(losses.acpo, "whole_step")
-    monkeypatch.setattr(refusals, "check_method", lambda *_, **__: None)  # which refuses it
-    assert failing(capsys, "--loss", "acpo") == [SPLIT]
-
-
 @pytest.mark.parametrize("last, rows", [
     ("\\frac{1}{", ["gold answers can be graded", MIXED]), ("123454321", [MIXED])])
 def test_a_gold_answer_that_does_not_parse(last, rows, base, capsys, tmp_path):
     """The base solves none of the problems either, which is another row's business."""
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(dict(prompt=f"{i}=", answer=answer, verifier="math")) + "\n"
-                            for i, answer in enumerate(["123454321"] * 19 + [last])))
-    assert failing(capsys, "--data", str(path), "--eval_every", "0") == rows
+    path = write_rows(tmp_path / "own.jsonl", [
+        dict(prompt=f"{i}=", answer=answer, verifier="math")
+        for i, answer in enumerate(["123454321"] * 19 + [last])])
+    assert failing(capsys, "--data", path, "--eval_every", "0") == rows
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_under_torchrun_with_vllm(base):
     done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems",
                     "16", "--sampler", "vllm")

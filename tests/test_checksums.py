@@ -1,5 +1,4 @@
-"""What a run's numbers depend on: another function of its row or verifier, or other weights, is
-another checksum; anything else is the same."""
+"""What a run's numbers depend on, functions of its row or verifier and weights, has a checksum."""
 
 import dataclasses
 import importlib

@@ -22,6 +22,7 @@ from graders import sandbox, votes, worker
 from harness.log import line
 from harness.stats import benchmark_results, interval, pass_at_k, standard_error, summarise
 from harness.tables import results_table
+from helpers import read_rows, write_rows
 
 SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 
@@ -183,7 +184,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monke
     program = dict(prompt="?", answer=dict(tests=[dict(input="", output="1")]), verifier="code")
     files = dict(bad=[first, {}], few=[first], more=[first, first, second], code=[program])
     for name, rows in files.items():
-        write(tmp_path / f"{name}.jsonl", rows)
+        write_rows(tmp_path / f"{name}.jsonl", rows)
     own_file(tmp_path / "own.jsonl")
     (tmp_path / "run/checkpoints/rollout_000020").mkdir(parents=True)
     (tmp_path / "run/metrics.jsonl").touch()
@@ -212,14 +213,9 @@ def test_a_model_that_cannot_sample_them_is_refused(flags, words, small, tmp_pat
                                                   tmp_path / "out")
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def own_file(path, n=2, answer="1", prompts=()):
     """A benchmark of n problems."""
-    return write(path, [dict(prompt=prompt, answer=answer, verifier="math", id=i)
+    return write_rows(path, [dict(prompt=prompt, answer=answer, verifier="math", id=i)
                         for i, prompt in enumerate(prompts or [f"{i}?" for i in range(n)])])
 
 
@@ -231,13 +227,13 @@ def graded(out, own, texts, *flags):
     """Grades a file of completions: for each problem its texts. -> the results"""
     rows = [dict(benchmark=own, id=i, reward=9e9, completion=text)
             for i, of_problem in enumerate(texts) for text in of_problem]
-    given = write(out.with_suffix(".jsonl"), rows[::-1])
+    given = write_rows(out.with_suffix(".jsonl"), rows[::-1])
     eval.main(["--completions", given, "--benchmarks", own, *flags, "--out", str(out)])
     return results_in(out)[own]
 
 
 def test_existing_completions_are_graded_again(tmp_path, capsys):
-    out, own = tmp_path / "out", write(tmp_path / "own.jsonl", [
+    out, own = tmp_path / "out", write_rows(tmp_path / "own.jsonl", [
         dict(prompt="?", answer=dict(nums=[i, 2], target=i + 2), verifier="countdown", id=i)
         for i in range(30)])
     result = graded(out, own, [
@@ -247,7 +243,7 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert result["interval"][0] < 0.75 < result["interval"][1]
     table = capsys.readouterr().out
     assert f"| {own} | 20 | 0.750 (n=2" in table and (out / "eval.md").read_text() == table
-    rows = [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
+    rows = read_rows(out / "completions.jsonl")
     assert [row["id"] for row in rows[::2]] == [str(i) for i in range(20)]
     assert {row["reward"] for row in rows} == {0, 1}
     settings = json.loads((out / "eval.json").read_text())["settings"]
@@ -255,7 +251,7 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
 
 
 def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
-    own = write(tmp_path / "own.jsonl", [dict(prompt="?", answer="1/2", verifier="math", id=0)])
+    own = own_file(tmp_path / "own.jsonl", 1, "1/2")
 
     def result(*texts):
         return graded(tmp_path / f"out{len(texts)}", own, [[f"\\boxed{{{x}}}" for x in texts]])
@@ -295,9 +291,8 @@ def test_two_evaluations_of_the_same_problems_are_compared(tmp_path, capsys, ref
     assert f"| {own} | mean@2 | 0.750 | 0.500 | +0.250 | +0.000 to +0.500 |" in table
     assert f"| {own} | pass@2 | 1.000 | 0.500 | +0.500 | +0.000 to +1.000 |" in table
     assert (tmp_path / "new" / "eval.md").read_text() == table
-    content = json.loads((tmp_path / "new" / "eval.json").read_text())
-    assert content["against"][own]["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=0,
-                                                     high=1)
+    against = json.loads((tmp_path / "new" / "eval.json").read_text())["against"][own]
+    assert against["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=0, high=1)
     again = ["--completions", tmp_path / "new.jsonl", "--benchmarks", own, "--out",
              tmp_path / "new", "--against"]
     for folder, words in (("none", "--against: there is no file "),
@@ -403,8 +398,9 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
-    template_kwargs="{}", shots=2, lcb_from="2024-08-01", lcb_to="2024-08-01", dtype="bfloat16",
-    sampler="other", head_dtype="float32", completions="given.jsonl", seed=1)
+    template_kwargs="{}", shots=2, shots_from="math", lcb_from="2024-08-01",
+    lcb_to="2024-08-01", dtype="bfloat16", sampler="other", head_dtype="float32",
+    completions="given.jsonl", seed=1)
 
 
 @pytest.mark.quick
@@ -413,7 +409,7 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     # a new flag has to be among them
     assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS
     eval.claim(args, tmp_path)
-    write(tmp_path / "completions.jsonl", [dict(benchmark="own", id="0", completion="x")])
+    write_rows(tmp_path / "completions.jsonl", [dict(benchmark="own", id="0", completion="x")])
     for flag, value in OTHER.items():
         with pytest.raises(SystemExit) as stop:
             eval.claim(SimpleNamespace(**{**vars(args), flag: value}), tmp_path)
@@ -453,21 +449,5 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_continues(sampled, mon
 
 def test_a_text_that_ends_a_completion(tmp_path):
     eval.main([*SMALL, "--stop", "</answer>", "--out", str(tmp_path), "--sampler", "transformers"])
-    lines = (tmp_path / "completions.jsonl").read_text().split("\n")
-    assert lines.pop() == "" and all(lines)  # no blank line
-    rows = list(map(json.loads, lines))
-    assert {row["completion"][-9:] for row in rows} == {"</answer>"}
-    assert not any(row["truncated"] for row in rows)
-
-
-def test_cut_off_and_started_again_is_as_if_it_had_not_been(base, tmp_path, monkeypatch):
-    """With a model: half of a chunk's rows are there, and half of the next row."""
-    monkeypatch.setattr(eval, "AT_ONCE", 16)
-    flags, cut = ["--model", base, *SMALL, "--out"], tmp_path / "cut" / "completions.jsonl"
-    eval.main([*flags, str(tmp_path / "whole")])
-    whole = (tmp_path / "whole" / "completions.jsonl").read_text()
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    cut.write_text(whole[:len(whole) // 2])
-    eval.main([*flags, str(tmp_path / "cut")])
-    assert cut.read_text() == whole
-    assert results_in(tmp_path / "cut") == results_in(tmp_path / "whole")
+    rows = read_rows(tmp_path / "completions.jsonl")
+    assert {(row["completion"][-9:], row["truncated"]) for row in rows} == {("</answer>", False)}

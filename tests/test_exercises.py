@@ -69,48 +69,36 @@ ONE = r"(?s)(?!.*<answer>.*<answer>)(?!.*</answer>.*</answer>).*?<answer>(.*?)</
 
 # function: a right solution, and two mistakes
 SOLUTIONS = {
-    "mean_and_variance": (
-        variance, lambda p, b: (p * (1 - p) * (1 - b), variance(p, b)[1]),
+    "mean_and_variance": (variance, lambda p, b: (p * (1 - p) * (1 - b), variance(p, b)[1]),
         lambda p, b: (p * (1 - p), variance(p, b)[1] + (p * (1 - p))**2)),
     "centred": (
         lambda r: r - r.mean(1, keepdim=True), lambda r: r - r.mean(), lambda r: r - r.mean(0)),
-    "leave_one_out": (
-        lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1),
+    "leave_one_out": (lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1),
         lambda r: r - r.mean(1, keepdim=True),
         lambda r: r - (r.sum(1, keepdim=True) - r) / r.shape[1]),
-    "zscore": (
-        lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-6),
+    "zscore": (lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-6),
         lambda r: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True),
         lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6)),
-    "difficulty_weight": (
-        lambda p: 1 / math.sqrt(p * (1 - p)), lambda p: 1 / (p * (1 - p)),
+    "difficulty_weight": (lambda p: 1 / math.sqrt(p * (1 - p)), lambda p: 1 / (p * (1 - p)),
         lambda p: math.sqrt(p * (1 - p))),
-    "clip_loss": (
-        clip, lambda *x: clip(*x, choose=torch.max),
+    "clip_loss": (clip, lambda *x: clip(*x, choose=torch.max),
         lambda x, old, a, low, high: -(x - old).exp().clamp(1 - low, 1 + high) * a),
-    "kl_estimates": (
-        lambda x, ref: (x - ref, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
+    "kl_estimates": (lambda x, ref: (x - ref, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
         lambda x, ref: (ref - x, (x - ref)**2 / 2, (ref - x).exp() - 1 - (ref - x)),
         lambda x, ref: (x - ref, (x - ref)**2 / 2, (x - ref).exp() - 1 - (x - ref))),
-    "aggregate": (
-        by_length, lambda x, m, *rest: by_length(x, torch.ones_like(m), *rest),
+    "aggregate": (by_length, lambda x, m, *rest: by_length(x, torch.ones_like(m), *rest),
         lambda x, m, *rest: by_length(x, m, *rest, length=x.shape[1])),
-    "pass_at_k": (
-        lambda n, c, k: 1 - math.prod((n - c - i) / (n - i) for i in range(k)),
+    "pass_at_k": (lambda n, c, k: 1 - math.prod((n - c - i) / (n - i) for i in range(k)),
         lambda n, c, k: 1 - (1 - c / n)**k, lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
-    "sequence_ratio": (
-        lambda x, old, m: (((x - old) * m).sum(1) / m.sum(1)).exp(),
+    "sequence_ratio": (lambda x, old, m: (((x - old) * m).sum(1) / m.sum(1)).exp(),
         lambda x, old, m: ((x - old) * m).sum(1).exp(), lambda x, old, m: (x - old).mean(1).exp()),
     "clip_ranges": (ranges, lambda *x: ranges(*x, by=1), lambda *x: ranges(*x, correction=1)),
-    "effective_sample_size": (
-        ess, lambda *x: ess(*x, per_token=False),
+    "effective_sample_size": (ess, lambda *x: ess(*x, per_token=False),
         lambda x, old, m: ess(x, old, torch.ones_like(m))),
-    "schedules": (
-        scheduled, lambda *x: scheduled(*x, sign=-1),
+    "schedules": (scheduled, lambda *x: scheduled(*x, sign=-1),
         lambda p, *rest: (max(1, 1.5 * (1 - p) / (p or 1e-9)), scheduled(p, *rest)[1])),
     "reward": (paid(ONE), paid(r"(?s).*<answer>(.*?)</answer>.*"), paid(r"\D*(\d+)\D*")),
-    "reverse_kl": (
-        lambda x, q: (x.softmax(0) * (x.log_softmax(0) - q.log_softmax(0))).sum(),
+    "reverse_kl": (lambda x, q: (x.softmax(0) * (x.log_softmax(0) - q.log_softmax(0))).sum(),
         lambda x, q: (q.softmax(0) * (q.log_softmax(0) - x.log_softmax(0))).sum(),
         lambda x, q: (x.log_softmax(0) - q.log_softmax(0)).mean()),
     "policy_gradient": (

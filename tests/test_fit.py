@@ -15,7 +15,6 @@ from data.recipe import BASE
 from harness import fit
 from helpers import refused
 
-LAYERS = 2
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "
          "--max_prompt_tokens 128 ")
 
@@ -23,17 +22,17 @@ SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_to
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    Qwen2Config(hidden_size=256, intermediate_size=768, num_hidden_layers=LAYERS,
+    Qwen2Config(hidden_size=256, intermediate_size=768, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, vocab_size=4096,
                 tie_word_embeddings=False).save_pretrained(folder)
     return folder
 
 
-def rehearsed(model, flags="", gpus=1, cpu=False):
+def rehearsed(model, flags="", gpus=1, cpu=False, memory=1e9):
     with fit.rank_0(gpus, "--offload" in flags):
         args, method = train.parse_args(
             f"{SIZES} --model {model} --tokens_per_micro_batch 768 {flags}".split())
-        return fit.rehearse(args, method, 1e9, cpu)
+        return fit.rehearse(args, method, memory, cpu)
 
 
 @pytest.mark.parametrize("flags, cpu", [
@@ -69,8 +68,8 @@ def test_bytes_on_eight_gpus(flags, layout, update, model):
 
 
 def attention_of_a_t4(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False, **_):
-    """The memory of what CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient
-    kernel, which keeps a mask as numbers, and for grouped queries the math kernel."""
+    """What CUDA takes without flash attention (sdp_utils.cpp): the memory-efficient kernel, which
+    keeps a mask as numbers, and for grouped queries the math kernel."""
     q, k = q.to(v.dtype), k.to(v.dtype)
     bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=v.dtype)
     if enable_gqa:
@@ -94,19 +93,15 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
         with own(*given), mock.patch.object(fit.kernels, "must_repeat", lambda _: repeat):
             yield  # undone before the stage's own
     monkeypatch.setattr(fit, "stage", stage)
-    with fit.rank_0(1, False):
-        args, method = train.parse_args(
-            f"--problems_per_rollout 2 --group_size 2 --steps_per_rollout 2 --shuffle groups "
-            f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} --model {model} "
-            f"--dtype float16 --tokens_per_micro_batch {tokens} {flags}".split())
-        f = fit.rehearse(args, method, 80e9)
+    f = rehearsed(model, "--problems_per_rollout 2 --group_size 2 --shuffle groups --dtype float16 "
+                  f"--max_prompt_tokens {tokens // 4} --max_tokens {tokens * 3 // 4} "
+                  f"--tokens_per_micro_batch {tokens} {flags}", memory=80e9)
     monkeypatch.undo()
     return f.update - f.between
 
 
 @pytest.mark.parametrize("flags", ["--no-share_prompts", ""], ids=["padded", "shared"])
 def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch):
-    """Four times the tokens take four times the memory, where heads are repeated."""
     few, many = (update_without_flash(model, n, flags, True, monkeypatch) for n in (1024, 4096))
     assert many < 4.3 * few
     assert update_without_flash(model, 4096, flags, False, monkeypatch) > 1.5 * many
@@ -121,8 +116,7 @@ def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch
     ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
      "or more GPUs make room\n"),
     ("--gpu_memory_utilization 0.015 --sampler_dtype float32 --fit 1", 1, [],
-     "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n"),
-])
+     "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n")])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):
     monkeypatch.setattr(data, "TEMPLATES", ["a b"])
@@ -140,15 +134,12 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--fit", "--fit is GPUs x GB"),
-    ("--fit 0x80 --model x", "--fit is GPUs x GB"),
+    ("--fit", "--fit is GPUs x GB"), ("--fit 0x80 --model x", "--fit is GPUs x GB"),
     ("--fit cpu24 --sampler vllm --model x", "--fit cpu24 knows --sampler transformers alone"),
     ("--fit cpu24 --offload --model x", "--sampler transformers alone, and no --offload"),
-    ("--fit 8x80", "--fit needs --model"),
-    ("--fits 8x80 --model x", "--fit is GPUs x GB"),
+    ("--fit 8x80", "--fit needs --model"), ("--fits 8x80 --model x", "--fit is GPUs x GB"),
     ("--fit 80 --model x --steps_per_rollout 7", "do not divide"),
-    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal"),
-])
+    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal")])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, monkeypatch):
     from huggingface_hub import constants
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

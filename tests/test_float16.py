@@ -1,23 +1,19 @@
 """--dtype float16: the gradient is scaled, a step that overflows is not taken, runs resume."""
 
-import json
-
 import pytest
 import torch
 
 import train
 from engine import policy
 from engine.loading import lr_factor
-from engine.sampler import has_vllm
 from engine.trainer import NotFinite, Trainer
-from helpers import SMALL, same, without
+from helpers import SMALL, needs_vllm, read_rows, same, without
 from losses import METHODS
 from ranks import load, rollout
 
 
 def setting(small, method, init_scale, enabled=True, dtype="float32"):
-    """-> a Trainer, in float32 but for the scaler, whose effect is then all there is to see, and
-    the Batch of a step."""
+    """-> a Trainer, in float32 but for the scaler, so that its effect alone shows; and a Batch."""
     p = load(small())
     p.dtype = dtype
     batch, g = rollout(101), torch.Generator().manual_seed(2)
@@ -31,7 +27,6 @@ def setting(small, method, init_scale, enabled=True, dtype="float32"):
 
 
 def gradient(trainer, batch):
-    """The scaled gradient of a step, as one tensor."""
     trainer.policy.zero_grad()
     policy.backward(trainer.policy, batch, trainer.method, 13, scale=trainer.scaler.scale)
     return torch.cat([w.grad.flatten() for w in trainer.policy.parameters()])
@@ -106,15 +101,13 @@ def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
     assert some or torch.equal(*weights)
 
 
-@pytest.mark.parametrize("sampler", ["transformers", "vllm"])
+@pytest.mark.parametrize("sampler", ["transformers", pytest.param("vllm", marks=needs_vllm)])
 def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
     """The scale is part of the state: here it grows within the run."""
-    if sampler == "vllm" and not has_vllm():
-        pytest.skip("vllm is not installed")
     flags = ["--model", base, *SMALL, "--loss", "acpo", "--dtype", "float16", "--sampler", sampler,
              "--save_every", "1", "--keep", "9", "--rollouts", "4"]
     train.main([*flags, "--out", str(tmp_path / "whole")])
-    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").open()]
+    records = read_rows(tmp_path / "whole")
     assert [r["optim/overflows"] for r in records[1:]] == [0, 0, 0, 0]
     assert records[1]["sampler/logp_absdiff_mean"] < 2e-3
     state = torch.load(tmp_path / "whole/checkpoints/rollout_000004/trainer.pt")

@@ -1,5 +1,4 @@
-"""What only a GPU does, as far as a CPU can tell: a sleeping engine, the arithmetic of memory, a
-head in float32, a GPU that is full."""
+"""What only a GPU does, as far as a CPU can tell: an engine that sleeps, memory, a full GPU."""
 
 import dataclasses
 import inspect
@@ -14,13 +13,12 @@ import eval as evaluation
 import train
 from engine import kernels, loading, parallel, sampler, vllm_settings
 from engine.hf_sampler import TransformersSampler
-from engine.sampler import VLLMSampler, has_vllm
+from engine.sampler import VLLMSampler
 from engine.trainer import Trainer
 from harness.failures import RunFailed, room_for
-from helpers import run
+from helpers import needs_vllm, refused, run
 from ranks import load
 
-# ---------------------------------------------------------------------------- the engine's sleep
 
 class FakeEngine:
     """A vLLM engine that refuses weights and samples where the real one lacks the memory."""
@@ -42,20 +40,11 @@ class FakeEngine:
         self.stale = not self.forgets
         return self.forgets
 
-    def generate(self, *_, **__):
-        return []
-
-
-def fake_vllm():
-    own = VLLMSampler.__new__(VLLMSampler)
-    own.engine, own.sleeps, own.asleep = FakeEngine(), True, False
-    own.vllm, own.eos, own.stop = SimpleNamespace(SamplingParams=dict), [1], None
-    return own
-
 
 def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     monkeypatch.setattr(parallel, "watch_memory", lambda: None)
-    sampler = fake_vllm()
+    sampler = VLLMSampler.__new__(VLLMSampler)
+    sampler.engine, sampler.sleeps, sampler.asleep = FakeEngine(), True, False
     sampler.load_weights([])  # it is awake
     sampler.sleep()
     sampler.sleep()  # nothing more
@@ -67,14 +56,6 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     sampler.engine.forgets = False  # vLLM's answer, where blocks are held
     with pytest.raises(RuntimeError, match="keys and values of the old weights"):
         sampler.load_weights([])
-
-
-def test_the_random_numbers_of_one_gpu_are_put_back(monkeypatch):
-    """torch.random.fork_rng without its devices would take all GPUs of the node, with a warning."""
-    forked, fork = [], torch.random.fork_rng
-    monkeypatch.setattr(torch.random, "fork_rng", lambda x: (forked.append(x), fork([]))[1])
-    fake_vllm().sample([[1]], 2, seed=0, temperature=1.0, max_tokens=3)
-    assert forked == [[parallel.device()]]
 
 
 def test_in_a_run_it_sleeps_while_the_trainer_needs_the_memory(base, tmp_path, monkeypatch):
@@ -130,8 +111,6 @@ def test_the_state_is_counted_with_its_copies(small):
     assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
 
 
-# ---------------------------------------------------------------------------- passes over tensors
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_head_in_float32_rounds_no_logits(dtype):
     """Factors have 16 bits, as vLLM's with its head_dtype; sums and log probabilities do not."""
@@ -160,8 +139,7 @@ def test_the_dtype_of_the_head_goes_by_that_of_the_computation(flags, wanted):
         assert args.head_dtype == wanted
 
 
-@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))])
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("vllm", marks=needs_vllm)])
 def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp_path):
     gaps = {}
     for head in ("model", "float32"):
@@ -172,14 +150,11 @@ def test_sampler_and_trainer_agree_better_with_a_head_in_float32(kind, base, tmp
 
 
 def test_the_chunk_of_the_head_is_larger_on_a_gpu(small, monkeypatch):
-    """What is computed does not depend on it: test_policy.py."""
     assert load(small()).chunk == loading.head_chunk() == kernels.CHUNK
     monkeypatch.setattr(parallel, "device", lambda: SimpleNamespace(type="cuda"))
     monkeypatch.setattr(parallel, "memory", lambda: 80e9)
     assert 2**27 < loading.head_chunk() < 2**29
 
-
-# ---------------------------------------------------------------------------- set-up
 
 @pytest.mark.parametrize("cuda, named", [
     (None, "is built without CUDA: pip install"), ("13.0", "driver may be too old for CUDA 13.0")])
@@ -189,9 +164,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_sentence(cuda, named, monkeypatch, cap
     assert parallel.unusable_gpu() is None  # there is none here
     monkeypatch.setattr(parallel.glob, "glob", lambda pattern: ["/dev/nvidia0"])
     for parse in (train.parse_args, evaluation.parse_args):
-        with pytest.raises(SystemExit) as stop:
-            parse([])
-        assert stop.value.code == 2 and named in capsys.readouterr().err
+        assert named in refused(capsys, parse)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert train.parse_args([])[0].dtype == "float32"
 
@@ -220,8 +193,6 @@ def test_deterministic_sets_what_it_says(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
 
-
-# ---------------------------------------------------------------------------- a GPU that is full
 
 def full_gpu(*_, **__):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
@@ -292,7 +263,7 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
         vllm_settings.of_this_machine(0.4, None, 64)
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
     import vllm

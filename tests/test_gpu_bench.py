@@ -1,28 +1,26 @@
-"""bench/gpu.py and bench/gpu_vllm.py: every part runs with tiny shapes on a CPU; a figure beyond
-its limit, an error, a time limit each fail one case or part, and no other."""
+"""bench/gpu.py, gpu_vllm.py: each part runs in small on a CPU; a fault fails its case alone."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
 from conftest import ROOT
-from engine.sampler import has_vllm
+from helpers import needs_vllm, read_rows
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
 import gpu_vllm  # noqa: E402
 
 
-@pytest.mark.parametrize("script", [gpu, pytest.param(gpu_vllm, marks=pytest.mark.skipif(
-    not has_vllm(), reason="vllm is not installed"))], ids=["gpu", "gpu_vllm"])
+@pytest.mark.parametrize("script", [gpu, pytest.param(gpu_vllm, marks=needs_vllm)],
+                         ids=["gpu", "gpu_vllm"])
 def test_every_part_is_rehearsed(script, tmp_path):
     out = tmp_path / "out.jsonl"
     done = subprocess.run([sys.executable, script.__file__, "--rehearse", "--out", out], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    cases = [json.loads(line) for line in out.read_text().splitlines()]
+    cases = read_rows(out)
     assert {case["part"] for case in cases} == set(script.PARTS)
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(cases) and all(row.count("|") == 5 for row in rows)
@@ -60,8 +58,7 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path):
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, "--out", out], cwd=ROOT, capture_output=True,
                           text=True)
-    cases = map(json.loads, out.read_text().splitlines())
-    found = {(case["part"], case["case"]): case for case in cases}
+    found = {(case["part"], case["case"]): case for case in read_rows(out)}
     assert {name: case["failed"] for name, case in found.items()} == {
         ("a", "whole part"): "RuntimeError: stopped after 4 s", ("b", "before it"): "",
         ("b", "whole part"): "RuntimeError: its process ended with code 3",

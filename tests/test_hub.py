@@ -1,5 +1,4 @@
-"""data/hub.py: the rows of every set, read by `datasets` from folders with the layout of the Hub's
-repositories; and a sentence for a Hub that is silent or refuses."""
+"""data/hub.py: every set, read by `datasets` from folders laid out as on the Hub; its errors."""
 
 import io
 import json
@@ -132,8 +131,6 @@ def test_every_set_comes_from_the_hub(name, split, repositories, monkeypatch, tm
     assert len({p["id"] for p in got}) == len(got)
     assert "left out" not in capsys.readouterr().err
 
-
-# ------------------------------------------------------------------ what goes wrong
 
 @pytest.mark.parametrize("error, said", [
     (ValueError("It looks\nbad.\n\nSee there."), "It looks bad."),

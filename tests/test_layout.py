@@ -12,10 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import test_policy
 from engine import kernels, layout, loading, policy
-from engine.sampler import Completion
-from helpers import make_batch
 from losses import METHODS
-from test_policy import ALL_COEFFICIENTS, same_metrics
+from test_policy import ALL_COEFFICIENTS, batch_of, same_metrics
 
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4)
@@ -31,7 +29,6 @@ GROUPS = dict(short=([4, 6, 5, 1], 4, 12), long_prompts=([70, 100, 70], 3, 12),
 
 
 def random_model(config, factor):
-    """The larger its weights, the further it is from uniform."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -50,10 +47,6 @@ def models():
         return {name: random_model(config, 3).double() for name, config in CONFIGS.items()}
 
 
-def batch_of(prompts, completions):
-    return make_batch(prompts, [Completion(ids, [0.0] * len(ids), False) for ids in completions])
-
-
 def groups(prompt_lengths, each, longest, seed=1):
     """A Batch of so many completions of each prompt, of any lengths, in an order of their own."""
     g = torch.Generator().manual_seed(seed)
@@ -64,7 +57,7 @@ def groups(prompt_lengths, each, longest, seed=1):
     prompts = [prompt for prompt in map(ids, prompt_lengths) for _ in range(each)]
     completions = [ids(n) for n in torch.randint(1, longest + 1, (len(prompts),), generator=g)]
     order = torch.randperm(len(prompts), generator=g)
-    return batch_of([prompts[i] for i in order], [completions[i] for i in order])
+    return batch_of(*(completions[i] for i in order), prompts=[prompts[i] for i in order])
 
 
 def outcome(model, batch, name, dtype="float32"):
@@ -83,16 +76,16 @@ def outcome(model, batch, name, dtype="float32"):
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_layouts_agree(models, architecture, lengths):
     batch = groups(*GROUPS[lengths])
-    wanted = outcome(models[architecture], batch, "padded")
+    wanted, shared, again = (outcome(models[architecture], batch, layout)
+                             for layout in ("padded", "shared", "padded"))
     assert wanted[0].abs().max() > 1 and wanted[2].norm() > 1
-    for a, b in zip(wanted, outcome(models[architecture], batch, "shared"), strict=True):
-        assert (a - b).norm() <= 1e-11 * a.norm() + 1e-12
+    for a, b, c in zip(wanted, shared, again, strict=True):
+        assert (a - b).norm() <= 1e-11 * a.norm() + 1e-12 and torch.equal(a, c)
 
 
 @pytest.mark.parametrize("lengths", ["short", "long_prompts"])
 def test_in_float32_and_in_16_bits(lengths):
-    """float32 agrees to 1e-5. bfloat16 is as far from float64 as without sharing, though
-    gradients of many completions meet in one prompt."""
+    """bfloat16 is as far from float64 as unshared, though many gradients meet in one prompt."""
     model = random_model(CONFIGS["qwen2"], 2)
     off = {"padded": [], "shared": []}
     prompts, _, longest = GROUPS[lengths]
@@ -154,9 +147,8 @@ def test_adapters_and_checkpointing(models, how):
 
 
 def test_what_goes_through_the_model(models):
-    """Prompts once each, completions without their last tokens, and positions go on after the
-    prompt."""
-    batch = batch_of([[7, 8, 9]] * 3 + [[5]], [[11, 12, 13], [14], [15, 16], [17, 18]])
+    """Prompts once, completions without their last tokens; positions go on after the prompt."""
+    batch = batch_of([11, 12, 13], [14], [15, 16], [17, 18], prompts=[[7, 8, 9]] * 3 + [[5]])
     inputs, predicts, targets = layout.lay(batch, "shared")
     assert inputs["input_ids"].tolist() == [[7, 8, 9, 5, 11, 12, 15, 17]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 3, 4, 3, 1]]
@@ -199,8 +191,6 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
         assert (a - b).norm() <= 1e-11 * a.norm()
 
 
-# ---------------------------------------------------------------------------- micro-batches
-
 @pytest.mark.parametrize("budget, ranks, parts", [
     # groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2 tokens
     (99, 1, [[3, 1, 2, 0, 4, 5]]), (99, 2, [[3, 1, 2], [0, 4, 5]]),
@@ -208,8 +198,8 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
     (13, 1, [[3], [1, 2, 0], [4, 5]]),
     (7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
 def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
-    batch = batch_of([[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]],
-                     [[5] * n for n in (2, 4, 1, 9, 1, 2)])
+    batch = batch_of(*([5] * n for n in (2, 4, 1, 9, 1, 2)),
+                     prompts=[[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]])
     assert batch.group.tolist() == [0, 1, 1, 2, 3, 4]
     assert layout.micro_batches(batch, budget, "shared", ranks) == parts
 
@@ -236,8 +226,6 @@ def test_micro_batches_keep_to_the_budget(lengths, name):
                 if cost(rows) <= budget:  # whole where it fits
                     assert sum(not {*rows}.isdisjoint(part) for part in parts) == 1
 
-
-# ---------------------------------------------------------------------------- who may
 
 def probe():
     return loading.probe_batch([7, 9, 8, 12, 30, 31, 32, 33], 1)
@@ -321,13 +309,3 @@ def test_a_sum_of_many_in_16_bits():
     assert taken.shape == (300, 3) and taken.dtype == torch.bfloat16
     taken.sum(0).backward(torch.ones(3, dtype=torch.bfloat16))
     assert x.grad.tolist() == [[300, 300, 300], [0, 0, 0]]
-
-
-def test_a_model_that_another_policy_had():
-    """Padded, it has stock attention again, whatever layout it had before."""
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]).eval()
-    batch = groups(*GROUPS["short"])
-    with torch.no_grad():
-        wanted = policy.Policy(model)(batch)[0]
-        policy.Policy(model, layout="shared")
-        assert torch.equal(policy.Policy(model)(batch)[0], wanted)

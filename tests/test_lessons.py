@@ -1,5 +1,4 @@
-"""docs/lessons.md: its form and its verifier (test_readme.py has its commands); docs/lessons.ipynb:
-the same text, and its cells run."""
+"""docs/lessons.md: its form and verifier (commands: test_readme.py); the notebook's cells run."""
 
 import json
 import os
@@ -52,8 +51,7 @@ def test_the_notebook_is_that_of_the_lessons():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """Stands for IPython's Image and HTML, which the tests do not need. -> the sizes of what cells
-    show"""
+    """-> the sizes of what cells show, by a stand-in for IPython's Image and HTML"""
     sizes = []
     display = types.ModuleType("IPython.display")
     display.Image = lambda file: sizes.append(Path(file).stat().st_size)
@@ -72,23 +70,17 @@ def run_cell(source, names):
     assert done.returncode == 0, source + done.stdout[-2000:] + done.stderr[-3000:]
 
 
-def cells_of_lessons(*numbers):
-    """The code cells before the first lesson, and those of some lessons."""
-    lesson = 0
+def test_lessons_run(copy, shown, monkeypatch):
+    """Those that paste a verifier and a loss into the code, in place of what they pasted before."""
+    cells, names, lesson = [], {}, 0
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         heading = re.match(r"## (\d+)", "".join(cell["source"]))
         lesson = int(heading[1]) if heading else lesson
-        if cell["cell_type"] == "code" and lesson in (0, *numbers):
-            yield cell["source"]
-
-
-def test_lessons_run(copy, shown, monkeypatch):
-    """Those that paste a verifier and a loss into the code. Pasted again, they take the place of
-    what was pasted before."""
+        if cell["cell_type"] == "code" and lesson in (0, 8, 9):  # 0: before the first
+            cells.append(cell["source"])
     monkeypatch.chdir(copy / "docs")  # where Jupyter starts a kernel
     monkeypatch.setenv("SHORT", SHORTER)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    names, cells = {}, list(cells_of_lessons(8, 9))
     for source in cells:
         run_cell(source, names)
     assert Path.cwd() == copy and shown and min(shown) > 5_000

@@ -1,8 +1,6 @@
-"""parallel.py: two ranks compute what one does, each with an engine of its own; whole runs under
-torchrun."""
+"""parallel.py: two ranks, each with an engine, compute what one does; whole runs under torchrun."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,9 @@ import eval as evaluation
 import ranks
 import train
 from engine import policy
-from engine.sampler import has_vllm
 from harness import log
-from helpers import SMALL, torchrun
+from helpers import SMALL, needs_vllm, read_rows, torchrun, without
 from losses import METHODS
-
-
-def records_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def same(a, b, limit):
@@ -31,18 +24,11 @@ def same(a, b, limit):
 
 
 def apart(a, b):
-    """The largest difference between two results' weights."""
     return max((weight - b["weights"][name]).abs().max() for name, weight in a["weights"].items())
 
 
 @pytest.fixture(scope="module")
-def model(small):
-    return small()
-
-
-@pytest.fixture(scope="module")
 def two(model, tmp_path_factory):
-    """Every case on two ranks."""
     out = tmp_path_factory.mktemp("ranks") / "two"
     torchrun(2, "tests/ranks.py", model, out)
     return torch.load(out)
@@ -50,7 +36,6 @@ def two(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(model):
-    """Every method on one rank."""
     return {name: ranks.run(model, name) for name in METHODS}
 
 
@@ -64,8 +49,7 @@ def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
 
 
 def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
-    """Left out of the model or not: the same updates, with every method; on two ranks with some
-    methods of each kind."""
+    """Left out or not: the same updates, with every method; on two ranks with some of each kind"""
     for name in METHODS:
         left_out = ranks.run(model, name, "uniform")
         with monkeypatch.context() as patch:
@@ -103,14 +87,14 @@ def test_two_ranks_skip_a_step_together(model, two):
     assert apart(*results) < 5e-3
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 @pytest.mark.parametrize("flags", [
     "--drop_uniform_groups --kl_coef 0.1",  # an engine for each rank, then one for both
     "--tp 2 --activation_checkpointing --lora_rank 4 --entropy_coef 0.01"], ids=["two", "tp"])
 def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
     done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL,
                     "--sampler", "vllm", "--lr", "1e-3", *flags.split())
-    records = records_of(tmp_path / "run")
+    records = read_rows(tmp_path / "run")
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
     assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
     assert records[1]["len/sum"] > 16 * 3 and records[1]["groups/sampled"] >= 4
@@ -124,7 +108,7 @@ def test_one_rank_by_hand_with_offload(small, tmp_path):
              "1", "--eval_every", "0", "--no-share_prompts", "--offload", "--entropy_coef", "0.01",
              RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost",
              MASTER_PORT="29511")
-    record = records_of(tmp_path / "run")[-1]
+    record = read_rows(tmp_path / "run")[-1]
     assert record["optim/grad_norm"] > 0 and record["sampler/logp_absdiff_max"] < 1e-4
 
 
@@ -134,13 +118,11 @@ def test_bad_flags_under_torchrun_are_said_once(tmp_path):
 
 
 def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
-    """Of the same rollouts, kept by --save_rollouts, the resumed run makes the same weights to
-    1e-6."""
-    one, two, saved = tmp_path / "one", tmp_path / "two", {}
+    """The resumed run makes the same weights to 1e-6 of the same rollouts, by --save_rollouts."""
+    two, saved = tmp_path / "two", {}
     torchrun(2, "train.py", "--out", two, "--model", base, *SMALL,
              "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts", "--save_every", "1")
-    shutil.copytree(two, one)
-    shutil.rmtree(one / "checkpoints" / "rollout_000002")
+    one = without(two, tmp_path / "one", 2)
 
     def sampled(*given, own=train.sample_and_grade):
         rollout = given[4]
@@ -158,13 +140,12 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     assert all((a[k] - b[k]).abs().max() <= 1e-6 for k in a)
     before = load_file(Path(base) / "model.safetensors")
     assert any((a[k] - before[k]).abs().max() > 1e-5 for k in a)
-    assert records_of(two)[-1]["adv/fade_entropy"] == pytest.approx(
-        records_of(one)[-1]["adv/fade_entropy"], abs=1e-6)
+    assert read_rows(two)[-1]["adv/fade_entropy"] == pytest.approx(
+        read_rows(one)[-1]["adv/fade_entropy"], abs=1e-6)
 
 
 def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
-    """Two ranks stopped after two chunks, continued by one: each problem has its completions
-    once."""
+    """Two ranks stop after two chunks, one continues: each problem has its completions once."""
     flags = ["--model", base, "--limit", "12", "--samples", "2", "--sampler", "transformers"]
     code, out = tmp_path / "small_chunks.py", tmp_path / "out"
     code.write_text(
@@ -181,15 +162,15 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
     assert before.count("completion\"") == 16  # two chunks of 4 problems x 2
     monkeypatch.setattr(evaluation, "AT_ONCE", 4)
     evaluation.main([*flags, "--out", str(out)])
-    rows = list(map(json.loads, path.read_text().splitlines()))
+    rows = read_rows(path)
     assert path.read_text().startswith(before)
     assert len(rows) == 24 and len({row["id"] for row in rows}) == 12
     result = json.loads((out / "eval.json").read_text())["results"]["countdown"]
     assert result["problems"] == 12 and result["samples"] == 2
 
 
-@pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+@needs_vllm
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
     torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
              "--out", tmp_path / "out")
-    assert len((tmp_path / "out" / "completions.jsonl").read_text().splitlines()) == 2
+    assert len(read_rows(tmp_path / "out" / "completions.jsonl")) == 2

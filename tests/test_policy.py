@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
-from helpers import make_batch
 from losses import METHODS
 from ranks import EXACT_NORMS
 from study import tiny
@@ -34,13 +33,16 @@ def model():
 
 
 def batch_of(*completions, prompts=None):
-    """A batch of these completions, lists of token ids, of one prompt of one token."""
-    return make_batch(prompts or [[1]] * len(completions),
-                      [Completion(ids, [0.0] * len(ids), False) for ids in completions])
+    """A batch of these completions, lists of token ids, of one prompt of one token, or of a prompt
+    each: rows of equal prompts are one group, also where they lie apart, as in shuffled shares."""
+    prompts = prompts or [[1]] * len(completions)
+    batch = policy.make_batch([(prompt, [Completion(ids, [0.0] * len(ids), False)])
+                               for prompt, ids in zip(prompts, completions, strict=True)])
+    batch.group = torch.tensor([prompts.index(p) for p in prompts]).unique(return_inverse=True)[1]
+    return batch
 
 
 def scored(model, batch, g):
-    """The batch with all that a loss asks for."""
     logprobs, batch.entropy = policy.compute_logprobs(model, batch)
     noise = 0.3 * torch.randn(logprobs.shape, generator=g, dtype=torch.float64)
     batch.old_logprobs, batch.sampler_logprobs = logprobs - noise, logprobs - noise / 2
@@ -52,8 +54,7 @@ def scored(model, batch, g):
 
 @pytest.fixture(scope="module")
 def batch(model):
-    """Completions that end with token 0, as padding is: it counts in log probabilities, entropies
-    and gradients, as an end of sequence that is also the padding has to."""
+    """Completions that end with token 0, an end of sequence that is also the padding: it counts."""
     g = torch.Generator().manual_seed(1)
 
     def ids(n):
@@ -98,13 +99,12 @@ def same_metrics(found, wanted):
 
 ALL_COEFFICIENTS = dict(kl_coef=0.1, correction="token_truncate", correction_high=1.5,
                         entropy_coef=0.05)
-BY_COMPLETION = dict(correction_low=0.9, correction_high=1.2)
 
 
 @pytest.mark.parametrize("name, options", [
     *((name, options) for name in METHODS for options in ({}, ALL_COEFFICIENTS)),
-    *((name, dict(BY_COMPLETION, correction=correction)) for name in ("grpo", "acpo")
-      for correction in ("sequence_mask", "geometric_mask"))])
+    *((name, dict(correction=correction, correction_low=0.9, correction_high=1.2))
+      for name in ("grpo", "acpo") for correction in ("sequence_mask", "geometric_mask"))])
 def test_the_split_does_not_matter(model, batch, name, options, monkeypatch):
     if "correction_low" in options:
         gap = 0.1 * batch.advantages * batch.mask
@@ -146,20 +146,10 @@ def test_rows_without_an_advantage_are_left_out(model, batch, name, some, monkey
             same_metrics(metrics, dict(told, learnt_tokens=left.sum()))
 
 
-def near_the_sampler(tokens):
-    """L = -A rho + (log pi - log pi_sampler)^2"""
-    gap = tokens.logprobs - tokens.sampler_logprobs
-    return -tokens.advantages * tokens.ratio + gap**2
-
-
-def likelier_than_the_mean(tokens):
-    """w = 1 where the entropy is above the step's mean: not marked as @whole_step"""
-    return (tokens.entropy > tokens.mean(tokens.entropy)).to(tokens.entropy)
-
-
 @pytest.mark.parametrize("own, options", [
     ({}, dict(kl_coef=0.1)), ({}, dict(entropy_coef=0.1)),
-    (dict(objective=near_the_sampler), {}), (dict(select=likelier_than_the_mean), {}),
+    (dict(objective=lambda t: (t.logprobs - t.sampler_logprobs)**2 - t.advantages * t.ratio), {}),
+    (dict(select=lambda t: (t.entropy > t.mean(t.entropy)).to(t.entropy)), {}),
 ], ids=["kl", "entropy", "own objective", "own select"])
 def test_where_all_rows_may_have_a_gradient_all_learn(model, batch, own, options, monkeypatch):
     method, some = replace(METHODS["grpo"], **own), (0, 3, 7) if own else ()
@@ -191,21 +181,11 @@ def test_what_is_logged_is_of_rows_with_an_advantage(model, batch, name, monkeyp
         assert told["clip_frac"] == clipped.sum() / batch.mask.sum() > 0
 
 
-def test_without_the_gathering_acpo_would_depend_on_the_split(model, batch, monkeypatch):
-    """The test above can fail: per-micro-batch statistics give another gradient."""
-    naive = replace(METHODS["acpo"], objective=lambda tokens: METHODS["acpo"].objective(tokens))
-    assert METHODS["acpo"].whole_step and not naive.whole_step
-    whole, _ = gradient(model, batch, naive, ROWS, monkeypatch)
-    cut, _ = gradient(model, batch, naive, 1, monkeypatch)
-    assert (cut - whole).norm() > 1e-2 * whole.norm()
-
-
 @pytest.mark.parametrize("layout", ["padded", "shared"])
 @pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
 def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk):
-    """Logprobs, entropies and the gradient of both against plain autograd through whole logits, in
-    float64. They differ by the order of sums: by at most 9e-15 of the largest element of a tensor,
-    over three instruction sets, one thread and two."""
+    """Against plain autograd through whole logits, in float64. They differ by the order of sums: by
+    9e-15 of a tensor's largest element at most, over three instruction sets, one thread and two."""
     weigh = torch.linspace(-1, 2, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
 
     def with_gradient(logprobs, entropy):
@@ -251,8 +231,7 @@ def test_a_head_with_a_bias_and_without_a_gradient():
 
 
 def test_bfloat16_heads_sum_their_gradient_in_float32():
-    """Many chunks of a bfloat16 computation: the float32 weight's gradient is as near to the truth
-    as that of one chunk."""
+    """The float32 weight's gradient is as near to the truth over many chunks as over one."""
     g = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(512, 16, generator=g), torch.randn(50, 16, generator=g)
     ids = torch.randint(50, (512,), generator=g)
@@ -271,8 +250,8 @@ def test_bfloat16_heads_sum_their_gradient_in_float32():
 
 @pytest.mark.slow
 def test_memory_of_the_log_probabilities_is_a_chunks():
-    """Peak memory beyond the head's gradient, against log_softmax of whole logits, for 1,024 tokens
-    in chunks of 220: an eighth of Qwen's vocabulary and of a CPU's chunk."""
+    """Peak memory beyond the head's gradient, against whole logits, for 1,024 tokens in chunks of
+    220: an eighth of Qwen's vocabulary and of a CPU's chunk."""
     from harness.fit import Ledger
     chunk = kernels.CHUNK // 8
     g, vocabulary = torch.Generator().manual_seed(0), 151936 // 8
@@ -331,8 +310,7 @@ def test_a_batch_by_hand():
 
 @pytest.mark.parametrize("together", [1, 6])
 def test_shares_of_a_rollout(together):
-    """Every completion is in one step, beside those it belongs to; the order goes by seed and
-    rollout, and by nothing else."""
+    """Every completion is in one step, beside those it belongs to, by seed and rollout alone."""
     def order(*seed_and_rollout):
         shares = policy.shuffled_shares(48, 4, *seed_and_rollout, together)
         assert [len(x) for x in shares] == [12] * 4
@@ -405,8 +383,7 @@ def test_gradients_are_added_to_those_that_are_there(model, batch, monkeypatch):
 @pytest.mark.parametrize("name, size, passes", [
     ("grpo", ROWS, 1), ("grpo", 3, 4), ("acpo", ROWS, 1), ("acpo", 3, 8)])
 def test_how_often_the_model_runs(model, batch, name, size, passes, monkeypatch):
-    """Once for each micro-batch; twice where a method that looks at the whole step is cut. A cache
-    would only cost memory."""
+    """Once a micro-batch, twice where a method that sees the whole step is cut; without a cache."""
     caches = []
     hook = model.model.base_model.register_forward_pre_hook(
         lambda _, args, options: caches.append(options["use_cache"]), with_kwargs=True)

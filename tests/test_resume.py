@@ -1,6 +1,6 @@
-"""Resuming: killed anywhere, a run ends as if it had not been; what is damaged is not used; what
-changes is said."""
+"""Resuming: killed anywhere, a run ends as if it had not been; damage and changes are said."""
 
+import copy
 import json
 import os
 import random
@@ -17,7 +17,10 @@ import torch
 import helpers
 import train
 from analysis.__main__ import main as analyse
+from analysis.rollout import open_rollout
+from analysis.tokens import walked
 from conftest import ROOT
+from engine.policy import compute_logprobs
 from harness import checkpoint, run
 from harness.files import checkpoint_folders
 from helpers import SMALL as TWO_ROLLOUTS
@@ -31,7 +34,7 @@ SMALL = [*TWO_ROLLOUTS, *(
 def whole(base, tmp_path_factory):
     """A run that nothing interrupted, with all the state that a run can have."""
     out = tmp_path_factory.mktemp("resume") / "whole"
-    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "1", "--kl_coef", "0.01",
+    flags = ["--model", base, *SMALL, "--loss", "fade", "--rollout_lag", "2", "--kl_coef", "0.01",
              "--entropy_coef", "0.01"]  # a gradient, whatever is sampled
     train.main([*flags, "--keep", "9", "--out", str(out)])
     return out, flags
@@ -75,6 +78,27 @@ def test_shuffled_groups_resume_bit_for_bit(base, tmp_path, graded):
     assert weights(tmp_path / "rows", 1) != weights(out, 1)  # completions, shuffled one by one
 
 
+def test_a_lagging_policy_before_the_update_resumes_bit_for_bit(base, tmp_path):
+    """Rollouts that wait in a checkpoint are scored again, and so is the gap to a teacher."""
+    flags = ["--model", base, *SMALL, *(
+        "--loss opd --old_logprobs proximal --rollout_lag 1 --lr 1e-3 --keep 9 --save_rollouts "
+        f"--entropy_coef 1 --teacher {base}").split()]
+    train.main([*flags, "--out", str(tmp_path / "whole")])
+    out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
+    resume(out)
+    assert same(out, tmp_path / "whole")
+    kept = open_rollout(out / "rollouts" / "rollout_000004.pt")
+    of_teacher, _ = compute_logprobs(kept.policy, kept.batch)  # the run began with it
+    gap = (of_teacher - kept.batch.old_logprobs - kept.batch.teacher)[kept.batch.mask].abs()
+    assert gap.max() < 1e-4 < (kept.batch.old_logprobs - kept.batch.sampler_logprobs).abs().max()
+    # on the token page: an advantage for each token, and none of the completion's own
+    own, of_tokens = walked(kept, "opd", kept.batch.mask, copy.deepcopy(
+        kept.policy.state_dict()))
+    teacher = kept.batch.teacher[kept.batch.mask].numpy()
+    assert of_tokens["advantage"][:, 0] == pytest.approx(teacher) and {*own["advantages"]} == {0}
+    assert kept.follow("grpo").batch.teacher is None
+
+
 def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     resume(out, "--no-share_prompts")
@@ -94,8 +118,7 @@ def started(out, flags, lines=1):
 
 
 def test_killed_at_random_moments(whole, tmp_path):
-    """SIGKILL within each of three rollouts, and --resume from the very first start on.
-    bench/kill.py has 20 moments and vLLM."""
+    """SIGKILL within each of three rollouts, --resume from the start. More: bench/kill.py"""
     out, rng, killed = tmp_path / "run", random.Random(7), 0
     for lines in (1, 2, 3):
         process = started(out, [*whole[1], "--resume"], lines)
@@ -146,14 +169,6 @@ def test_a_checkpoint_with_other_content_is_one_sentence(whole, tmp_path, change
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_strangers_rollout_is_not_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    torch.save(dict(batch=Program()), "rollout.pt")
-    assert "it is no rollout that train.py" in helpers.refused(
-        capsys, analyse, "tokens", "rollout.pt")
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("line", [b'{"\xff": 1}\n', b"[" * 100_000 + b"\n"], ids=["bytes", "deep"])
 def test_a_damaged_log_is_one_sentence(whole, tmp_path, line, capsys):
     out = without(whole[0], tmp_path / "run", 3, 4)
@@ -191,7 +206,7 @@ def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
     out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
     with open(out / "metrics.jsonl", "a") as file:
         file.write("garbage\n")
-    train.main([*whole[1], "--out", str(out), "--resume"])
+    resume(out)  # with its flags
     assert same(out, whole[0])
     assert "garbage" in (out / "metrics.jsonl.old").read_text()  # nothing is thrown away
 
@@ -199,13 +214,9 @@ def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
 def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     for flags, named in (
-        ("--lr 1e-3", "--lr was 0.0001 and is now 0.001"),
-        ("--loss grpo", "--loss was fade"),
-        ("--seed 3", "--seed"),
-        ("--delta_min 0.5", "--delta_min was 0.3 and is now 0.5"),
-        ("--rollouts 9", "--rollouts"),
-        ("--temperature 0.5", "--temperature"),
-    ):
+            ("--lr 1e-3", "--lr was 0.0001 and is now 0.001"), ("--loss grpo", "--loss was fade"),
+            ("--delta_min 0.5", "--delta_min was 0.3 and is now 0.5"), ("--seed 3", "--seed"),
+            ("--rollouts 9", "--rollouts"), ("--temperature 0.5", "--temperature")):
         said = refused(capsys, out, *flags.split())
         assert named in said and "--force" in said
     resume(out, "--keep", "5", "--save_every", "3")
@@ -334,28 +345,10 @@ def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
                                                   "--out", out)
 
 
-def test_lora_resumes(base, tmp_path, graded):
-    flags = ["--model", base, *SMALL, "--lora_rank", "4", "--keep", "9"]
-    train.main([*flags, "--out", str(tmp_path / "whole")])
-    out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
-    resume(out)
-    assert same(out, tmp_path / "whole")
-    from transformers import AutoModelForCausalLM
-
-    merged, first = (AutoModelForCausalLM.from_pretrained(p).state_dict()
-                     for p in (out / "checkpoints" / "rollout_000004", base))
-    changed = [k for k in first if (merged[k] - first[k]).abs().max() > 1e-6]
-    assert merged.keys() == first.keys() and changed
-    assert all(".mlp." in k or ".self_attn." in k for k in changed)
-    # the sampler has the merged weights
-    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records(out)[1:])
-
-
 @pytest.mark.parametrize("owner, name, nth, last", [
     (run, "seed_of", 3, 3), (checkpoint, "save", 1, 4)])
 def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_nothing(
         owner, name, nth, last, base, tmp_path, monkeypatch):
-    """SIGTERM at the start of the third rollout, or when the last checkpoint is saved."""
     original, calls, out = getattr(owner, name), [], tmp_path / "run"
 
     def called(*args, **kwargs):
@@ -368,9 +361,3 @@ def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_noth
         train.main(["--model", base, *SMALL, "--save_every", "0", "--out", str(out)])
     assert [path.name for path in checkpoint_folders(out)] == [f"rollout_{last:06d}"]
     assert len(records(out)) == last + 1 and (out / "curves.png").exists() == (last == 4)
-
-
-def test_a_run_without_a_checkpoint_starts_again_with_its_flags(whole, tmp_path):
-    out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
-    args, _ = train.parse_args(["--out", str(out), "--resume", "--rollouts", "3"])
-    assert (args.loss, args.rollout_lag, args.rollouts) == ("fade", 1, 3)

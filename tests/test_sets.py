@@ -1,5 +1,4 @@
-"""data/sets.py and data/sources.py: a row of each set becomes a problem, local files and a user's
-own are read, and errors name what is wrong."""
+"""data/sets.py, data/sources.py: rows of each set become problems; files, and their errors."""
 
 import base64
 import json
@@ -8,6 +7,7 @@ import re
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +15,7 @@ import data
 from conftest import BENCHMARKS, ROOT, needs_benchmarks
 from data import sources
 from data.sets import SETS
+from helpers import write_rows
 from rewards import REWARDS
 
 TESTS = [dict(input="1\n", output="2\n", testtype="stdin")]
@@ -51,9 +52,7 @@ ROWS = {
 
 
 def write(folder, name, *rows):
-    path = folder / f"{SETS[name].local[-1].replace('*', '')}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return Path(write_rows(folder / f"{SETS[name].local[-1].replace('*', '')}.jsonl", rows))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -73,7 +72,7 @@ def test_the_files_of_a_set_in_a_folder(tmp_path):
     row, _ = ROWS["gsm8k"]
 
     def made(name):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(dict(row, question=name)) + "\n")
+        write_rows(tmp_path / f"{name}.jsonl", [dict(row, question=name)])
 
     def loaded():
         return [data.load("gsm8k", split, tmp_path)[0]["prompt"] for split in ("train", "test")]
@@ -149,17 +148,16 @@ def test_repeated_ids_are_told_apart(tmp_path):
     assert len({p["id"] for p in data.load("amc23", "test", tmp_path)}) == 2
 
 
-UNPAIRED = json.dumps(dict(question="?", input_output=json.dumps(dict(inputs=[1], outputs=[]))))
-
-
 @pytest.mark.parametrize("name, lines, message", [
     ("aime25", ['{"problem": "?", "answer": "1"}', "{"], "line 2 is not a JSON object"),
     ("aime25", ["[1]"], "line 1 is not a JSON object"),
+    ("aime25", ['{"problem": ' + "[" * 100_000], "line 1 is not a JSON object"),
     ("aime25", ['{"answer": "1"}'], "line 1 .*problem or question"),
     ("aime25", ['{"problem": "?"}'], "line 1 .*answer or final_answer"),
     ("olympiad", ['{"question": "?", "final_answer": []}'], "line 1 .*final_answer"),
     ("code_contests", ['{"question": "?", "input_output": "{"}'], "line 1 "),
-    ("code_contests", [UNPAIRED], "line 1 "),
+    ("code_contests", [r'{"question": "?", "input_output": "{\"inputs\": [1], \"outputs\": []}"}'],
+     "line 1 "),
     ("livecodebench", ['{"contest_date": "2024-08-01"}'], "line 1 .*private_test_cases"),
 ])
 def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
@@ -179,12 +177,10 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
 ])
 def test_own_files(rows, message, tmp_path):
     path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(data.DataError, match=message):
-        data.load(str(path), "train")
+        data.load(write_rows(path, rows), "train")
     row = dict(prompt="2+2?", answer="4", verifier="math")
-    path.write_text(json.dumps(row) + "\n")
-    assert data.load(str(path), "train") == [dict(row, id="0")]
+    assert data.load(write_rows(path, [row]), "train") == [dict(row, id="0")]
 
 
 TESTED = dict(tests=[dict(input="1", output="2")], fn_name=None)
@@ -206,11 +202,10 @@ TESTED = dict(tests=[dict(input="1", output="2")], fn_name=None)
 ])
 def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(reward, wrong, right, tmp_path,
                                                                    capsys):
-    path = tmp_path / "own.jsonl"
-    rows = [dict(prompt="?", answer=answer, verifier=reward) for answer in wrong + right]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [p["answer"] for p in data.load(str(path), "train")] == right
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(str(path))]
+    path = write_rows(tmp_path / "own.jsonl", [
+        dict(prompt="?", answer=answer, verifier=reward) for answer in wrong + right])
+    assert [p["answer"] for p in data.load(path, "train")] == right
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(path)]
     for number, (line, answer) in enumerate(zip(said, wrong, strict=True), 1):
         assert line.startswith(f"{path}, line {number} (id {number - 1}) is left out: {reward} ")
         assert str(answer) in line and "data/README.md" in line

@@ -1,5 +1,4 @@
-"""What a user is told when a run starts and while it goes on: settings and where they come from,
-errors of evaluations, a rollout that teaches nothing."""
+"""What a user is told when a run starts and while it goes on: settings, errors, dead rollouts."""
 
 import json
 import shutil
@@ -7,9 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from transformers import Gemma2Config
 
 import data
-import eval as evaluation
 import helpers
 import train
 from data.recipe import settings_of
@@ -18,8 +17,8 @@ from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
 from harness.model import check_prompts, load_data, read_tokenizer
-from helpers import SMALL, run
-from losses import METHODS
+from harness.run import banner
+from helpers import SMALL, read_rows, run, write_rows
 
 
 def graded_alike(reward, fault=None):
@@ -38,9 +37,6 @@ def help_of(capsys, *flags):
     with pytest.raises(SystemExit):
         train.parse_args([*flags, "--help"])
     return " ".join(capsys.readouterr().out.split())
-
-
-# ---------------------------------------------------------------------------- settings
 
 
 def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, capsys):
@@ -66,8 +62,6 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     ("--rollouts=7 --model x --dtype bfloat16", "rollouts 7 (given), dtype bfloat16 (given)"),
     ("--model {recipe}", "lr 0.5 (the model's recipe.json), max_tokens 1024 (default)")])
 def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, tmp_path):
-    from harness.run import banner
-
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text('{"settings": {"lr": 0.5}}')
     args, method = train.parse_args(flags.format(recipe=tmp_path).split())
@@ -96,21 +90,12 @@ def test_help_shows_the_defaults_that_are_in_force_and_not_what_is_given(capsys)
     assert "--eps_high X (0.28)" in text and "--ratio_max" not in text  # the method's alone
 
 
-def test_a_bool_is_a_switch_and_can_be_switched_off(monkeypatch):
+def test_a_bool_is_a_switch_and_can_be_switched_off():
     assert train.parse_args(["--mask_truncated"])[0].mask_truncated is True
     args, _ = train.parse_args(["--mask_truncated", "--no-mask_truncated"])
     assert args.mask_truncated is False
-
-    def soft_clip(tokens, *, soft=True):
-        """L = -A rho"""
-        return -tokens.advantages * tokens.ratio
-    grpo = METHODS["grpo"]
-    monkeypatch.setitem(METHODS, "mine", type(grpo)(grpo.advantage, soft_clip, grpo.aggregate))
-    assert train.parse_args(["--loss", "mine"])[1].flags["soft"] is True
-    assert train.parse_args(["--loss", "mine", "--no-soft"])[1].flags["soft"] is False
-
-
-# ---------------------------------------------------------------------------- resuming
+    for flags, value in ([], True), (["--no-ess_cap"], False):  # also one of a row
+        assert train.parse_args(["--loss", "p3o", *flags])[1].flags["ess_cap"] is value
 
 
 def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, capsys):
@@ -123,8 +108,8 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     train.main([*out, "--rollouts", "4", "--eval_every", "1", "--eval_problems", "3"])
     said = capsys.readouterr().out
     assert "resuming, but --eval_problems was 4 and is now 3" in said
-    records = map(json.loads, (tmp_path / "run/metrics.jsonl").open())
-    assert [("eval/countdown/mean@2" in r) for r in records] == [True, True, True, False, True]
+    assert [("eval/countdown/mean@2" in r) for r in read_rows(tmp_path / "run")] == [
+        True, True, True, False, True]
 
 
 def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsys):
@@ -148,30 +133,16 @@ def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, m
     monkeypatch.delitem(sys.modules, "wandb")
 
 
-@pytest.mark.parametrize("main, flag", [(train.main, "--data"), (evaluation.main, "--benchmarks")])
-def test_data_that_is_nested_too_deep_is_one_sentence(main, flag, tmp_path, capsys):
-    path = tmp_path / "deep.jsonl"
-    path.write_text('{"prompt": ' + "[" * 100_000 + "\n")
-    said = helpers.refused(capsys, main, flag, path, "--out", tmp_path / "out")
-    assert "deep.jsonl, line 1 is not a JSON object" in said
-
-
 def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
     """Of Gemma transformers makes a tokenizer that knows no word."""
-    from transformers import Gemma2Config
     Gemma2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer"):
         read_tokenizer(str(tmp_path))
 
 
-# ---------------------------------------------------------------------------- noise, dead runs
-
-
 def own_file(tmp_path, answer):
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(dict(prompt=f"1,2,{i}={i + 3}:", answer=answer,
-                                            verifier="math")) + "\n" for i in range(1, 5)))
-    return str(path)
+    return write_rows(tmp_path / "own.jsonl", [
+        dict(prompt=f"1,2,{i}={i + 3}:", answer=answer, verifier="math") for i in range(1, 5)])
 
 
 def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_path, capsys):
@@ -243,12 +214,11 @@ def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkey
 
 def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, capsys):
     """Of those to learn from and of those held out, each under its own flag."""
-    rows, files = [json.loads(line) for line in open(own_file(tmp_path, "4"))], []
+    rows, files = read_rows(own_file(tmp_path, "4")), []
     for long in (1, 2, 4):
         rows[:long] = [dict(row, prompt="1,2,1=4:" * 3) for row in rows[:long]]
-        files.append(tmp_path / f"{long}.jsonl")
-        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    one, two, all_long = map(str, files)
+        files.append(write_rows(tmp_path / f"{long}.jsonl", rows))
+    one, two, all_long = files
     run(base, tmp_path / "run", "--data", one, "--eval_data", two, "--rollouts", "1")
     said = capsys.readouterr().out
     for name, count in ((f"--data {one}", 1), (f"--eval_data {two}", 2)):
@@ -274,33 +244,25 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
         read_tokenizer(str(folder), [problem], "chat", '{"thinking": 1}')
     run(str(folder), tmp_path / "run", "--template_kwargs", '{"think": "hm"}', "--template", "chat",
         "--rollouts", "1", "--eval_every", "0")
-    sample = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
-    assert sample["prompt"].endswith(":hm:")
+    assert read_rows(tmp_path / "run" / "samples.jsonl")[0]["prompt"].endswith(":hm:")
     args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
     assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
 
 
-@pytest.mark.parametrize("prompts, words", [
-    ([[2, 5], [2, 6]], ""), ([], ""), ([[5], [2, 6]], "do not begin with <bos>"),
-    ([[2, 5, 1], [2, 6]], "end with an end-of-sequence token")])
-def test_prompts_that_a_model_hardly_understands_are_said(prompts, words, capsys):
-    tokenizer = SimpleNamespace(bos_token="<bos>", bos_token_id=2)
-    config = SimpleNamespace(bos_token_id=2, vocab_size=9)
+@pytest.mark.parametrize("bos, prompts, words", [
+    (2, [[2, 5], [2, 6]], ""), (2, [], ""), (2, [[5], [2, 6]], "do not begin with <bos>"),
+    (2, [[2, 5, 1], [2, 6]], "end with an end-of-sequence token"),
+    (1, [[5], [6]], "")])  # GPT-2's, which ends a sequence, too: no prompt begins with it
+def test_prompts_that_a_model_hardly_understands_are_said(bos, prompts, words, capsys):
+    tokenizer = SimpleNamespace(bos_token="<bos>", bos_token_id=bos)
+    config = SimpleNamespace(bos_token_id=bos, vocab_size=9)
     check_prompts("", tokenizer, config, [1], prompts)
     assert words in (said := capsys.readouterr().out) and said.count("WARNING") == bool(words)
-
-
-def test_prompts_that_a_model_cannot_take_are_a_sentence(capsys):
-    gpt2 = SimpleNamespace(bos_token="<eos>", bos_token_id=1)  # of which no prompt begins with it
-    config = SimpleNamespace(bos_token_id=1, vocab_size=9)
-    check_prompts("", gpt2, config, [1], [[5], [6]])
-    assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="has a token 9 in its tokenizer, and 9 in its embedding"):
-        check_prompts("", gpt2, config, [1], [[2, 9]])
+        check_prompts("", tokenizer, config, [1], [[2, 9]])
 
 
 def test_held_out_problems_are_as_many_as_there_are(tmp_path):
     for flags, number in (([], 4), (["--eval_problems", "5"], 4), (["--eval_problems", "3"], 3)):
         args, _ = train.parse_args(["--data", own_file(tmp_path, "4"), *flags])
-        _, test_set, _ = load_data(args)
-        assert len(test_set) == args.eval_problems == number
+        assert len(load_data(args)[1]) == args.eval_problems == number

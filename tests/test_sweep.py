@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import train
+from helpers import write_rows
 from study import sweep
 
 METHOD = "fade --alpha_max 2"
@@ -38,18 +39,16 @@ def test_the_commands_are_those_of_paired_runs(tmp_path, capsys):
     assert rates == [1.7e-5, 5e-5, 1.5e-4, 4.5e-4]  # about the recipe's
 
 
-def made_up(folder, score, **flags):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict(flags=flags)))
-    record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
-    (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-
-
 def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypatch):
     args = sweep.parse_args([*FLAGS, str(tmp_path)])
     for method, (searched, best, fresh) in SCORES.items():
         for rate, seed, score in zip(RATES + [best] * 3, (0, 0, 0, 1, 2, 3), searched + fresh):
-            made_up(sweep.command(args, method, rate, seed)[1], score, loss=method, seed=seed)
+            folder = sweep.command(args, method, rate, seed)[1]
+            folder.mkdir(parents=True)
+            config = dict(flags=dict(loss=method, seed=seed))
+            (folder / "config.json").write_text(json.dumps(config))
+            record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
+            write_rows(folder / "metrics.jsonl", [record])
     ran, refused = [], set()
 
     def trains(argv, **options):  # it finds these runs finished

@@ -1,7 +1,5 @@
-"""The token page: its numbers against the analysis, and the page in a headless Chromium.
-
-The tests in the browser need the package playwright and a Chromium, and are skipped without:
-pip install playwright; then apt-get install chromium, or python -m playwright install chromium."""
+"""The token page: its numbers against the analysis, and the page in a headless Chromium where there
+is one: pip install playwright; apt-get install chromium, or playwright install chromium."""
 
 import base64
 import functools
@@ -67,11 +65,6 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
 
 
 @pytest.fixture(scope="module")
-def model(small):
-    return small()
-
-
-@pytest.fixture(scope="module")
 def rollout(model, tmp_path_factory):
     return kept_rollout(tmp_path_factory.mktemp("rollout"), model, "--mask_truncated")
 
@@ -84,7 +77,6 @@ def page_of(rollout, *flags):
 
 @pytest.fixture(scope="module")
 def page(rollout):
-    """The page of two methods."""
     return page_of(rollout, "--methods", "grpo,acpo").rename(rollout.parent / "page.html")
 
 
@@ -136,7 +128,6 @@ def shown_of(kept, problem):
 @pytest.mark.quick
 @pytest.mark.parametrize("number, name", [(0, "grpo"), (1, "acpo")])
 def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
-    """Of every token, state and method, in the order of the completions."""
     text, (kept, states), seen = page.read_text(), analysed(rollout, name), set()
     method = header(text)["methods"][number]
     assert method["name"] == name and method["text"].startswith(f"{name} = zscore | every_token")
@@ -349,7 +340,6 @@ def visit(browser):
 
 
 def channels(colour):
-    """Of #rrggbb."""
     return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
 
 
@@ -471,7 +461,6 @@ def test_filters_and_the_completions_of_a_step(visit, page):
 
 
 def test_texts_are_data(visit, page):
-    """Tags, entities, marks of direction and of lines stand there to be read."""
     tab = visit(page)
     lines = [line.replace("\n", "") for line in tab.evaluate(
         '[...document.querySelectorAll(".tokens")].map(x => x.textContent)')]

@@ -1,5 +1,4 @@
-"""Updates taken apart: subsets of the tokens, and all of one kept rollout; the commands of python
--m study."""
+"""Updates taken apart: subsets of tokens, one kept rollout; the commands of python -m study."""
 
 import json
 import re

@@ -1,5 +1,4 @@
-"""The quantities of ACPO's claims against answers that are known by hand, by integration or in
-closed form."""
+"""The quantities of ACPO's claims by hand, by integration or in closed form."""
 
 import math
 
@@ -24,8 +23,7 @@ def some_tokens(pi, ratio, advantage, entropy=None):
 
 
 def test_the_gradient_of_a_token_by_hand():
-    """G = (1 - pi) rho A where PPO does not clip, 0 where it does; a line of token_statistics for
-    each sign of A and fifth of pi."""
+    """G = (1 - pi) rho A where PPO does not clip; a line for each sign of A and fifth of pi."""
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
     g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
@@ -46,8 +44,8 @@ def test_the_gradient_of_a_token_by_hand():
 
 
 def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
-    """Two sub-bins: 3 tokens of 1 and 1 token of -5 are (1 - 5) / 2 and not (3 - 5) / 4; of four
-    sub-bins the second and the third have no token and are left out. pi = 1 is in the last one."""
+    """3 tokens of 1 and 1 token of -5 in two sub-bins are (1 - 5) / 2 and not (3 - 5) / 4; of four,
+    those without a token are left out. pi = 1 is in the last one."""
     probs = torch.tensor([0.02, 0.03, 0.04, 0.17, 0.5, 0.25])
     values = torch.tensor([1.0, 1.0, 1.0, -5.0, 100.0, 100.0])
     for parts in (2, 4):
@@ -59,8 +57,7 @@ def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
 
 
 def test_the_sides_of_remark_1():
-    """Low: one sub-bin has 0.89 * 1 and 0.89 * -1 of two tokens, the other 0.81 * 3 clipped and
-    0.81 * 1. High: one token, 0.1 * -2."""
+    """Low: 0.89 * 1 and 0.89 * -1; 0.81 * 3, clipped, and 0.81 * 1. High: one token, 0.1 * -2."""
     tokens = some_tokens([[0.11, 0.11, 0.19], [0.19, 0.9, None]],
                          [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
                          [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
@@ -83,8 +80,7 @@ def test_means_over_a_band_are_the_integrals(kappa, eq, high, n=20_000):
 
 def test_the_reversal_over_kappa():
     """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
-    a symmetric clip it is -2 s phi(e / s), which falls as exp(-e^2 / 2 s^2): over pi it is largest
-    at 0.8, by far, and no float holds it."""
+    a symmetric clip it is -2 s phi(e / s): no float holds it."""
     result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
     assert result["reversed"][53] == []
     (start, end), = result["reversed"][56]

@@ -1,7 +1,5 @@
-"""study/worked.py: puzzles are functions of their index, steps are right where they claim it, the
-verifier grades the answer alone. tests/test_base.py has the base."""
+"""study/worked.py: puzzles, their demonstrations and their verifier; test_base.py has the base."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import train
 from data.recipe import settings_of
 from engine.sampler import Completion
 from harness.model import read_tokenizer
-from helpers import refused
+from helpers import refused, write_rows
 from rewards import REWARDS, arithmetic
 from study import worked
 
@@ -44,8 +42,7 @@ def numbers(text):
 
 
 def steps_hold(text, nums, target):
-    """-> for each step of an attempt, whether its equation holds. Each step but the first repeats
-    the numbers and the target that the step before it leaves."""
+    """-> for each step, whether its equation holds. Each repeats what the step before it leaves."""
     left, held = list(nums), []
     for step in text.split(" ; "):
         if held:
@@ -147,7 +144,7 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
 def test_problems_that_the_base_cannot_read_are_one_sentence(
         command, flags, named, untrained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("own.jsonl").write_text("".join(json.dumps(p) + "\n" for p in worked.held_out()[:300]))
+    write_rows(Path("own.jsonl"), worked.held_out()[:300])
     said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
     assert (f"--model {untrained}: its tokenizer cannot encode the prompt of problem {named}"
             in said)
