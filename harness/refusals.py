@@ -78,8 +78,8 @@ def combinations(args, method):
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
          "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
-        (method.advantage is losses.none and not args.teacher,
-         "the advantage none learns from a teacher alone: --teacher MODEL"),
+        (method.advantage is losses.none and not (args.teacher and args.teacher_coef),
+         "the advantage none learns from a teacher alone: --teacher MODEL, --teacher_coef not 0"),
         (args.teacher and args.drop_uniform_groups,
          "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
         (args.score_every > 1 and (

@@ -38,12 +38,13 @@ RESULTS = HERE / "results"
 
 class Task(NamedTuple):
     """base: folder of the model that a run begins from; flags: of train.py and eval.py; training:
-    more of train.py; samples: completions of each test puzzle."""
+    more of train.py; samples: completions of each test puzzle; verifier: of its problems."""
 
     base: Path
     flags: str
     training: str
     samples: int = 16
+    verifier: str = "countdown"
 
 
 TOY = "--group_size 16 --eval_problems 100 --eval_samples 8"
@@ -55,7 +56,7 @@ TASKS = {  # worked is a file of problems and a base, see study/worked.py
         HERE.parent / "models/gemma-3-270m",
         "--template none --max_prompt_tokens 128 --dtype float32 --stop </answer> --max_tokens 12",
         "--model models/gemma-3-270m --data {folder}/comparisons_train.jsonl --group_size 8 "
-        "--shuffle groups --eval_problems 50 --eval_samples 4", samples=4)}
+        "--shuffle groups --eval_problems 50 --eval_samples 4", samples=4, verifier="math")}
 # of a task's held-out puzzles: those of the score, and those of a run's evaluations
 PARTS = dict(test=slice(0, 200), validation=slice(200, 300))
 # metrics that are kept: their mean over a run, and every fifth value
@@ -217,7 +218,7 @@ def train_run(run, folder, bases):
     train.main([*shlex.split(run.command(folder)), "--out", str(out)])
     model = max((out / "checkpoints").glob("rollout_*"))
     spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    kept = dict(id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags),
+    kept = dict(id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
                 test=score(model, run.task, folder, out / "eval"), core_seconds=round(spent),
                 **numbers_of(out))
     write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
@@ -241,14 +242,15 @@ def collect(folder):
 
 
 @cache
-def code_of(flags):
-    """{definition: checksum} of the code of the row that these flags choose, and of Countdown's
+def code_of(flags, task):
+    """{definition: checksum} of the code of the row that these flags choose, and of a task's
     verifier."""
     import train
     from harness import checksums
     from rewards import REWARDS
     args, _ = train.parse_args(shlex.split(flags))
-    return args.checksums[f"row {args.loss}"] | checksums.of_functions([REWARDS["countdown"].grade])
+    return args.checksums[f"row {args.loss}"] | checksums.of_functions(
+        [REWARDS[TASKS[task].verifier].grade])
 
 
 def of_other_code(plan):
@@ -259,7 +261,7 @@ def of_other_code(plan):
         finished = read_finished(of[0].part)
         for planned in of:
             old = finished.get(planned.id, {}).get("code")
-            new = old and code_of(planned.flags)
+            new = old and code_of(planned.flags, planned.task)
             if new != old:
                 runs.append(planned)
                 names |= {name for name in {**old, **new} if old.get(name) != new.get(name)}
