@@ -57,6 +57,12 @@ def run_all(*args, **env):
                           env={**os.environ, "BENCHMARKS": "", **env})
 
 
+def python(*command, cwd=ROOT, env=None):
+    """A script, or a command of this Python."""
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env=env, text=True,
+                          capture_output=True)
+
+
 def torchrun(ranks, *command, timeout=1800, check=True, **variables):
     """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
     one. variables: of the environment."""
@@ -71,13 +77,13 @@ def torchrun(ranks, *command, timeout=1800, check=True, **variables):
     return done
 
 
-def refused(capsys, command, *args):
-    """-> the one sentence with which command(args) ends, exit code 2."""
+def refused(capsys, command, *args, code=2):
+    """-> the one sentence with which command(args) ends, and this exit code."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         command([*map(str, args)])
     *bars, said = capsys.readouterr().err.splitlines(True)
-    assert stop.value.code == 2, said
+    assert stop.value.code == code, said
     assert not [bar for bar in bars if bar.strip() and not bar.startswith("Loading weights")], bars
     return said
 
