@@ -77,13 +77,13 @@ def torchrun(ranks, *command, timeout=1800, check=True, **variables):
     return done
 
 
-def refused(capsys, command, *args, code=2):
-    """-> the one sentence with which command(args) ends, and this exit code."""
+def refused(capsys, command, *args):
+    """-> the one sentence with which command(args) ends, exit code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         command([*map(str, args)])
     *bars, said = capsys.readouterr().err.splitlines(True)
-    assert stop.value.code == code, said
+    assert stop.value.code == 2, said
     assert not [bar for bar in bars if bar.strip() and not bar.startswith("Loading weights")], bars
     return said
 
