@@ -169,8 +169,7 @@ ONE_OF_FOUR = [1, 0, 0, 0]
     ("grpo", {}, [1, 0], [0.5**0.5, -(0.5**0.5)]), ("rloo", {}, [1, 0], [1, -1]),
     ("maxrl", {}, [1, 0], [1, -1]), ("maxrl", {}, [-1, 0], [0, 0]), ("maxrl", {}, [-1, 1], [0, 0]),
     ("power", {}, [2, 2.5], [0, 0]), ("asym", {}, [3, 1], [1, -0.5]),
-    ("dr_grpo", {}, [0.7] * 10, [0] * 10), ("grpo", {}, [0.7] * 10, [0] * 10),
-])
+    ("dr_grpo", {}, [0.7] * 10, [0] * 10), ("grpo", {}, [0.7] * 10, [0] * 10)])
 def test_advantages_by_hand(name, flags, rewards, expected):
     given = torch.tensor([rewards, [0] * len(rewards)], dtype=torch.float32)
     before = given.clone()
@@ -187,8 +186,6 @@ def test_fade_mass_identities(alpha, delta, solved):
     mass = p * (1 - p) ** alpha
     advantages = fade_at(rewards, alpha, delta)
     assert losses.gradient_mass(advantages) == pytest.approx((mass, mass / delta))
-    if alpha == delta == 1:
-        assert torch.allclose(advantages, group_advantages("dr_grpo", rewards, {}), atol=1e-12)
 
 
 def test_fade_controllers_over_forty_rollouts():
@@ -364,8 +361,7 @@ def test_a_dual_clip_of_0_is_none(name):
     ("cispo", dict(drop_low=0.2, drop_high=0.2, ratio_max=1.1), [1, 0, 1.1, 1, 0]),
     ("cispo", dict(drop_low=0.0, drop_high=9.0), [1, 2, 1.25, 1, 1.25]),
     ("cispo_acpo", dict(drop_high=9.0), [1, 1.45, 1.25, 1, 1.25]),
-    ("falling", dict(drop_low=0.2, drop_high=0.3), [0.5, 1, 0, 0.5 / 0.6, 0.5 / 0.7]),
-])
+    ("falling", dict(drop_low=0.2, drop_high=0.3), [0.5, 1, 0, 0.5 / 0.6, 0.5 / 0.7])])
 def test_dropped_tokens_of_cispo_by_hand(name, flags, weights):
     """L = -w A log pi, w the bounded ratio, 0 where PPO would clip. falling: ratios below 1."""
     pi, tokens = FIVE["pi"], five_tokens()
@@ -405,8 +401,7 @@ AT = five_tokens().old_logprobs.exp()[0, 2].item()  # 0.4 as it is rounded: low 
     ("ar_lopti", "high_probability", dict(prob_alpha=0.0, prob_split=AT), [0, 0, 0, 1, 1]),
     ("top_entropy", "every_token", dict(entropy_share=0.4), [0, 0, 0, 1, 1]),
     ("top_entropy", "every_token", dict(entropy_share=0.41), [0, 0, 1, 1, 1]),
-    ("bottom_entropy", "every_token", dict(entropy_share=0.2), [1, 0, 0, 0, 0]),
-])
+    ("bottom_entropy", "every_token", dict(entropy_share=0.2), [1, 0, 0, 0, 0])])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
 def test_weights_by_hand(name, token_filter, flags, weights, kl_coef):
     """The gradient of sum w (-A log pi) is -A w, over 5 tokens. The KL goes by the pass alone."""
@@ -524,8 +519,7 @@ def corrected_tokens(ratios=RATIOS):
     ("sequence_mask", dict(high=15.0), [[3.24, 3.24, 3.24], [0.4], [10.8, 10.8]]),
     ("geometric_mask", {}, [[0, 0, 0], [0], [0, 0]]),
     ("geometric_mask", dict(low=0.3, high=2.0), [[1, 1, 1], [1], [0, 0]]),
-    ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]]),
-])
+    ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]])])
 def test_corrections_by_hand(name, bounds, weights):
     """The loss is -mean(w A) of the 6 tokens and its gradient -w A / 6: what is dropped still
     counts in the denominator. Logged are the mean of w, the share of zeros, and of tokens whose

@@ -38,11 +38,12 @@ TABLE = r"""
     || 5 ! 5\text{ thousand} | \text{5 is wrong} || CAD ! ACD || BA ! AB || act ! cat || x ! X
     || C: c || yx: xy || 12\pi: 12\pi \text{ cm}^3 || 3e8: 3.0\times10^8\text{ m/s}
 # spaces, commas, bases, brackets, equations
-11/2 ! 1 1/2 || 21/3 ! 2 1/3 || 510 ! 5 10 || 123 ! 1 2 3 || 1 0 ! 10 || 100, 200: 200, 100
-    ! 100200 || 2400, 1350, 864: 864, 1350, 2400 || 200,100: x=100, 200 || 2516_8 ! 2516_7
-    | 2516_{16} || 4210_{5}: 4210_5 || \{1,2\} ! (2,1) || y<5 ! x<5 || 4 ! 1+2=4 || 6 ! 5=6 || 5
-    ! 5 or 6 | ٥ || +\infty: \infty || 3pi/4: \frac{3\pi}{4} || 1 ! 1e999999999 | \frac{1}{0}
-    || 100 ! 1,00 || |f - g| = 1 ! |f - g| = 1 - 987 || |f-g| = 1: 1 = |f-g|
+11/2 ! 1 1/2 || 21/3 ! 2 1/3 || 510 ! 5 10 || 123 ! 1 2 3 || 1 0 ! 10 || 100, 200: 200, 100 ! 100200
+    || 2400, 1350, 864: 864, 1350, 2400 || 200,100: x=100, 200 || 2516_8 ! 2516_7 | 2516_{16}
+    || 4210_{5}: 4210_5 || \{1,2\} ! (2,1) || y<5 ! x<5 || 4 ! 1+2=4 || 6 ! 5=6 || 5 ! 5 or 6 | ٥
+    | x = ٥ | ٥.0 | ۵ | x = ۵ | ५ | x = ५ | ⑤ | x = ⑤ || +\infty: \infty || 3pi/4: \frac{3\pi}{4}
+    || 1 ! 1e999999999 | \frac{1}{0} || 100 ! 1,00 || |f - g| = 1 ! |f - g| = 1 - 987
+    || |f-g| = 1: 1 = |f-g|
 # the base of a number
 25 ! 25_6 | {25}_6 | (25)_{6} || 73 ! 73_{1,2} || (3,4): (3,4) ! (3_4,4) || 2516 ! 2516_7
     || \frac{3}{4} ! \frac{3_4}{4} || 52_8: 52 | 52_8 || x^2_1: x_1^2
@@ -267,8 +268,7 @@ def test_labelled_pairs(monkeypatch):
     ("\\boxed{2}, that is, \\boxed{3}", "3"), ("\\boxed{2}, \\boxed{2}", "2"),
     ("\\boxed 12.", "12"), ("\\fbox{7}", "7"), ("<Answer>7</ANSWER>", "7"),
     ("\\boxed{1} \\text{ and } \\boxed{2", "1"),
-    ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None)
-])
+    ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None)])
 def test_final_answer(completion, answer):
     if answer is None:
         with pytest.raises(ValueError):
@@ -300,8 +300,7 @@ def test_last_boxed_is_quick_on_many_open_braces():
     # too few, too many, the right number with one that is wrong
     ("[1, 2, 3]", [1, 2], 0), ("[1, 2]", [1, 2, 3], 0), ("[1, 3]", [1, 2], 0), ("[]", [], 1),
     ('{"answer": 5}', [5], 1), ('{"result": 5}', [5], 0), ('{"answer": [5, 6]}', [5], 0),
-    ('[{"answer": 5}]', [5], 0),
-])
+    ('[{"answer": 5}]', [5], 0)])
 def test_table(answer, gold, reward):
     boxed = answer.startswith("\\boxed")
     assert REWARDS["table"](answer if boxed else f"<answer>{answer}</answer>", gold) == reward
@@ -313,8 +312,7 @@ def test_table(answer, gold, reward):
     ("a|b", 2, ["a", "b"]), ("a|b", 3, ["a|b"]), ("a,  b", 2, ["a", "b"]), ("a,b", 2, ["a,b"]),
     ("a, b | c", 1, ["a, b | c"]), ("a, b | c", 2, ["a, b ", " c"]), ("[a, b]", 2, ["a", "b"]),
     ("[a\n|b]", 2, ["a\n", "b"]), ("a, b, c", 3, ["a", "b", "c"]), ("[a, b]", 1, ["a, b"]),
-    ("x [a] y", 1, ["x [a] y"]), ("a, b, c", 2, ["a, b, c"]), ("a|b|c", 2, ["a|b|c"]),
-])
+    ("x [a] y", 1, ["x [a] y"]), ("a, b, c", 2, ["a, b, c"]), ("a|b|c", 2, ["a|b|c"])])
 def test_entries(text, count, expected):
     assert entries(text, count) == expected
 
@@ -324,8 +322,7 @@ def test_entries(text, count, expected):
     (".5", 0.5), ("5.", 5.0), ("-3", -3.0), ("+3", 3.0), ("1e5", 1e5), ("2.5E-3", 0.0025),
     ("1e+99", 1e99), ("1e100", "1e100"), ("1e", "1e"), (".", "."), ("", ""), ("--3", "--3"),
     ("1.2.3", "1.2.3"), ("inf", "inf"), ("3 apples", "3 apples"), (None, "none"), (2, 2.0),
-    (True, "true"), ("a,b", "a,b"), ("$x%", "$x%"),
-])
+    (True, "true"), ("a,b", "a,b"), ("$x%", "$x%")])
 def test_cells(value, expected):
     found = cell(value)
     assert found == expected and type(found) is type(expected)

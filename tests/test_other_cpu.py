@@ -2,12 +2,11 @@
 without rounding stay what they are."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from conftest import ROOT
+from helpers import python
 
 CODE = """
 import torch
@@ -38,6 +37,5 @@ for i, (a, b, stock) in enumerate(zip(found, again, all_results(), strict=True))
 
 @pytest.mark.quick
 def test_another_cpu_rounds_otherwise():
-    env = dict(os.environ, PYTHONPATH=str(ROOT / "tests" / "other_cpu"))
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env)
+    done = python("-c", CODE, env=dict(os.environ, PYTHONPATH=str(ROOT / "tests" / "other_cpu")))
     assert done.returncode == 0 and not done.stderr, done.stderr

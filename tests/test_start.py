@@ -159,13 +159,6 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
         assert words in said.split("WARNING")[1]
 
 
-def test_a_model_that_does_not_end_is_said_once(base, tmp_path, capsys):
-    """No puzzle is answered in 6 tokens."""
-    run(base, tmp_path / "run", "--max_tokens", "6", "--eval_every", "0", "--loss", "reinforce")
-    said = capsys.readouterr().out
-    assert said.count("100% of the completions are cut off at max_tokens") == 1
-    assert said.count("cut 1.000") == 2 and "--stop TEXT" in said
-
 
 @pytest.mark.parametrize("flags, warned", [
     ("--loss reinforce", False),  # all are right, or nearly: that has an advantage of 1
