@@ -29,7 +29,6 @@ def failing(capsys, *flags):
     return failed
 
 
-
 def test_rounding_in_16_bits_is_no_fault_of_the_method(base, capsys, monkeypatch):
     """The split is computed in float32, frozen layers beside adapters, too."""
     seen, own = [], check.gradient

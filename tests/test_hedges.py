@@ -105,4 +105,3 @@ def test_grading_counts_hedges():
 def test_long_golds_are_compared_whole(gold):
     assert equal(gold, gold) and not equal(gold[:2000], gold) and not equal(gold[:-2] + "9}", gold)
     assert not equal(gold + "0", gold) and not equal("1" * 5000, gold)
-

@@ -102,16 +102,16 @@ def test_in_float32_and_in_16_bits(lengths):
     assert (padded > 1e-5).all() and (shared < 1.1 * padded).all()
 
 
-def step_gradient(model, batch, name, **settings):
+def step_gradient(model, batch, name, weigh, **settings):
     gradient = test_policy.step_gradient(policy.Policy(model, 0.8, **settings), batch,
-                                         METHODS[name], **ALL_COEFFICIENTS)
+                                         METHODS[name], weigh, **ALL_COEFFICIENTS)
     policy.Policy(model)  # padded again
     return gradient
 
 
-@pytest.mark.parametrize("how", ["plain", "lora", "checkpointing"])
-@pytest.mark.parametrize("name", ["grpo", "acpo"])  # all methods: test_one_file.py
-def test_every_split_has_the_unshared_gradient(models, name, how):
+@pytest.mark.parametrize("name, how", [
+    *((name, "") for name in METHODS), ("acpo", "lora"), ("acpo", "checkpointing")])
+def test_every_method_and_every_split_has_the_unshared_gradient(models, name, how):
     model, g = copy.deepcopy(models["qwen2"]), torch.Generator().manual_seed(3)
     batch = test_policy.scored(policy.Policy(model, 0.8), groups(*GROUPS["short"]), g)
     if how == "lora":
@@ -120,15 +120,18 @@ def test_every_split_has_the_unshared_gradient(models, name, how):
             for p in (p for n, p in model.named_parameters() if "lora_B" in n):
                 p.normal_(std=0.1)
         model.double()
-    wanted, told = step_gradient(model, batch, name)
+    plain = [step_gradient(model, batch, name, weigh) for weigh in METHODS[name].passes]
     if how == "checkpointing":
         for layer in loading.layers_of(model):
             layer.training = True
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
-        shared, metrics = step_gradient(model, batch, name, budget=budget, layout="shared")
-        assert (shared - wanted).norm() <= 1e-9 * wanted.norm() > 0
-        same_metrics(metrics, told)
+    for weigh, (wanted, told) in zip(METHODS[name].passes, plain, strict=True):
+        assert wanted.norm() > 1e-6
+        for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
+            shared, metrics = step_gradient(model, batch, name, weigh, budget=budget,
+                                            layout="shared")
+            assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
+            same_metrics(metrics, told)
 
 
 def test_what_goes_through_the_model(models):

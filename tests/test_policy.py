@@ -280,7 +280,6 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
     assert 0 < peak < 0.4 * most
 
 
-
 def test_a_batch_by_hand():
     long = Completion([2, 3, 0], [-1.0, -2.0, -3.0], True)
     batch = policy.make_batch([([7, 8], [Completion([1], [-0.5], False)]), ([9], [long])])

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conftest import ROOT
-from helpers import python, read_rows
+from helpers import python, read_rows, until
 
 LOCK = ROOT / "requirements-cpu.lock"
 LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
@@ -306,8 +305,5 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     said = done.stdout.splitlines()
     assert said[0] == "isolation: none, rlimits alone"
     assert said[1] == str(verdict), done.stderr
-    deadline = time.monotonic() + 60
-    while subprocess.run(["pgrep", "-f", marker], stdout=subprocess.DEVNULL).returncode == 0:
-        assert time.monotonic() < deadline, "the program is still there"
-        time.sleep(0.05)
+    assert until(lambda: subprocess.run(["pgrep", "-f", marker]).returncode, 60)
     assert not list(tmp_path.glob("nanorlvr-*"))

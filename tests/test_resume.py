@@ -24,7 +24,7 @@ from engine.policy import compute_logprobs
 from harness import checkpoint, run
 from harness.files import checkpoint_folders
 from helpers import SMALL as TWO_ROLLOUTS
-from helpers import records, same, weights, without
+from helpers import records, same, until, weights, without
 
 SMALL = [*TWO_ROLLOUTS, *(
     "--rollouts 4 --eval_every 2 --save_every 1 --schedule cosine --warmup 2").split()]
@@ -47,7 +47,6 @@ def resume(out, *flags):
 
 
 def refused(capsys, out, *flags):
-    """-> the sentence with which --resume is refused."""
     return helpers.refused(capsys, train.main, "--out", out, "--resume", *flags)
 
 
@@ -110,10 +109,9 @@ def started(out, flags, lines=1):
     """-> train.py as a process, which has written so many records."""
     process = subprocess.Popen([sys.executable, "train.py", *flags, "--out", str(out)], cwd=ROOT,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    log, deadline = out / "metrics.jsonl", time.monotonic() + 600
-    while process.poll() is None and time.monotonic() < deadline and not (
-            log.exists() and log.read_text().count("\n") >= lines):
-        time.sleep(0.01)
+    log = out / "metrics.jsonl"
+    until(lambda: process.poll() is not None or (
+        log.exists() and log.read_text().count("\n") >= lines), 600)
     return process
 
 

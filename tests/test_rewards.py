@@ -13,7 +13,7 @@ import pytest
 import rewards
 from conftest import ROOT
 from graders import Unparsed, UnparsedGold, sandbox, worker
-from helpers import python
+from helpers import python, until
 from rewards import REWARDS, arithmetic, grade
 
 PUZZLE, RIGHT = dict(nums=[3, 5, 7, 7], target=24), dict(nums=[2, 3, 4], target=14)
@@ -325,7 +325,6 @@ def test_a_file_is_graded(tmp_path):
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, see test_portable.py")
 def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     """Also where the verifier hangs in C code, which holds Python's lock."""
@@ -349,10 +348,7 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     assert lives()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while lives() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not lives()
+    assert until(lambda: not lives(), 60)
 
 
 def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):

@@ -210,22 +210,38 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
 V = 262_144  # Gemma's
 
 
-@pytest.mark.parametrize("size, temperature, off", [
-    (V, 1.0, 1e-6), (V, 0.7, 2e-6), (1000, 0.7, 2e-6)])  # 1e-6, and the division
-def test_the_same_random_numbers_give_the_tokens_of_a_sum_in_float64(size, temperature, off):
-    """A point may lie 1e-7 beside a border, and no token is taken whose part it is far from."""
+def test_the_same_random_numbers_give_the_tokens_of_a_sum_in_float64():
     torch.manual_seed(0)
-    logits = torch.randn(100, size) * 4
-    logits[::2, ::3] = -torch.inf
-    tokens, logprobs = draw(logits, temperature, 1.0, torch.Generator().manual_seed(1))
-    log_pi = (logits.double() / temperature).log_softmax(-1)
-    point = torch.rand(100, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    below = log_pi.exp().cumsum(-1)
-    exact = torch.searchsorted(below, point * below[:, -1:], right=True)
-    assert (tokens == exact).float().mean() >= 0.99
-    end, share = below.gather(1, tokens), log_pi.gather(1, tokens).exp()
-    assert (end - share - 1e-6 < point).all() and (point < end + 1e-6).all()
-    assert (logprobs - log_pi.gather(1, tokens)).abs().max() < off
+    for size in (V, 1000):
+        logits = torch.randn(100, size) * 4
+        logits[::2, ::3] = -torch.inf
+        tokens, logprobs = draw(logits, 0.7, 1.0, torch.Generator().manual_seed(1))
+        log_pi = (logits.double() / 0.7).log_softmax(-1)
+        point = torch.rand(100, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        below = log_pi.exp().cumsum(-1)
+        exact = torch.searchsorted(below, point * below[:, -1:], right=True)
+        assert (tokens == exact).float().mean() >= 0.99  # a point may lie 1e-7 beside a border
+        assert (logprobs - log_pi.gather(1, tokens)).abs().max() < 2e-6  # 1e-6, and the division
+
+
+def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
+    torch.manual_seed(0)
+    logits, draws = torch.randn(V) * 4, 8_000
+    log_pi = logits.double().log_softmax(-1)
+    generator, seen = torch.Generator().manual_seed(1), []
+    for _ in range(draws // 500):
+        tokens, logprobs = draw(logits.expand(500, V), 1.0, 1.0, generator)
+        assert (logprobs - log_pi[tokens]).abs().max() < 1e-6
+        seen.append(tokens[:, 0])
+    probable = log_pi.argsort(descending=True)  # bins of like tokens expect 20 draws or more
+    expected = log_pi.exp()[probable] * draws
+    bin_of = (expected.cumsum(0) / 21).long()
+    wanted = torch.zeros(bin_of.max() + 1, dtype=torch.float64).index_add_(0, bin_of, expected)
+    found = torch.bincount(bin_of[probable.argsort()[torch.cat(seen)]], minlength=len(wanted))
+    enough = wanted >= 20
+    chi_square = ((found - wanted) ** 2 / wanted)[enough].sum()
+    freedom = enough.sum() - 1
+    assert freedom > 100 and abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
 def test_sequences_at_once_are_fewer_where_the_vocabulary_is_large(tmp_path):

@@ -15,6 +15,7 @@ import rewards
 from conftest import ROOT
 from graders import sandbox, worker
 from graders.sandbox import lines_equal, run_tests
+from helpers import until
 
 pytestmark = pytest.mark.skipif(
     sandbox.obstacle() is not None, reason=f"nothing isolates programs: {sandbox.obstacle()}")
@@ -210,14 +211,6 @@ CASES = [
     S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)")]
 
 
-def until(condition, seconds):
-
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds
-
-
 def nothing_is_left():
     """Has root's user of programs no process but the dead that wait to be collected?"""
     states = subprocess.run(["ps", "-o", "stat=", "-u", str(sandbox.program_uid())],
@@ -370,7 +363,6 @@ def test_the_time_of_a_function_is_for_each_call():
     code = ("import time\ndef f(x):\n    end = time.process_time() + 0.3\n"
             "    while time.process_time() < end: pass\n    return x*2")
     assert run_tests(code, FN * 4, "f", timeout=1)  # of 2.4 seconds in all
-
 
 
 def test_no_tests_and_no_sandbox_are_errors(monkeypatch):

@@ -194,7 +194,6 @@ def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(tmp_path, cap
         assert str(answer) in line and "data/README.md" in line
 
 
-
 def test_what_is_not_there(tmp_path):
     write(tmp_path, "gsm8k").unlink()
     (tmp_path / "gsm8k.jsonl").mkdir()

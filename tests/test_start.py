@@ -159,7 +159,6 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
         assert words in said.split("WARNING")[1]
 
 
-
 @pytest.mark.parametrize("flags, warned", [
     ("--loss reinforce", False),  # all are right, or nearly: that has an advantage of 1
     ("--loss grpo", True)])

@@ -58,7 +58,6 @@ def test_sizes_keep_to_their_budgets(paths, most):
     assert lines <= most[0] and tokens <= most[1], f"{lines} lines, {tokens} tokens"
 
 
-
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_function_fits_on_a_screen(path):
     for node in ast.walk(ast.parse(path.read_text())):

@@ -63,7 +63,6 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--loss p3o --correction sequence_mask", "a second time"),
     ("--correction_low 0.5", "is for --correction"),
     ("--correction token_mask --correction_low -1", "from -1.0 to 5.0"),
-
     ("--loss passk --overlong_penalty 4", "passk"), ("--overlong_penalty 99", "--overlong"),
     ("--loss maxrl --overlong_penalty 4", "maxrl"),
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
@@ -425,7 +424,6 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     assert torch.equal(kept[0]["rewards"], kept[1]["rewards"])
     masked = run(base, tmp_path / "masked", *short, "--mask_truncated")[1]
     assert masked["len/truncated_frac"] == 1 and not masked["steps"]
-
 
 
 def test_the_default_folder_is_never_one_that_holds_a_run(tmp_path, monkeypatch, base):
