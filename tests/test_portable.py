@@ -36,8 +36,6 @@ def locked():
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-# ---------------------------------------------------------------------------- the lock
-
 @pytest.mark.quick
 @pytest.mark.parametrize("line", rows_of(ROOT / "requirements-cpu.txt"))
 def test_the_lock_meets_each_requirement(line):
@@ -68,8 +66,6 @@ def test_what_is_installed_from_the_lock_is_the_lock_and_is_whole(installed):
     assert set(map(canonicalize_name, lacks)) <= LEFT_OUT, told.stdout
     assert len(lacks) == len(told.stdout.splitlines()), told.stdout
 
-
-# ---------------------------------------------------------------------------- the set-up
 
 # It stands for Python and pip: it notes what it is asked to do, and does what $HERE says.
 STUB = r"""#!/bin/sh
@@ -181,8 +177,6 @@ def test_the_scripts_keep_to_what_macos_bash_knows():
     for path in (ROOT / "run_all.sh", ROOT / "study" / "full.sh"):
         assert not (found := re.search(newer, path.read_text())), f"{path.name}: {found[0]}"
 
-
-# ---------------------------------------------------------------------------- macOS
 
 MACOS = '''
 """Python starts with this: it loses what it does not have on macOS."""

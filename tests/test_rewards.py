@@ -192,17 +192,6 @@ def test_an_exception_in_a_package_is_placed_where_it_was_called():
     assert detail.endswith(f"({broken.__code__.co_filename}, line {line})")
 
 
-def test_grade_keeps_the_order_and_counts():
-    problems = [dict(verifier="countdown", answer=RIGHT),
-        dict(verifier="countdown", answer=dict(RIGHT, target=20))]
-    texts = [[answer("2+3*4"), "none", answer("4")] * 40,
-        [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
-    got, counters = grade(problems, texts)
-    assert got == [[1, 0, 0] * 40, [1, 0, 0] * 40]
-    assert counters["unparsed_answer"] == 80 and counters["timeout"] == counters["error"] == 0
-    assert grade([], [])[0] == []
-
-
 OWN = """
 import os, signal, threading, time
 from rewards import REWARDS, call
@@ -281,15 +270,19 @@ def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
 
 
 def test_workers_that_died_between_two_rollouts_are_replaced():
-    problems = [dict(verifier="countdown", answer=RIGHT)]
-    texts = [[answer("2+3*4")] * 40]
-    assert grade(problems, texts)[0] == [[1.0] * 40]
-    for one in worker.pool("rewards", worker.WORKERS):
-        if one.process:
-            one.process.kill()
-            one.process.wait()
-    rewards_after, counters = grade(problems, texts)
-    assert rewards_after == [[1.0] * 40] and not counters["error"]
+    """Rewards come in the order of problems and completions, all counted."""
+    problems = [dict(verifier="countdown", answer=dict(RIGHT, target=n)) for n in (14, 20)]
+    texts = [[answer("2+3*4"), "none", answer("4")] * 40,
+             [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
+    for _ in range(2):
+        got, counters = grade(problems, texts)
+        assert got == [[1, 0, 0] * 40] * 2 and counters["unparsed_answer"] == 80
+        assert counters["timeout"] == counters["error"] == 0
+        for one in worker.pool("rewards", worker.WORKERS):
+            if one.process:
+                one.process.kill()
+                one.process.wait()
+    assert grade([], [])[0] == []
 
 
 def test_a_gold_that_is_nested_too_deep_is_an_error():

@@ -27,8 +27,6 @@ from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
 
-# ---------------------------------------------------------------------------- flags
-
 
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, named", [
@@ -273,9 +271,6 @@ def test_sketches_that_are_not_refused(row, monkeypatch):
     assert train.parse_args(["--loss", "mine"])[0].loss == "mine"
     assert torch.equal(before, torch.get_rng_state())
     assert "mine = " in losses.card("mine")
-
-
-# ---------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.parametrize("name", [
