@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,8 +205,6 @@ def test_facts_of_a_completion(rollout, page):
     assert first["right"] and first["reward"] == 0.25 and not fourth["right"]
 
 
-# ---------------------------------------------------------------------------- texts
-
 @pytest.mark.quick
 def test_texts_of_tokens_are_the_text(page, model):
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -258,8 +257,6 @@ def test_no_text_is_markup(page):
             "base-uri 'none'; form-action 'none'") in text
 
 
-# ---------------------------------------------------------------------------- said in words
-
 def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     rewards = torch.tensor(REWARDS)
     rewards[0, 0] = 0.5
@@ -279,7 +276,7 @@ def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
 
 # ---------------------------------------------------------------------------- in the browser
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # None stands for Playwright's own
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # before Playwright's own
 PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 OF_COMPLETIONS = '[...document.querySelectorAll(".completion")]'
@@ -294,12 +291,9 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with playwright.sync_playwright() as p:
-        try:
-            opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except playwright.Error as e:
-            if found or "Executable doesn't exist" not in str(e):
-                raise
+        if not (found or Path(p.chromium.executable_path).exists()):
             pytest.skip(f"no Chromium: neither {', '.join(CHROMIUMS)} nor Playwright's own")
+        opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
         opened.close()
 
