@@ -1,5 +1,5 @@
-"""Other machines: the set-up from the lock or from the bounds, and what runs without Linux. What
-macOS lacks is taken from Python (MACOS) and PATH (TOOLS); what it has in another way is unseen."""
+"""Other machines: the set-up from the lock or from the bounds, what runs without Linux, rounding.
+What macOS lacks is taken from Python (MACOS) and PATH (TOOLS); what it has otherwise is unseen."""
 
 import importlib.metadata
 import json
@@ -248,11 +248,10 @@ def test_a_run_its_resume_its_evaluation_and_its_figure(mac, base, tmp_path):
     out, size = tmp_path / "run", "--max_tokens 12 --max_prompt_tokens 32"
     run = (f"train --model {base} {size} --problems_per_rollout 4 --group_size 4 "
            f"--steps_per_rollout 2 --eval_every 1 --eval_problems 4 --eval_samples 2 --out {out}")
-    commands = (
-        f"{run} --rollouts 2", f"train --resume --rollouts 3 --out {out}",
-        f"eval --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
-        f"--out {tmp_path}/eval", f"analysis curves {out} --out {tmp_path}/curves.png",
-        f"{run} --check")  # it ends the process
+    commands = (f"{run} --rollouts 2", f"train --resume --rollouts 3 --out {out}",
+                f"eval --model {out}/checkpoints/rollout_000003 {size} --limit 8 --samples 2 "
+                f"--out {tmp_path}/eval", f"analysis curves {out} --out {tmp_path}/curves.png",
+                f"{run} --check")  # it ends the process
     done = mac("-c", "import platform, sys, eval, train\n"
                "from analysis import __main__ as analysis\n"
                "assert platform.system() == 'Darwin'\n"
@@ -301,3 +300,38 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     assert said[1] == str(verdict), done.stderr
     assert until(lambda: subprocess.run(["pgrep", "-f", marker]).returncode, 60)
     assert not list(tmp_path.glob("nanorlvr-*"))
+
+
+# tests/other_cpu: all that it replaces is off by rounding, the same for the same shapes, and sums
+# without rounding stay what they are
+ROUNDING = """
+import torch
+from other_cpu import KEPT
+
+def results(dtype):
+    torch.manual_seed(0)
+    x, y, z = (torch.randn(shape, dtype=dtype) for shape in ((3, 50, 60), (3, 60, 7), (3, 50, 7)))
+    q = x[None].requires_grad_()
+    attention = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    return [x[0] @ y[0], torch.addmm(z[0], x[0], y[0]), x @ y, torch.baddbmm(z, x, y), x.sum(-1),
+            x.mean(-1), x.softmax(-1), x.log_softmax(-1), x.exp(), attention,
+            *torch.autograd.grad(attention.sum(), q)]
+
+def all_results():
+    ones = torch.ones(9, 9)
+    assert (ones @ ones == 9).all() and ones.sum() == 81 and ones.sub(1).exp().equal(ones)
+    return results(torch.float32) + results(torch.float64)
+
+found, again = all_results(), all_results()
+KEPT.pop()._destroy()
+for i, (a, b, stock) in enumerate(zip(found, again, all_results(), strict=True)):
+    gap = (a - stock).abs().max() / stock.abs().max() / torch.finfo(a.dtype).eps
+    most = 100 if i % 11 == 10 else 10  # attention's gradient: up to 27 were seen
+    assert 0 < gap < most and a.equal(b), (i, gap)
+"""
+
+
+@pytest.mark.quick
+def test_another_cpu_rounds_otherwise():
+    done = python("-c", ROUNDING, env=dict(os.environ, PYTHONPATH=f"{ROOT}/tests/other_cpu"))
+    assert done.returncode == 0 and not done.stderr, done.stderr
