@@ -214,7 +214,6 @@ def test_a_model_that_cannot_sample_them_is_refused(flags, words, small, tmp_pat
 
 
 def own_file(path, n=2, answer="1", prompts=()):
-    """A benchmark of n problems."""
     return write_rows(path, [dict(prompt=prompt, answer=answer, verifier="math", id=i)
                         for i, prompt in enumerate(prompts or [f"{i}?" for i in range(n)])])
 

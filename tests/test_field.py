@@ -163,8 +163,7 @@ def test_the_kl_and_its_gradient(unbiased):
             if unbiased:
                 slope = rho(t) * (slope + k3)
                 k3 *= rho(t)
-            yield (-rho(t) * t["advantages"] + 0.3 * k3,
-                   -rho(t) * t["advantages"] + 0.3 * slope)
+            yield (-rho(t) * t["advantages"] + 0.3 * k3, -rho(t) * t["advantages"] + 0.3 * slope)
     same(NO_REWARD.bind(eps_low=1.0), reference, kl_coef=0.3, kl_unbiased=unbiased)
 
 

@@ -79,8 +79,7 @@ CONFIGURATIONS = {
     "feynrl/p3o sum/global tokens": ("p3o", {}),
     "feynrl/grpo .2/.2": (MEAN, {}),
     "feynrl/cispo .2/.2 (1-/1+)": "ours has no lower bound, as the papers",
-    "feynrl/dapo .2/.28": ("dapo", {}),
-}
+    "feynrl/dapo .2/.28": ("dapo", {})}
 
 
 def peers_tokens():
@@ -128,9 +127,7 @@ ADVANTAGES = {
     "formula centred (Dr.GRPO, prime-rl, tinker)": "dr_grpo",
     "upstream verl rloo": "rloo", "formula max_rl (r-mu)/mu": "maxrl",
     "formula FADE alpha=1 delta=1 (== centred)": (1, 1),
-    "formula FADE alpha=1.5 delta=.4": (1.5, 0.4),
-    "formula FADE alpha=3 delta=.3": (3, 0.3),
-}
+    "formula FADE alpha=1.5 delta=.4": (1.5, 0.4), "formula FADE alpha=3 delta=.3": (3, 0.3)}
 
 
 def fade_at(rewards, alpha, delta):
@@ -295,11 +292,8 @@ def test_losses_of_slices_add_up(name, flags):
 
 
 FIVE = dict(  # one completion: the probabilities of its tokens, and what else is known of them
-    pi=[0.1, 0.1, 0.5, 0.9, 1.0],
-    pi_old=[0.1, 0.05, 0.4, 0.9, 0.8],  # ratios 1, 2, 1.25, 1, 1.25
-    advantages=[1, 1, -1, -1, 1],
-    entropy=[0.1, 0.2, 0.3, 0.4, 0.5],
-)
+    pi=[0.1, 0.1, 0.5, 0.9, 1.0], advantages=[1, 1, -1, -1, 1], entropy=[0.1, 0.2, 0.3, 0.4, 0.5],
+    pi_old=[0.1, 0.05, 0.4, 0.9, 0.8])  # ratios 1, 2, 1.25, 1, 1.25
 
 
 def tokens_of(pi, pi_old, advantages):
@@ -575,8 +569,7 @@ def test_vespo_by_hand():
 
 
 def test_vespo_far_off_policy_is_zero():
-    tokens = tokens_of([[0.3, 0.4]] * 3, [[1e-40, 1.0], [1.0, 1e-40], [1.0, 1.0]],
-                       [[2], [-1], [0]])
+    tokens = tokens_of([[0.3, 0.4]] * 3, [[1e-40, 1.0], [1.0, 1e-40], [1.0, 1.0]], [[2], [-1], [0]])
     loss, _, metrics = outcome("vespo", tokens, 2)
     assert loss == 0 and metrics["clip_frac"].item() == pytest.approx(4 / 6)
 
@@ -616,8 +609,7 @@ def test_rows_of_two_frameworks_equal_a_plain_reference():
     def kept(i, t, low, high, kl):
         p, q, a = math.exp(old[i][t]), math.exp(new[i][t]), advantages[i][t]
         divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
-        return not ((q - p > high if a > 0 else p - q > low) or
-                    (q - p) * a > 0 and divergence > kl)
+        return not ((q - p > high if a > 0 else p - q > low) or (q - p) * a > 0 and divergence > kl)
 
     def dppo(*bounds):
         return [[-kept(i, t, *bounds) * math.exp(new[i][t] - old[i][t]) * a / count
@@ -729,8 +721,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "bottom_entropy": dict(PPO, entropy_share=0.8, eps_high=0.28),
     "p4o": {}, "dro": dict(dro_beta=0.05), "opd": PPO,
     "clip_cov": dict(cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, eps_high=0.2),
-    "kl_cov": dict(cov_share=2e-4, cov_kl=1.0),
-}
+    "kl_cov": dict(cov_share=2e-4, cov_kl=1.0)}
 
 
 def test_no_default_changes_unnoticed():

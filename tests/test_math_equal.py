@@ -12,11 +12,10 @@ from math_verify.errors import TimeoutException
 import rewards
 from conftest import BENCHMARKS, needs_benchmarks
 from graders import answers, math_equal, worker
-from graders.answers import last_boxed, number
+from graders.answers import number
 from graders.math_equal import readable
 from rewards import REWARDS, cell, entries, equal, final_answer, grade
 
-# GOLD: RIGHT | RIGHT ! WRONG | WRONG
 FORMS = [line for line in (Path(__file__).parent / "forms.txt").read_text("utf-8").splitlines()
          if not line.startswith("#")]
 
@@ -108,23 +107,20 @@ def test_labelled_pairs(monkeypatch):
     ("2</answer>", None), ("</answer><answer>", None), ("<answer>1</answer> \\boxed{2}", "2"),
     ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"), ("\\boxed{1}</think>5", None),
     ("\\boxed{1} and $x = \\boxed{2}$", "1, 2"), ("\\boxed{1}, \\boxed{2} or \\boxed{3}",
-     "1, 2, 3"),
-    ("\\boxed{2}, that is, \\boxed{3}", "3"), ("\\boxed{2}, \\boxed{2}", "2"),
+     "1, 2, 3"), ("\\boxed{2}, that is, \\boxed{3}", "3"), ("\\boxed{2}, \\boxed{2}", "2"),
     ("\\boxed 12.", "12"), ("\\fbox{7}", "7"), ("<Answer>7</ANSWER>", "7"),
     ("\\boxed{1} \\text{ and } \\boxed{2", "1"),
-    ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None)])
+    ("<think>a</think>\\boxed{1}<think>b", None), ("<think>a</think>\\boxed{1}</think> 5", None),
+    ("\\boxed{" * 2000, None)], ids=lambda text: str(text)[:50])
 def test_final_answer(completion, answer):
+    began = time.process_time()
     if answer is None:
         with pytest.raises(ValueError):
             final_answer(completion)
         assert REWARDS["math"](completion, "5") == 0
     else:
         assert final_answer(completion) == answer and REWARDS["math"](completion, answer) == 1
-
-
-def test_last_boxed_is_quick_on_many_open_braces():
-    began = time.process_time()
-    assert last_boxed("\\boxed{" * 2000) is None and time.process_time() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("answer, gold, reward", [

@@ -191,8 +191,7 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     def with_gradient(logprobs, entropy):
         model.zero_grad()
         (logprobs * weigh + entropy * weigh.flip(0)).mul(batch.mask).sum().backward()
-        return [logprobs.detach(), entropy.detach(),
-                *(p.grad.clone() for p in model.parameters())]
+        return [logprobs.detach(), entropy.detach(), *(p.grad.clone() for p in model.parameters())]
 
     def plain():
         rows = []

@@ -165,8 +165,6 @@ def test_run_all(tmp_path):
     assert before == (grpo / "metrics.jsonl").read_text()
     table = (tmp_path / "table.md").read_text()
     assert "| grpo | 2 | 1 |" in table and "| p3o | 2 | 1 |" in table
-    done = run_all("tests")
-    assert done.returncode == 2 and "tests" in done.stderr
 
 
 @pytest.mark.slow

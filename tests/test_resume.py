@@ -91,8 +91,7 @@ def test_a_lagging_policy_before_the_update_resumes_bit_for_bit(base, tmp_path):
     gap = (of_teacher - kept.batch.old_logprobs - kept.batch.teacher)[kept.batch.mask].abs()
     assert gap.max() < 1e-4 < (kept.batch.old_logprobs - kept.batch.sampler_logprobs).abs().max()
     # on the token page: an advantage for each token, and none of the completion's own
-    own, of_tokens = walked(kept, "opd", kept.batch.mask, copy.deepcopy(
-        kept.policy.state_dict()))
+    own, of_tokens = walked(kept, "opd", kept.batch.mask, copy.deepcopy(kept.policy.state_dict()))
     teacher = kept.batch.teacher[kept.batch.mask].numpy()
     assert of_tokens["advantage"][:, 0] == pytest.approx(teacher) and {*own["advantages"]} == {0}
     assert kept.follow("grpo").batch.teacher is None

@@ -311,8 +311,7 @@ def test_a_file_is_graded(tmp_path):
     for row, files, message in (
             (dict(completion="x", answer="5"), (path,), "line 1 has no field verifier"),
             (dict(completion="x", answer="5", verifier="maths"), (path,), "none of math, "),
-            ("[]", (path,), "line 1 is not"),
-            ("[" * 200_000, (path,), "recursion"),
+            ("[]", (path,), "line 1 is not"), ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
         done = graded([row], *files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -44,8 +44,7 @@ ROWS = {
     "math500": (dict(unique_id="a/b", problem="2+2?", answer="\\frac{1}{2}"), "\\frac{1}{2}"),
     "minerva": (dict(question="2+2?", answer="4.5e33"), "4.5e33"),
     "olympiad": (dict(id=1, question="2+2?", final_answer=["$4$"]), "$4$"),
-    "livecodebench": (LCB, dict(tests=TESTS + TESTS, fn_name=None)),
-}
+    "livecodebench": (LCB, dict(tests=TESTS + TESTS, fn_name=None))}
 
 
 def write(folder, name, *rows):
