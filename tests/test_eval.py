@@ -405,8 +405,7 @@ OTHER = dict(
 @pytest.mark.quick
 def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     args = eval.parse_args(["--out", str(tmp_path), "--samples", "1"])
-    # a new flag has to be among them
-    assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS
+    assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS  # a new flag is among them
     eval.claim(args, tmp_path)
     write_rows(tmp_path / "completions.jsonl", [dict(benchmark="own", id="0", completion="x")])
     for flag, value in OTHER.items():

@@ -1,11 +1,9 @@
-"""What only a GPU does, as far as a CPU can tell: an engine that sleeps, memory, a full GPU; and
-bench/gpu.py, gpu_vllm.py: each part runs in small on a CPU; a fault fails its case alone."""
+"""What only a GPU does, as far as a CPU can tell: an engine that sleeps, memory, a full GPU."""
 
 import dataclasses
 import inspect
 import os
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +11,13 @@ import torch
 
 import eval as evaluation
 import train
-from conftest import ROOT
 from engine import kernels, loading, parallel, sampler, vllm_settings
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler
 from engine.trainer import Trainer
 from harness.failures import RunFailed, room_for
-from helpers import needs_vllm, python, read_rows, refused, run
+from helpers import needs_vllm, refused, run
 from ranks import load
-
-sys.path.insert(0, str(ROOT / "bench"))
-import gpu  # noqa: E402
-import gpu_vllm  # noqa: E402
 
 
 class FakeEngine:
@@ -99,14 +92,14 @@ def fake_cuda(monkeypatch, **functions):
 
 def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatch):
     """torch counts 50 GB that vLLM has unmapped; the trainer goes from 10 GB to 25."""
-    card = dict(free=70e9, allocated=60e9, peak=0)
-    fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda: (card["free"], 80e9),
-              memory_allocated=lambda: card["allocated"], max_memory_allocated=lambda: card["peak"],
-              reset_peak_memory_stats=lambda: card.update(peak=card["allocated"]))
+    gpu = dict(free=70e9, allocated=60e9, peak=0)
+    fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
+              memory_allocated=lambda: gpu["allocated"], max_memory_allocated=lambda: gpu["peak"],
+              reset_peak_memory_stats=lambda: gpu.update(peak=gpu["allocated"]))
     monkeypatch.setattr(parallel, "UNCOUNTED", 0)
     parallel.watch_memory()
     assert parallel.peak_memory() == 10e9
-    card["peak"] = 75e9
+    gpu["peak"] = 75e9
     assert parallel.peak_memory() == 25e9
 
 
@@ -304,59 +297,3 @@ def test_torch_has_what_a_gpu_needs():
     assert "device" in inspect.signature(cuda.get_device_capability).parameters
     assert any("out_dtype" in str(s) for s in torch._C._jit_get_schemas_for_operator("aten::mm"))
     assert issubclass(torch.OutOfMemoryError, RuntimeError)
-
-
-@pytest.mark.parametrize("script", [gpu, pytest.param(gpu_vllm, marks=needs_vllm)],
-                         ids=["gpu", "gpu_vllm"])
-def test_every_part_is_rehearsed(script, tmp_path):
-    out = tmp_path / "out.jsonl"
-    done = python(script.__file__, "--rehearse", "--out", out)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    cases = read_rows(out)
-    assert {case["part"] for case in cases} == set(script.PARTS)
-    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + len(cases) and all(row.count("|") == 5 for row in rows)
-    assert sum(seconds for seconds, _ in script.PARTS.values()) < 540  # nine minutes on a GPU
-
-
-def test_without_a_gpu_it_is_a_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    with pytest.raises(SystemExit) as stop:
-        gpu.main("gpu.py", "", gpu.PARTS, "gpu.jsonl")
-    assert stop.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
-
-
-SCRIPT = """
-import sys, time
-sys.path.insert(0, "bench")
-import gpu
-gpu.on_gpu = lambda: True
-def cases():
-    yield "raises", lambda: 1 / 0
-    yield "is beyond", lambda: dict(gap=0.9, norm=2.0, limits=dict(gap=0.02))
-    yield "is nan", lambda: dict(gap=float("nan"), limits=dict(gap=0.02))
-    yield "is right", lambda: dict(gap=0.01, limits=dict(gap=0.02))
-def dies():
-    yield "before it", lambda: {}
-    sys.exit(3)
-def waits():
-    time.sleep(600)
-sys.exit(gpu.main(__file__, "", {"a": (4, waits), "b": (99, dies), "c": (99, cases)}, "out.jsonl"))
-"""
-
-
-def test_what_fails_is_reported_and_stops_no_other(tmp_path):
-    script, out = tmp_path / "script.py", tmp_path / "out.jsonl"
-    script.write_text(SCRIPT)
-    done = python(script, "--out", out)
-    found = {(case["part"], case["case"]): case for case in read_rows(out)}
-    assert {name: case["failed"] for name, case in found.items()} == {
-        ("a", "whole part"): "RuntimeError: stopped after 4 s", ("b", "before it"): "",
-        ("b", "whole part"): "RuntimeError: its process ended with code 3",
-        ("c", "raises"): "ZeroDivisionError: division by zero", ("c", "is right"): "",
-        ("c", "is beyond"): "not below the limit: gap", ("c", "whole part"): "",
-        ("c", "is nan"): "not below the limit: gap"}
-    assert "1 / 0" in found["c", "raises"]["error"]
-    assert found["c", "is beyond"]["figures"] == dict(gap=0.9, norm=2.0)
-    assert found["c", "is beyond"]["limits"] == dict(gap=0.02)
-    assert done.returncode == 1 and "\n5 cases failed" in done.stdout

@@ -119,8 +119,7 @@ def test_same_loss_and_gradient_as_the_peer(name):
     assert gradient.flatten().tolist() == pytest.approx(sum(expected["grad"], []), abs=1e-5)
 
 
-# the peer's name: our method, or FADE's alpha and delta. The others have another std or epsilon, or
-# no row here (PKPO)
+# the peer's name: our method, or FADE's alpha and delta. Others have another std, or no row here
 ADVANTAGES = {
     "upstream verl grpo": "grpo", "formula slime (unbiased, 1e-6)": "grpo",
     "upstream verl grpo norm_by_std=False": "dr_grpo",
