@@ -191,8 +191,7 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     def with_gradient(logprobs, entropy):
         model.zero_grad()
         (logprobs * weigh + entropy * weigh.flip(0)).mul(batch.mask).sum().backward()
-        return [logprobs.detach(), entropy.detach(),
-                *(p.grad.clone() for p in model.parameters())]
+        return [logprobs.detach(), entropy.detach(), *(p.grad.clone() for p in model.parameters())]
 
     def plain():
         rows = []
@@ -278,22 +277,6 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
     assert max(((x - y).abs().max() / x.abs().max()).item()
                for x, y in zip(exact, values, strict=True)) < 1e-5
     assert 0 < peak < 0.4 * most
-
-
-@pytest.mark.parametrize("budget, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
-    (18, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
-    (26, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
-    (17, 1, [[0], [2, 5], [1, 3, 4]]),
-    (14, 1, [[0], [2], [5, 1], [3, 4]]),
-    (99, 1, [[0, 2, 5, 1, 3, 4]]),
-    (99, 2, [[0, 2, 5], [1, 3, 4]]),
-    (18, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
-    (8, 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
-    (18, 4, [[0], [2], [5, 1], [3, 4]]),
-])
-def test_micro_batches_by_hand(budget, ranks, parts):
-    rows = batch_of(*([5] * n for n in (8, 4, 7, 1, 1, 6)))
-    assert policy.micro_batches(rows, budget, "padded", ranks) == parts
 
 
 def test_a_batch_by_hand():
