@@ -3,6 +3,7 @@ of plan.toml, what rule.py says of the claims of claims.toml, and the updates of
 
 import csv
 import json
+import re
 import statistics
 
 from analysis.figures import plt, save
@@ -145,7 +146,7 @@ def write_results():
     page = HERE.parent / "RESULTS.md"
     write(page, (HERE / "RESULTS.in.md").read_text().format(
         claims=claims_table(rows, gain), map=map_table(runs),
-        traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
+        traces=traces_table(rule.Runs({part for part in read_plan() if not re.search("pilot|gemma", part)} - {
             "averages"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base)))
