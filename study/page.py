@@ -146,8 +146,8 @@ def write_results():
     page = HERE.parent / "RESULTS.md"
     write(page, (HERE / "RESULTS.in.md").read_text().format(
         claims=claims_table(rows, gain), map=map_table(runs),
-        traces=traces_table(rule.Runs({part for part in read_plan() if not re.search("pilot|gemma", part)} - {
-            "averages"})),
+        traces=traces_table(rule.Runs(part for part in read_plan()
+                                      if not re.search("pilot|gemma|averages", part))),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base)))
     return [page, *(RESULTS / name for name in ("claims.csv", "map.png", "mechanism.png"))]
