@@ -289,6 +289,11 @@ def test_a_batch_by_hand():
     second = batch.to("cpu").rows([1])
     assert second.ids.tolist() == [[9, 2, 3, 0]] and second.advantages is None
     assert policy.make_batch([([7], [long, long]), ([8], [long])]).group.tolist() == [0, 0, 1]
+    batch.set_advantages(torch.tensor([[1.0], [2.0]]))
+    assert batch.advantages.tolist() == [[1, 1, 1], [2, 2, 2]]
+    batch.teacher = torch.tensor([[0.5, 0, 0], [0, -4, 0.25]])
+    batch.set_advantages(torch.tensor([[1.0], [2.0]]))
+    assert batch.advantages.tolist() == [[1.5, 1, 1], [2, -2, 2.25]]
 
 
 @pytest.mark.parametrize("together", [1, 6])

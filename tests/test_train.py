@@ -33,6 +33,8 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--advantage weigh_failures",  # which no row uses
      "--advantage 'weigh_failures' is none of raw, leave_one_out, zscore"),
     ("--objective nope", "nope"), ("--sampler other", "other"),
+    ("--loss opd", "from a teacher alone"),
+    ("--loss opd --teacher x --teacher_coef 0", "--teacher_coef not 0"),
     ("--los grpo", "--los"), ("--learning_rate 1", "--learning_rate"), ("--top_p 1", "--top_p"),
     ("--loss grpo --clip_alpha 3", "--clip_alpha is a flag of acpo; grpo has"),
     ("--loss reinforce --eps_low 0.1", "reinforce has none"),  # another method's
