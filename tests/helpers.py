@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def run_all(*args, **env):
     """BENCHMARKS is a list of names to study/full.sh, and a folder to the tests."""
     return subprocess.run(["./run_all.sh", *args], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, "BENCHMARKS": "", **env})
+
+
+def python(*command, cwd=ROOT, env=None):
+    """A script, or a command of this Python."""
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env=env, text=True,
+                          capture_output=True)
+
+
+def until(condition, seconds):
+    """Does a condition hold within so many seconds?"""
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
 
 
 def torchrun(ranks, *command, timeout=1800, check=True, **variables):

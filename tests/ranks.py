@@ -94,8 +94,7 @@ def run(model, name, option="plain"):
         for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
             metrics = trainer.step(minibatch)
             told.append({k: float(v) for k, v in metrics.items()})
-            told[-1].update(scale=trainer.scaler.get_scale(),
-                            steps=trainer.schedule.last_epoch)
+            told[-1].update(scale=trainer.scaler.get_scale(), steps=trainer.schedule.last_epoch)
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})
 
 

@@ -154,8 +154,7 @@ def test_the_band_of_one_seed_is_over_problems(tmp_path, drawn, errors):
 def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
     main(["curves", *map(str, folders[:2])])
     (panels, caption), = drawn
-    # seed 1 has 0.1 more after rollout 0
-    assert panels["held-out mean@n"] == {"a, 2 seeds": [
+    assert panels["held-out mean@n"] == {"a, 2 seeds": [  # seed 1 has 0.1 more after rollout 0
         (0, 0.05, 0.05, 0.05), *((r, *map(pytest.approx, (x + 0.05, x, x + 0.1)))
                                  for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}
     assert caption.startswith("mean over seeds") and "band: least and most" in caption

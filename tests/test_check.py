@@ -29,10 +29,6 @@ def failing(capsys, *flags):
     return failed
 
 
-def test_all_is_right_with_the_embedded_base(base, capsys):
-    assert failing(capsys) == []
-
-
 def test_rounding_in_16_bits_is_no_fault_of_the_method(base, capsys, monkeypatch):
     """The split is computed in float32, frozen layers beside adapters, too."""
     seen, own = [], check.gradient
@@ -47,10 +43,10 @@ def test_rounding_in_16_bits_is_no_fault_of_the_method(base, capsys, monkeypatch
     assert seen == [{torch.float32, "float32"}] * 4
 
 
-def test_no_folder_is_made_and_other_methods_can_be_checked(base, capsys, tmp_path, monkeypatch):
+def test_all_is_right_with_the_embedded_base_and_no_folder_is_made(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for loss in ("p3o", "ar_lopti", "passk"):
-        assert failing(capsys, "--loss", loss) == []
+    for flags in ([], ["--loss", "p3o"], ["--loss", "ar_lopti"], ["--loss", "passk"]):
+        assert failing(capsys, *flags) == []
     assert not list(tmp_path.iterdir())
 
 

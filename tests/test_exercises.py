@@ -102,8 +102,7 @@ SOLUTIONS = {
         lambda x, q: (q.softmax(0) * (q.log_softmax(0) - x.log_softmax(0))).sum(),
         lambda x, q: (x.log_softmax(0) - q.log_softmax(0)).mean()),
     "policy_gradient": (
-        ascent, lambda x, q: -ascent(x, q), lambda x, q: x.softmax(0) * advantage(x, q)),
-}
+        ascent, lambda x, q: -ascent(x, q), lambda x, q: x.softmax(0) * advantage(x, q))}
 
 
 def found(name, solution):

@@ -163,8 +163,7 @@ def test_the_kl_and_its_gradient(unbiased):
             if unbiased:
                 slope = rho(t) * (slope + k3)
                 k3 *= rho(t)
-            yield (-rho(t) * t["advantages"] + 0.3 * k3,
-                   -rho(t) * t["advantages"] + 0.3 * slope)
+            yield (-rho(t) * t["advantages"] + 0.3 * k3, -rho(t) * t["advantages"] + 0.3 * slope)
     same(NO_REWARD.bind(eps_low=1.0), reference, kl_coef=0.3, kl_unbiased=unbiased)
 
 
@@ -312,6 +311,12 @@ def test_a_collapse_is_said(change, kind, words):
     found = log.warnings({**RECORD, **change}, first, log.held_out(first), torch.ones(1), {},
                          "float32")
     assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
+
+
+def test_a_model_that_does_not_end_is_said():
+    first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51}
+    found = log.warnings(first, first, log.held_out(first), torch.ones(1), {}, "float32")
+    assert list(found) == ["cut off"] and "--stop TEXT" in found["cut off"]
 
 
 def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_path, capsys):

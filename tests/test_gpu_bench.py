@@ -1,12 +1,11 @@
 """bench/gpu.py, gpu_vllm.py: each part runs in small on a CPU; a fault fails its case alone."""
 
-import subprocess
 import sys
 
 import pytest
 
 from conftest import ROOT
-from helpers import needs_vllm, read_rows
+from helpers import needs_vllm, python, read_rows
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
@@ -17,8 +16,7 @@ import gpu_vllm  # noqa: E402
                          ids=["gpu", "gpu_vllm"])
 def test_every_part_is_rehearsed(script, tmp_path):
     out = tmp_path / "out.jsonl"
-    done = subprocess.run([sys.executable, script.__file__, "--rehearse", "--out", out], cwd=ROOT,
-                          capture_output=True, text=True)
+    done = python(script.__file__, "--rehearse", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     cases = read_rows(out)
     assert {case["part"] for case in cases} == set(script.PARTS)
@@ -56,8 +54,7 @@ sys.exit(gpu.main(__file__, "", {"a": (4, waits), "b": (99, dies), "c": (99, cas
 def test_what_fails_is_reported_and_stops_no_other(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "out.jsonl"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script, "--out", out], cwd=ROOT, capture_output=True,
-                          text=True)
+    done = python(script, "--out", out)
     found = {(case["part"], case["case"]): case for case in read_rows(out)}
     assert {name: case["failed"] for name, case in found.items()} == {
         ("a", "whole part"): "RuntimeError: stopped after 4 s", ("b", "before it"): "",

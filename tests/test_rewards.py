@@ -13,6 +13,7 @@ import pytest
 import rewards
 from conftest import ROOT
 from graders import Unparsed, UnparsedGold, sandbox, worker
+from helpers import python, until
 from rewards import REWARDS, arithmetic, grade
 
 PUZZLE, RIGHT = dict(nums=[3, 5, 7, 7], target=24), dict(nums=[2, 3, 4], target=14)
@@ -62,8 +63,7 @@ def test_values_are_exact():
     ("1" + "+1" * 99 + " ", 100), ("1" + "+1" * 99 + "  ", None),  # 200 characters, and 201
     ("2*-3", -6), ("-(2+3)*2", -10), ("--2", 2), ("2-(3-4)", 3), ("8/(4/2)", 4), ("2+3*4/6-1", 3),
     ("12", 12), ("1 2", None), ("(2", None), ("(2 3", None), ("2)", None), ("1/(2-2)", None),
-    ("0/2", 0), ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9),
-])
+    ("0/2", 0), ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9)])
 def test_expressions(text, value):
     if value is None:
         with pytest.raises(Unparsed):
@@ -73,28 +73,32 @@ def test_expressions(text, value):
 
 
 @pytest.mark.parametrize("kind, gold, good", [
-    ("countdown", RIGHT, 1), ("countdown", dict(nums=[0, 3], target=3), 1),
+    ("countdown", RIGHT, 1), ("countdown", dict(nums=[0, 3], target=-3), 1),
     ("countdown", dict(nums=[], target=3), 0), ("countdown", dict(nums=[3], target=3.0), 0),
-    ("countdown", dict(nums=[], target=3.0), 0),
+    ("countdown", dict(nums=[], target=3.0), 0), ("countdown", dict(nums=["3"], target=8), 0),
+    ("countdown", dict(nums=[3, -1], target=2), 0),
     ("table", ["a", 2], 1), ("table", [], 0), ("table", "a", 0), ("table", ["<think>"], 0),
     ("table", ["\\boxed{5}"], 0), ("table", {"a": 1}, 0), ("table", None, 0),
     ("code", dict(tests=[dict(input="", output="")]), 1), ("code", dict(tests=[]), 0),
     ("code", dict(tests=[dict(input="", output=3)]), 0),
     ("code", dict(tests=[dict(input=3, output="")]), 0),
     ("code", dict(tests=[dict(input="", output=""), dict(input=3, output=3)]), 0),
-    ("code", dict(tests=[dict(input="[1]\n2", output="2")], fn_name="f"), 1),
-    ("math", "5", 1), ("math", "\\frac{1}{2", 0), ("math", float("nan"), 0),
-    ("math", float("inf"), 0), ("countdown", dict(nums=[3, -1], target=2), 0),
-])
+    ("code", dict(tests=[dict(input="[1]\n\n2", output="[null]")], fn_name="f"), 1),
+    ("code", dict(tests=[dict(input="1", output="2")], fn_name=1), 0),
+    ("math", "5", 1), ("math", 4, 1), ("math", 0.5, 1), ("math", "\\frac{1}{2", 0),
+    ("math", ["4"], 0), ("math", True, 0), ("math", None, 0),
+    *(("math", float(x), 0) for x in ("nan", "inf", "-inf"))])
 def test_which_golds_can_be_graded(kind, gold, good):
     assert REWARDS[kind].gold_ok(gold) is bool(good)
 
 
 @pytest.mark.parametrize("kind, gold, why", [
-    ("table", [float("nan")], "not JSON compliant"),
-    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), "Expecting ',' delimiter")])
-def test_a_gold_that_is_no_json_is_an_error(kind, gold, why):
-    with pytest.raises(ValueError, match=why):
+    ("table", [float("nan")], "not JSON compliant"), ("countdown", "8", "must be integers"),
+    ("countdown", dict(nums=[3, 5]), "target"), ("code", "print(1)", "no attribute"),
+    ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), "Expecting ',' delimiter"),
+    ("code", dict(tests=[dict(input="1", output="x = 2")], fn_name="f"), "Expecting value")])
+def test_a_gold_of_another_form_can_be_an_error(kind, gold, why):
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError), match=why):
         REWARDS[kind].gold_ok(gold)
 
 
@@ -108,8 +112,7 @@ def test_a_gold_that_is_no_json_is_an_error(kind, gold, why):
         ("python", ""), ("Python3 solve.py", "text"), ("", "cpp"), ("py", "bash"))),
     ("```cpp\nx\n```\n```sh\ny\n```", "y\n"), ("```\nx\n```\n```\ny\n```", "y\n"),
     ("<think>\n```\nx\n```\n</think>\n```\ny\n```", "y\n"), ("<think>\n```\nx\n```", None),
-    ("```\nx\n```\n</think>\nnone", None), ("```\nx\n```\n</think>\n```\ny", None),
-])
+    ("```\nx\n```\n</think>\nnone", None), ("```\nx\n```\n</think>\n```\ny", None)])
 @pytest.mark.parametrize("names", [{}, dict(fn_name="f")])
 def test_the_program_of_a_completion(completion, program, names, monkeypatch):
     seen = []
@@ -189,17 +192,6 @@ def test_an_exception_in_a_package_is_placed_where_it_was_called():
     assert detail.endswith(f"({broken.__code__.co_filename}, line {line})")
 
 
-def test_grade_keeps_the_order_and_counts():
-    problems = [dict(verifier="countdown", answer=RIGHT),
-        dict(verifier="countdown", answer=dict(RIGHT, target=20))]
-    texts = [[answer("2+3*4"), "none", answer("4")] * 40,
-        [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
-    got, counters = grade(problems, texts)
-    assert got == [[1, 0, 0] * 40, [1, 0, 0] * 40]
-    assert counters["unparsed_answer"] == 80 and counters["timeout"] == counters["error"] == 0
-    assert grade([], [])[0] == []
-
-
 OWN = """
 import os, signal, threading, time
 from rewards import REWARDS, call
@@ -267,7 +259,7 @@ def test_an_unknown_verifier_is_an_error():
 def test_the_verifiers_load_without_sympy():
     script = ("import sys, rewards; "
               "sys.exit(bool({'sympy', 'math_verify', 'torch', 'numpy'} & set(sys.modules)))")
-    assert not subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode
+    assert not python("-c", script).returncode
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
@@ -278,15 +270,19 @@ def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
 
 
 def test_workers_that_died_between_two_rollouts_are_replaced():
-    problems = [dict(verifier="countdown", answer=RIGHT)]
-    texts = [[answer("2+3*4")] * 40]
-    assert grade(problems, texts)[0] == [[1.0] * 40]
-    for one in worker.pool("rewards", worker.WORKERS):
-        if one.process:
-            one.process.kill()
-            one.process.wait()
-    rewards_after, counters = grade(problems, texts)
-    assert rewards_after == [[1.0] * 40] and not counters["error"]
+    """Rewards come in the order of problems and completions, all counted."""
+    problems = [dict(verifier="countdown", answer=dict(RIGHT, target=n)) for n in (14, 20)]
+    texts = [[answer("2+3*4"), "none", answer("4")] * 40,
+             [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
+    for _ in range(2):
+        got, counters = grade(problems, texts)
+        assert got == [[1, 0, 0] * 40] * 2 and counters["unparsed_answer"] == 80
+        assert counters["timeout"] == counters["error"] == 0
+        for one in worker.pool("rewards", worker.WORKERS):
+            if one.process:
+                one.process.kill()
+                one.process.wait()
+    assert grade([], [])[0] == []
 
 
 def test_a_gold_that_is_nested_too_deep_is_an_error():
@@ -308,30 +304,17 @@ def test_a_file_is_graded(tmp_path):
         path.write_text("".join(
             (row if isinstance(row, str) else json.dumps(dict(row, prompt="?"))) + "\n"
             for row in rows))
-        return subprocess.run([sys.executable, "examples/own_file.py", *map(str, files)], cwd=ROOT,
-            capture_output=True, text=True)
+        return python("examples/own_file.py", *files)
     done = graded(rows, path)
     assert done.stdout.splitlines() == ["problems: 5", "right: 2", "wrong: 1", "unparsed_answer: 1"]
     assert ", line 4 (id 3) is left out" in done.stderr and done.stderr.count("\n") == 1
     for row, files, message in (
             (dict(completion="x", answer="5"), (path,), "line 1 has no field verifier"),
             (dict(completion="x", answer="5", verifier="maths"), (path,), "none of math, "),
-            ("[]", (path,), "line 1 is not"),
-            ("[" * 200_000, (path,), "recursion"),
+            ("[]", (path,), "line 1 is not"), ("[" * 200_000, (path,), "recursion"),
             ({}, (tmp_path / "none.jsonl",), "No such file")):
         done = graded([row], *files)
         assert done.returncode and message in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.skipif(sandbox.obstacle() is not None, reason=f"{sandbox.obstacle()}")
-@pytest.mark.parametrize("completion, reward", [
-    ("so\n```python\nprint(int(input())*2)\n```\nas said", 1),
-    ("```python\nprint(int(input())*2)\n```\nor\n```python\nprint(1)\n```", 0), ("```\n```", 0)])
-def test_programs(completion, reward):
-    problem = dict(verifier="code", answer=dict(tests=[dict(input="3\n", output="6\n")],
-        fn_name=None))
-    assert grade([problem], [[completion]])[0] == [[reward]]
-    assert REWARDS["code"](completion, problem["answer"]) == reward
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, see test_portable.py")
@@ -357,10 +340,7 @@ def test_a_worker_that_hangs_dies_with_its_parent(tmp_path):
     assert lives()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while lives() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not lives()
+    assert until(lambda: not lives(), 60)
 
 
 def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers, capfd):

@@ -15,6 +15,7 @@ import rewards
 from conftest import ROOT
 from graders import sandbox, worker
 from graders.sandbox import lines_equal, run_tests
+from helpers import until
 
 pytestmark = pytest.mark.skipif(
     sandbox.obstacle() is not None, reason=f"nothing isolates programs: {sandbox.obstacle()}")
@@ -54,7 +55,7 @@ def F(name, ok, code, tests=FN, fn_name="f"):  # a function
 
 CASES = [
     # right, several styles
-    S("plain", 1, "ANSWER"),
+    S("the main module", 1, "import __main__\nx = 2\nprint(int(input()) * __main__.x)"),
     S("main guard", 1, "def main():\n    ANSWER\nif __name__=='__main__':\n    main()"),
     S("removes its folder", 1, "import os, shutil\nANSWER\n"
       "shutil.rmtree(os.getcwd(), ignore_errors=True)"),
@@ -207,16 +208,7 @@ CASES = [
       "t=threading.Thread(target=print,args=(int(input())*2,))\nt.start();t.join()\n"
       "subprocess.run([sys.executable,'-c','pass'],check=True)"),
     S("quits by recursion", 0, "def f(): f()\nf()"),
-    S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)")
-]
-
-
-def until(condition, seconds):
-    """Does a condition hold within so many seconds?"""
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds
+    S("segmentation fault", 0, "import ctypes\nctypes.string_at(0)")]
 
 
 def nothing_is_left():
@@ -275,14 +267,11 @@ def test_an_environment_behind_links(tmp_path):
     assert done.stdout == "True None\n", done.stderr
 
 
-def test_nothing_is_run_without_the_file_system(monkeypatch, capsys):
+def test_nothing_is_run_without_the_file_system(monkeypatch):
     monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     with pytest.raises(PermissionError, match="mount.*No such file or directory"):
         run_tests("print(6)", IO[:1])
-    monkeypatch.setenv("NANORLVR_ALLOW_UNSAFE_CODE", "1")  # which prepare sets
-    sandbox.announce([dict(verifier="code")], True)
-    assert capsys.readouterr().out == "isolation: none, rlimits alone\n"
 
 
 def test_a_fork_bomb_costs_no_other_program_its_reward():
@@ -373,10 +362,6 @@ def test_the_time_of_a_function_is_for_each_call():
     assert run_tests(code, FN * 4, "f", timeout=1)  # of 2.4 seconds in all
 
 
-def test_the_solution_is_the_main_module():
-    assert run_tests("import __main__\nx = 2\nprint(int(input()) * __main__.x)", IO)
-
-
 def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
     with pytest.raises(ValueError, match="without a test"):
         run_tests("print(6)", [])
@@ -423,10 +408,8 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
 
 @pytest.mark.parametrize("system, tool, why", [
     ("Darwin", "/bin/x", "takes Linux, and this is Darwin"),
-    ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"),
-    ("Linux", None, "util-linux"),
-    ("Linux", "/bin/x", "the kernel does not let this user: the sandbox did not start"),
-])
+    ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"), ("Linux", None, "util-linux"),
+    ("Linux", "/bin/x", "the kernel does not let this user: the sandbox did not start")])
 def test_a_refusal_says_why_and_what_the_flag_would_do(system, tool, why, monkeypatch):
     monkeypatch.setattr(sandbox.platform, "system", lambda: system)
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: tool)

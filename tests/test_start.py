@@ -73,8 +73,7 @@ def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, t
     ({"settings": {"learning_rate": 1}}, "learning_rate = 1"),
     ({"settings": {"lr": "high"}}, "recipe.json: argument --lr: invalid float value: 'high'"),
     ({"settings": {"loss": "fade"}}, "loss = 'fade'"),  # the row is chosen before
-    ({"settings": {"seed": 3}}, "seed = 3"),
-    ({"lr": 1}, "recipe.json is not")])
+    ({"settings": {"seed": 3}}, "seed = 3"), ({"lr": 1}, "recipe.json is not")])
 def test_a_recipe_that_holds_no_settings_is_refused(recipe, named, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
@@ -90,12 +89,21 @@ def test_help_shows_the_defaults_that_are_in_force_and_not_what_is_given(capsys)
     assert "--eps_high X (0.28)" in text and "--ratio_max" not in text  # the method's alone
 
 
-def test_a_bool_is_a_switch_and_can_be_switched_off():
+def test_a_bool_is_a_switch_and_can_be_switched_off(kept_run, capsys):
+    """Also one of a row, and one that a run to be resumed has."""
     assert train.parse_args(["--mask_truncated"])[0].mask_truncated is True
     args, _ = train.parse_args(["--mask_truncated", "--no-mask_truncated"])
     assert args.mask_truncated is False
-    for flags, value in ([], True), (["--no-ess_cap"], False):  # also one of a row
+    for flags, value in ([], True), (["--no-ess_cap"], False):
         assert train.parse_args(["--loss", "p3o", *flags])[1].flags["ess_cap"] is value
+    out = ["--out", str(kept_run), "--resume"]
+    assert train.parse_args(out)[0].save_rollouts is True
+    args, _ = train.parse_args([*out, "--no-save_rollouts"])
+    assert args.save_rollouts is False and args.origin["lr"] == "the run's config.json"
+    assert "rollouts in all (1)" in help_of(capsys, *out)
+    parser = Parser("x")  # its config.json has it as off, where the default is on
+    parser.flag("soft", True, "a switch that is on")
+    assert parser.merge({}, ("config.json", dict(soft=False))).soft is False
 
 
 def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, capsys):
@@ -110,18 +118,6 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert "resuming, but --eval_problems was 4 and is now 3" in said
     assert [("eval/countdown/mean@2" in r) for r in read_rows(tmp_path / "run")] == [
         True, True, True, False, True]
-
-
-def test_a_switch_that_a_run_had_is_kept_and_can_be_switched_off(kept_run, capsys):
-    """Also one that its config.json has as off, where the default is on."""
-    out = ["--out", str(kept_run), "--resume"]
-    assert train.parse_args(out)[0].save_rollouts is True
-    args, _ = train.parse_args([*out, "--no-save_rollouts"])
-    assert args.save_rollouts is False and args.origin["lr"] == "the run's config.json"
-    assert "rollouts in all (1)" in help_of(capsys, *out)
-    parser = Parser("x")
-    parser.flag("soft", True, "a switch that is on")
-    assert parser.merge({}, ("config.json", dict(soft=False))).soft is False
 
 
 def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, monkeypatch, capsys):
@@ -157,14 +153,6 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
     assert said.count("WARNING") == 1 and "rollout 1: every advantage is 0" in said
     for words in ("1,2,", "<answer>", "'123454321'", "math: reward 0"):
         assert words in said.split("WARNING")[1]
-
-
-def test_a_model_that_does_not_end_is_said_once(base, tmp_path, capsys):
-    """No puzzle is answered in 6 tokens."""
-    run(base, tmp_path / "run", "--max_tokens", "6", "--eval_every", "0", "--loss", "reinforce")
-    said = capsys.readouterr().out
-    assert said.count("100% of the completions are cut off at max_tokens") == 1
-    assert said.count("cut 1.000") == 2 and "--stop TEXT" in said
 
 
 @pytest.mark.parametrize("flags, warned", [

@@ -78,8 +78,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     (["fade", "--lr", "1"], "--lr is no flag for all runs alike; the sweep has --rates"),
     (["fade", "--seeds", "1"], "--seeds"),
     (["fade", "--rates", "1,x"], "--lr: invalid float value: 'x'"),
-    (["fade --alpha 2"], "--alpha is a flag of power"), (["fad"], "did you mean fade?"),
-])
+    (["fade --alpha 2"], "--alpha is a flag of power"), (["fad"], "did you mean fade?")])
 def test_bad_flags_are_one_sentence_before_any_run(flags, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep.main([*flags, "--out", str(tmp_path)])

@@ -8,8 +8,8 @@ import json
 import math
 import re
 import shutil
-import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
 from harness.checkpoint import save_rollout
 from harness.flags import flags_of
-from helpers import refused
+from helpers import refused, until
 from losses import measure
 from study.quantities import signed_gradient
 
@@ -205,8 +205,6 @@ def test_facts_of_a_completion(rollout, page):
     assert first["right"] and first["reward"] == 0.25 and not fourth["right"]
 
 
-# ---------------------------------------------------------------------------- texts
-
 @pytest.mark.quick
 def test_texts_of_tokens_are_the_text(page, model):
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -259,8 +257,6 @@ def test_no_text_is_markup(page):
             "base-uri 'none'; form-action 'none'") in text
 
 
-# ---------------------------------------------------------------------------- said in words
-
 def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     rewards = torch.tensor(REWARDS)
     rewards[0, 0] = 0.5
@@ -280,7 +276,7 @@ def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
 
 # ---------------------------------------------------------------------------- in the browser
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # None stands for Playwright's own
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # before Playwright's own
 PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 OF_COMPLETIONS = '[...document.querySelectorAll(".completion")]'
@@ -295,27 +291,20 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with playwright.sync_playwright() as p:
-        try:
-            opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except playwright.Error as e:
-            if found or "Executable doesn't exist" not in str(e):
-                raise
+        if not (found or Path(p.chromium.executable_path).exists()):
             pytest.skip(f"no Chromium: neither {', '.join(CHROMIUMS)} nor Playwright's own")
+        opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
         opened.close()
 
 
-def until(tab, expression):
-    """Waits until the expression holds. (Playwright's own waiting takes eval, which the page's
-    policy forbids.)"""
-    end = time.monotonic() + 20
-    while not tab.evaluate(expression):
-        assert time.monotonic() < end, expression
-        time.sleep(0.02)
+def holds(tab, expression):
+    """Waits for it. (Playwright's own waiting takes eval, which the page's policy forbids.)"""
+    assert until(lambda: tab.evaluate(expression), 20), expression
 
 
-def until_begins(tab, element, text):
-    until(tab, f"document.getElementById('{element}').textContent.startsWith('{text}')")
+def begins(tab, element, text):
+    holds(tab, f"document.getElementById('{element}').textContent.startsWith('{text}')")
 
 
 @pytest.fixture
@@ -329,7 +318,7 @@ def visit(browser):
         tab.on("pageerror", lambda error: seen.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(file.as_uri())
-        until(tab, PAINTED)
+        holds(tab, PAINTED)
         opened.append((tab, file))
         return tab
     yield go
@@ -357,7 +346,7 @@ def colour_of(quantity, stops, x):
 def at_step(tab, step):
     tab.evaluate("""step => { const slider = document.getElementById("step");
         slider.value = step; slider.dispatchEvent(new Event("input")); }""", step)
-    until_begins(tab, "of", f"{step} of")
+    begins(tab, "of", f"{step} of")
 
 
 def panel(tab):
@@ -425,7 +414,7 @@ def test_keys(visit, page):
                                ("m", "method-text", "acpo"), ("n", "prompt", "second"),
                                ("p", "prompt", "<b>")):
         tab.keyboard.press(key)
-        until_begins(tab, element, text)
+        begins(tab, element, text)
     assert panel(tab) == {}  # it begins anew with another problem
     tab.keyboard.press("4")
     assert tab.locator("#quantity option:checked").inner_text() == "ratio"
@@ -456,7 +445,7 @@ def test_filters_and_the_completions_of_a_step(visit, page):
     assert there("right", "all") == [0, 3] and there("all", "truncated") == []
     assert there("all", "ended") == [0, 1, 2, 3] and there("wrong", "all") == [1, 2]
     tab.locator("#problem").select_option(index=1)  # they stay with another problem
-    until_begins(tab, "prompt", "second")
+    begins(tab, "prompt", "second")
     assert there("wrong", "all") == [0, 2, 3] and there("wrong", "truncated") == [3]
 
 
@@ -468,7 +457,7 @@ def test_texts_are_data(visit, page):
                      "2+2=4↵⇥\t◌◌⟨U+2028⟩!<eos>"]
     assert tab.evaluate("document.querySelectorAll('.tokens img, .tokens script').length") == 0
     tab.locator("#problem").select_option(index=1)
-    until_begins(tab, "prompt", "second")
+    begins(tab, "prompt", "second")
     line = tab.evaluate('document.querySelector(".tokens").textContent')
     assert line.startswith("caf◌é ◌ש◌ל") and "⟨U+202E⟩abc" in line
     boxes = [tab.locator(TOKEN.format(1, k)).bounding_box() for k in range(7, 15)]
@@ -483,10 +472,10 @@ def test_tokens_far_from_the_screen_are_painted_when_one_comes_to_them(visit, mo
     is_of_now = "shown.spans.at(-1).style.backgroundColor === lookOf(4 * 3001 - 1).background"
     for step in (4, 0):
         tab.locator(TOKEN.format(1, 1)).scroll_into_view_if_needed()
-        until(tab, "!shown.sections[3].near")
+        holds(tab, "!shown.sections[3].near")
         at_step(tab, step)
         assert not tab.evaluate(is_of_now)
         tab.locator(TOKEN.format(4, 3001)).scroll_into_view_if_needed()
-        until(tab, is_of_now)
+        holds(tab, is_of_now)
     tab.set_viewport_size(dict(width=360, height=700))  # there is no space in them to break at
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

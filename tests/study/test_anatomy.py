@@ -18,12 +18,10 @@ def test_subsets_of_tokens_add_up_to_the_gradient(kept):
     subsets = result["subsets"]
     assert subsets["full"]["norm"] == pytest.approx(1) and subsets["full"]["angle"] < 1e-3
     assert sum(subsets[name]["tokens"] for name in anatomy.PARTS) == pytest.approx(1)
-    # at 1e-3, something is clipped
-    assert subsets["no clip"]["norm"] != subsets["full"]["norm"]
+    assert subsets["no clip"]["norm"] != subsets["full"]["norm"]  # at 1e-3, something is clipped
     one_step = subsets[anatomy.ONE_STEP]
     assert one_step["norm"] > 0.1 and one_step["angle"] > 1
-    # which would add to the next step of a walk
-    assert all(p.grad is None for p in kept.policy.parameters())
+    assert all(p.grad is None for p in kept.policy.parameters())  # else a walk's next step has them
 
 
 def test_anatomy_of_a_rollout(kept, kept_run):

@@ -40,8 +40,7 @@ def test_g_is_counted_in_the_direction_that_it_has_over_all_rollouts():
     noise = [0.05, -0.06, 0.04, -0.05, 0.06, -0.07, 0.03, -0.16]
     for rollout, low in zip(rollouts, noise, strict=True):
         rollout["near"]["16"] = [low, -0.1]
-    gap = mechanism.interval_of(mechanism.columns(rollouts),
-                                "|G_L| 16 of 16 - |G_H| 16 of 16")
+    gap = mechanism.interval_of(mechanism.columns(rollouts), "|G_L| 16 of 16 - |G_H| 16 of 16")
     assert gap.mean == pytest.approx(0.02 - 0.1) and gap.n == 8
 
 

@@ -59,8 +59,7 @@ def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
 def test_the_sides_of_remark_1():
     """Low: 0.89 * 1 and 0.89 * -1; 0.81 * 3, clipped, and 0.81 * 1. High: one token, 0.1 * -2."""
     tokens = some_tokens([[0.11, 0.11, 0.19], [0.19, 0.9, None]],
-                         [[1.0, 1.0, 1.5], [1.0, 1.0, None]],
-                         [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
+                         [[1.0, 1.0, 1.5], [1.0, 1.0, None]], [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
     assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
 
 
