@@ -9,7 +9,7 @@
 #                        those of study/runs.py: grid map --jobs 8
 # ./run_all.sh full      the papers' settings on a real model (study/full.sh):
 #                        MODEL=Qwen/Qwen2.5-3B-Instruct DATA=countdown34 ./run_all.sh full
-# ./run_all.sh gemma     a real model on a CPU, Gemma 3 270M, in 25 minutes (docs/real_model.md)
+# ./run_all.sh gemma     a real model on a CPU, Gemma 3 270M, in 20 minutes (docs/real_model.md)
 # ./run_all.sh results   RESULTS.md and its figures again, from study/results/
 # The same command again continues an interrupted run, and skips finished ones; one of another
 # losses.py, verifier or problems is refused, unless EXTRA has --force, too.
