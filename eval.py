@@ -9,7 +9,6 @@ same problems, and loads no model if evals/qwen is complete. A command that was 
 when it is started again.
 """
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -29,7 +28,7 @@ from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, follow_shots
 from harness.log import versions
-from harness.model import check_positions, read_tokenizer, values
+from harness.model import read_tokenizer, values
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade
@@ -45,7 +44,7 @@ refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
-    flag("benchmarks", "countdown", f"{', '.join(data.names())}, or files.jsonl of "
+    flag("benchmarks", "countdown", f"{', '.join(data.NAMES)}, or files.jsonl of "
          "{prompt, answer, verifier} rows, with commas between")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
     flag("limit", 0, "only the first problems of each benchmark; 0 is all of them")
@@ -66,7 +65,7 @@ def add_flags(flag):
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
-    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
+    parser.add_argument("-h", "--help", action="store_true",
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
     with failures.refusing("eval.py"):
@@ -115,9 +114,9 @@ def load_benchmarks(args):
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
     with failures.refusing("eval.py"):
-        tokenizer, eos, positions, lengths = read_tokenizer(args.model, problems, args.template,
-                                                            args.template_kwargs)
-        check_positions(args, positions)
+        tokenizer, eos, lengths = read_tokenizer(
+            args.model, problems, args.template, args.template_kwargs,
+            args.max_prompt_tokens + args.max_tokens)
     if (longest := max(lengths)) > args.max_prompt_tokens:
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "

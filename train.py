@@ -203,7 +203,6 @@ def main(argv=None):
                 with run.timed("eval"):
                     metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, examples)
-            run.check_graders(metrics)
             run.save()
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)

@@ -1,17 +1,12 @@
 """The figures: numbers in, a file out. The other modules make the numbers."""
 
-import io
-from pathlib import Path
+import matplotlib.pyplot as plt
+from matplotlib.scale import LogScale
 
-import matplotlib
+from analysis.runs import over
+from harness.files import writing
 
-matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend first: there may be no screen)
-from matplotlib.scale import LogScale  # noqa: E402
-
-from analysis.runs import over  # noqa: E402
-from harness.files import write  # noqa: E402
-
+plt.switch_backend("agg")  # there may be no screen
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
                      "savefig.dpi": 150, "figure.constrained_layout.use": True})
 
@@ -34,9 +29,9 @@ OF_PASSK = f"mean over seeds, band: 95% bootstrap interval; of one seed, {ERRORS
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
-    buffer, out = io.BytesIO(), Path(out)
-    figure.savefig(buffer, format=out.suffix[1:] or "png")
-    write(out, buffer.getvalue())
+    aside = out.with_name(f".{out.name}")
+    with writing(out, aside):
+        figure.savefig(aside, format=out.suffix[1:] or "png")
     plt.close(figure)
 
 

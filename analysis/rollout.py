@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from data import hub
 from engine import parallel
 from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
@@ -61,10 +62,6 @@ class Kept:
         return batch.tokens(*compute_logprobs(self.policy, batch))
 
 
-def first_line(error):
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def open_rollout(path, model=None):
     """The rollout of a file, and a model, by default the one that its run began with. -> Kept
 
@@ -80,7 +77,7 @@ def open_rollout(path, model=None):
                     coefficients={name: flags.get(name) for name in COEFFICIENTS})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
-                         f"({type(e).__name__}: {first_line(e)})") from None
+                         f"({type(e).__name__}: {hub.reason(e)})") from None
     if flags["lora_rank"]:
         raise ValueError("its run trained adapters (--lora_rank), which a rollout does not keep")
     model, places = model or flags["model"], torch.arange(batch.mask.shape[1]).to(batch.mask.device)
@@ -91,7 +88,7 @@ def open_rollout(path, model=None):
             temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
             **{name: flags[name] for name in ("dtype", "head_dtype", "share_prompts")})
     except (OSError, LookupError, RuntimeError, ValueError) as e:
-        raise ValueError(f"the model {model} cannot be used with it: {first_line(e)}") from None
+        raise ValueError(f"the model {model} cannot be used with it: {hub.reason(e)}") from None
     kept = kept.follow(flags["loss"])
     if not (batch.mask & (kept.batch.advantages != 0)).any():
         raise ValueError("none of its completions has a gradient: in no group do rewards differ, "

@@ -4,7 +4,6 @@ import json
 import re
 import statistics
 import sys
-from functools import partial
 from math import nan
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +15,6 @@ NORMAL = 1.96  # standard errors to either side of a 95% interval
 
 
 # ---------------------------------------------------------------------------- reading
-
 
 def read(path):
     """[the run] of a folder of train.py: a dict of its name (the folder's, less the seed), seed,
@@ -51,7 +49,6 @@ def scores(record, kind):
 
 # ---------------------------------------------------------------------------- over seeds
 
-
 def grouped(runs):
     """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; of
     each seed the longest, of equally long ones the last. A second such label gets a number."""
@@ -68,9 +65,6 @@ def grouped(runs):
         label = next(iter(seeds.values()))["name"]
         groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = [*seeds.values()]
     return groups
-
-
-bootstrap = partial(interval, draws=10_000)
 
 
 def over(records, name, ends):
@@ -113,7 +107,7 @@ def cell(found):
     """0.512 (0.496-0.531): the mean over seeds and its interval; "-" without a value."""
     if not found:
         return "-"
-    mean, (low, high) = statistics.fmean(found), bootstrap(found)
+    mean, (low, high) = statistics.fmean(found), interval(found)
     return f"{mean:.3f}" if len(found) == 1 else f"{mean:.3f} ({low:.3f}-{high:.3f})"
 
 
@@ -147,7 +141,7 @@ def pass_at_k(groups):
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
                     curves.setdefault(key, {})[run["seed"]] = record
-    return {label: {k: over(records, name, bootstrap)
+    return {label: {k: over(records, name, interval)
                     for k, name in scores(records[0], "pass").items()
                     if all(name in record for record in records)}
             for label, of in {**before, **after}.items() for records in [[*of.values()]]}

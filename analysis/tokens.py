@@ -63,7 +63,6 @@ def problem_text(batch, rows, tokenizer):
 
 # ---------------------------------------------------------------------------- numbers
 
-
 def token_numbers(tokens, method, shown, coefficients):
     """{name: numbers} of the tokens at which shown [N, T] is true. The loss sees the whole rollout
     as one step, which a @whole_step method has its statistics of. Of the run's coefficients the
@@ -116,7 +115,6 @@ def walked(kept, name, shown, start, steps=None, lr=None):
 
 
 # ---------------------------------------------------------------------------- the payload
-
 
 def deflated(content):
     return base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()

@@ -18,16 +18,13 @@ from data.sources import DataError
 from rewards import grade
 
 MADE = tuple(countdown.FORMS)  # computed, not read
-
-
-def names():
-    return [*MADE, *SETS]
+NAMES = *MADE, *SETS
 
 
 def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, shots_from=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
-    name: one of names(), or a file.jsonl with prompt, answer and verifier in every row, whose one
+    name: one of NAMES, or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
     graded. shots: solved problems in front of each prompt, of split "train" of shots_from or the
@@ -45,7 +42,7 @@ def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, shots_from=
         return sources.load_file(Path(name), left_out)
     if name in SETS:
         return sources.load_set(name, split, data_dir, left_out, options)
-    raise DataError(f"--data {name}: there is no such data set; there are {', '.join(names())}, "
+    raise DataError(f"--data {name}: there is no such data set; there are {', '.join(NAMES)}, "
                     "and files that end in .jsonl")
 
 

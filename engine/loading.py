@@ -22,12 +22,6 @@ def eos_ids(model, tokenizer):
     return sorted({i for ids in lists for i in ids if i in range(config.vocab_size)})
 
 
-def positions_of(model):
-    """The most tokens of a prompt and its completion."""
-    config = AutoConfig.from_pretrained(model).get_text_config()
-    return getattr(config, "max_position_embeddings", None) or math.inf
-
-
 def layers_of(model):
     """The model's transformer blocks, also of a class that FSDP derived from theirs."""
     names = set(model._no_split_modules or ())
@@ -153,7 +147,7 @@ def build(folder, eos):
     try:
         model = pretrained(folder)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        raise ValueError(f"cannot be loaded: {str(e).splitlines()[0][:300]}") from None
+        raise ValueError(f"cannot be loaded: {(str(e) or repr(e)).splitlines()[0][:300]}") from None
     model.generation_config = GenerationConfig(eos_token_id=eos)  # the folder's may be invalid
     if not parallel.sharded():
         model.to(parallel.device())

@@ -24,7 +24,6 @@ WORDS = {part: " ".join(lines).split() for part, lines in LINES.items()}
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
-RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
 ARGUMENT = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 BOX = rf"\\(?:boxed|fbox)\s*{ARGUMENT}"
 # Between two boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
@@ -63,11 +62,7 @@ UNITS = {prefix + symbol: prefix + symbol for prefix in ["", *"cmknpMGT\u03bcdf"
 UNITS |= {alias: line.split()[0] for line in LINES["ALIASES"] for alias in line.split()}
 # A plural that is none of these counts things, as in 3 candies.
 NOT_THINGS = re.compile(rf"(?:{'|'.join(WORDS['NO THINGS'])})s|halves|.*(?:ths|illions|ss|us)")
-# The single letters of a text with their numbers, apart from commands and words.
-LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
-                     r"|([A-Za-z](?:_\{[0-9]+\})?)")
 REPEATING = r"([0-9]{0,99})\.([0-9]{0,99})\\overline\{([0-9]{1,99})\}"
-CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
 
 
 # ------------------------------------------------------------------ its parts

@@ -18,12 +18,9 @@ from sympy.concrete.expr_with_limits import ExprWithLimits
 
 from graders import Hedge, UnparsedGold
 from graders.answers import (
-    CONDITION,
     EQUALS,
-    LETTERS,
     LONGEST,
     NAME,
-    RELATION,
     amount,
     choice,
     clean,
@@ -39,6 +36,12 @@ from graders.answers import (
 
 # Otherwise it warns whenever a timeout is switched off.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+
+RELATION = r"\\leq?(?![a-z])|\\geq?(?![a-z])|<=|>=|<|>"
+CONDITION = r"^(?=.*, ([A-Za-z]) \\in \\mathbb\{(\w)\}$)(.*\1.*), \1 .*"
+# The single letters of a text with their numbers, apart from commands and words.
+LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]{3,}(?![A-Za-z_^(])|\b(?:and|or)\b"
+                     r"|([A-Za-z](?:_\{[0-9]+\})?)")
 
 
 # ------------------------------------------------------------------ several values
@@ -266,29 +269,23 @@ def same_equation(pred, gold):
 SECONDS = 30  # by the clock, for one question; data.load's workers have 60 for a gold answer
 
 
-def within(question, *answers):
-    """The value of a question on answers: False after SECONDS, or where it raises an exception. The
-    limit is a signal, and so the main thread's alone."""
-    in_main = threading.current_thread() is threading.main_thread()
-    try:
-        return timeout(SECONDS if in_main else None)(question)(*answers)
-    except (Exception, TimeoutException):
-        return False
-
-
-def equal(pred, gold):
-    """Are two bare answers the same? Numbers are compared exactly; a decimal of six digits or more
-    may round a fraction that has no end. Never raises."""
-    return within(same_with_units, pred, gold)
+def limited(question):
+    """A question on answers that is False after SECONDS, or where it raises an exception. The limit
+    is a signal, and so the main thread's alone."""
+    @functools.wraps(question)
+    def within(*answers):
+        in_main = threading.current_thread() is threading.main_thread()
+        try:
+            return timeout(SECONDS if in_main else None)(question)(*answers)
+        except (Exception, TimeoutException):
+            return False
+    return within
 
 
 @functools.lru_cache(maxsize=1024)
+@limited
 def readable(gold):
     """Is a gold answer a number, a word, or equal to itself by more than its letters?"""
-    return within(same_as_itself, gold)
-
-
-def same_as_itself(gold):
     text, _ = clean(str(gold).rpartition("####")[2])
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
@@ -298,8 +295,10 @@ def same_as_itself(gold):
     return amount(text) is not None or is_word(text) or same(text, text)
 
 
-def same_with_units(pred, gold):
-    """Are two bare answers the same, and their units?"""
+@limited
+def equal(pred, gold):
+    """Are two bare answers the same, and their units? Numbers are compared exactly; a decimal of
+    six digits or more may round a fraction that has no end."""
     pred, gold = str(pred), str(gold).rpartition("####")[2]  # as GSM8K has it
     if len(pred) > LONGEST or len(gold) > LONGEST:
         return False

@@ -26,9 +26,6 @@ def majority(wrong, right, equal=None):
     return float(0 < right == max(counts)) / counts.count(max(counts))
 
 
-VOTES = "math", "table"  # the verifiers whose answers have votes
-
-
 def call(name, wrong, right):
     equal = None
     if name == "math":

@@ -8,21 +8,12 @@ A checkpoint holds no state of random generators: problems, sampling and shuffli
 import json
 import shutil
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from engine import parallel
 from harness.failures import RunFailed
 from harness.files import checkpoint_folders, default_out, write, writing
-
-
-class Resumed(NamedTuple):
-    """The newest checkpoint of the run that --resume continues."""
-
-    folder: Path
-    state: dict    # trainer.pt
 
 
 def read_pickle(path, **options):
@@ -36,7 +27,8 @@ def read_pickle(path, **options):
 
 
 def resumed(args):
-    """-> the Resumed of --resume, None without a checkpoint. Raises RunFailed for a damaged one."""
+    """-> trainer.pt of the newest checkpoint of the run that --resume continues, a dict, with the
+    checkpoint's `folder`; None without one. Raises RunFailed for a damaged one."""
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
@@ -44,7 +36,7 @@ def resumed(args):
         state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
         if state["rollout"] != int(folders[-1].name[-6:]):
             raise ValueError(f"it is of rollout {state['rollout']}")
-        return Resumed(folders[-1], state)
+        return dict(state, folder=folders[-1])
 
 
 @contextmanager

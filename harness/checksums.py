@@ -14,17 +14,24 @@ def of_problems(problems):
     return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
 
 
+def names_in(code):
+    """The names that a function's code reads, in its comprehensions and inner functions, too."""
+    return {*code.co_names}.union(*(names_in(x) for x in code.co_consts if inspect.iscode(x)))
+
+
 def of_functions(functions):
-    """-> {name: checksum of its text} of functions and of those of their modules that they call.
-    One that was typed in, or is built in, counts for nothing."""
-    found, waiting = {}, [*functions]
+    """-> {name: checksum of its text} of functions and of those of their modules that they call;
+    of all that share a name, as lambdas do. One that was typed in, or is built in, has none."""
+    found, seen, waiting = {}, set(), [*functions]
     while waiting:
         f = inspect.unwrap(waiting.pop())
         code, there = getattr(f, "__code__", None), getattr(f, "__globals__", {})
-        if code and f.__name__ not in found:
+        if code and code not in seen:
+            seen.add(code)
             with suppress(OSError):
-                found[f.__name__] = zlib.crc32(inspect.getsource(f).encode())
-                waiting += [there[name] for name in code.co_names if inspect.isfunction(
+                text = inspect.getsource(f).encode()
+                found[f.__name__] = zlib.crc32(text, found.get(f.__name__, 0))
+                waiting += [there[name] for name in sorted(names_in(code)) if inspect.isfunction(
                     there.get(name)) and there[name].__module__ == f.__module__]
     return found
 

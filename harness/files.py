@@ -30,7 +30,7 @@ def writing(path, aside=None):
         if aside:
             aside.replace(path)
     except (OSError, RuntimeError, SafetensorError) as e:
-        raise OSError(f"{path} cannot be written: {str(e).splitlines()[0]}") from None
+        raise OSError(f"{path} cannot be written: {(str(e) or repr(e)).splitlines()[0]}") from None
 
 
 def write(path, content):

@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import re
-from functools import partial
 
 import data
 import losses
@@ -15,10 +14,8 @@ from engine import parallel
 from engine.sampler import default_kind
 from harness import checksums, failures, refusals
 from harness.files import checkpoint_folders, default_out
-from harness.refusals import GIVEN
-from losses import METHODS, keyword_only
-
-refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
+from harness.refusals import GIVEN, refuse, refusing
+from losses import METHODS, keyword_only, require
 
 # flags that a resumed run may change: training does not depend on them
 CHANGEABLE = {"held-out problems", *(
@@ -48,8 +45,9 @@ class Parser(argparse.ArgumentParser):
     """A parser of flags with ranges. program: the command, as errors name it."""
 
     def __init__(self, program, **settings):
-        super().__init__(prog=program, formatter_class=argparse.RawDescriptionHelpFormatter,
-                         allow_abbrev=False, add_help=False, **settings)
+        super().__init__(prog=program, allow_abbrev=False, add_help=False,
+                         argument_default=argparse.SUPPRESS,
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self.rows, self.group = {}, self  # {flag: default}
         self.source = ""  # of the values that are parsed; the command line has no name
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
@@ -71,18 +69,15 @@ class Parser(argparse.ArgumentParser):
     def section(self, *title):
         self.group = self.add_argument_group(*title)
 
-    def flag(self, name, default, help, type=None, choices=None, least=0, below=None, **options):
+    def flag(self, name, default, help, type=None, least=0, below=None, **options):
         """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME. A number is
         `least` or more and below `below`."""
         kind = type or (str if default is None else default.__class__)
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
-        elif choices:
-            options["choices"] = choices
-        else:
+        elif "choices" not in options:
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
-        action = self.group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help,
-                                         **options)
+        action = self.group.add_argument(f"--{name}", help=help, **options)
         action.least, action.limit = least, below or (2**63 if kind is int else math.inf)
         self.rows[name] = default
 
@@ -149,7 +144,7 @@ def add_flags(flag, section):
              choices=losses.cells(axis))
     section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
-    flag("data", "countdown", f"the problems: {', '.join(data.names())}, or a file.jsonl of "
+    flag("data", "countdown", f"the problems: {', '.join(data.NAMES)}, or a file.jsonl of "
          "{prompt, answer, verifier} rows")
     flag("eval_data", None, "the held-out problems; default the test split of --data")
     add_common_flags(flag)
@@ -228,8 +223,7 @@ def parse_args(argv, description):
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
-    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
-                        help="show this page, for --loss NAME")
+    parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given, _ = parser.given(argv)
     config = saved_config(parser.merge(given))
     saved = {name: x for name, x in config["flags"].items() if name not in config["derived"]}
@@ -265,14 +259,27 @@ def recipe_of(model):
 
 
 def add_method_flags(parser, name, method):
-    """The keyword-only arguments of a row's functions are its flags."""
-    refusals.check_row(name, method, set(parser.rows))
+    """The keyword-only arguments of a row's functions are its flags. Refuses those that cannot."""
+    common, defaults = {*parser.rows, "help", "origin", "checksums"}, {}
     for f in method.functions:
-        if flags := [flag for flag in keyword_only(f) if flag not in parser.rows]:
+        where, own = f"{name}: {refusals.named(f)}", keyword_only(f)
+        for p in inspect.signature(f).parameters.values():
+            if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
+                refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
+                       f"{f.__name__}(..., *, {p.name}=1.0)")
+        if own.keys() - parser.rows:
             parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
-        for flag in flags:
-            value = method.flags[flag]
-            parser.flag(flag, value, "", type=float if value is None else None)
+        for flag, default in own.items():
+            if flag in common:
+                refuse(f"{where}: --{flag} is a flag of train.py already; give another name")
+            if defaults.setdefault(flag, default) != default:
+                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
+                       "of the row; one flag has one default")
+            if flag not in parser.rows:
+                value = method.flags[flag]
+                negative = isinstance(value, (int, float)) and value < 0
+                parser.flag(flag, value, "", type=float if value is None else None,
+                            least=-math.inf if negative else 0)
 
 
 def saved_config(args):
@@ -302,11 +309,10 @@ def refuse_unknown(name, loss, method, there):
 
 def follow_shots(args):
     """--shots sets the template, and the text that ends a completion: the next question."""
-    if args.shots_from and not args.shots:
-        raise ValueError("--shots_from is for --shots, which is not given")
-    if args.shots and args.template not in (None, "none"):
-        raise ValueError(f"--shots has the template none, not {args.template}")
+    require(args.shots or not args.shots_from, "--shots_from is for --shots, which is not given")
     if args.shots:
+        require(args.template in (None, "none"),
+                f"--shots has the template none, not {args.template}")
         args.template, args.stop = "none", args.stop or "\n\nQuestion:"
 
 

@@ -22,18 +22,19 @@ def values(args, names):
     return {name: getattr(args, name) for name in names.split()}
 
 
-def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
+def read_tokenizer(model, problems=(), template=None, template_kwargs=None, longest=0):
     """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
-    the most tokens of a sequence, and the tokens of each problem's prompt. Raises ValueError, a
-    sentence, for a model that cannot make prompts of the problems."""
+    and the tokens of each problem's prompt. longest: tokens of a prompt and its completion. Raises
+    ValueError, a sentence, for a model that cannot make prompts of the problems, or cannot take so
+    many tokens."""
     from transformers import AutoConfig, AutoTokenizer  # takes seconds: flags are refused first
 
-    from engine.loading import eos_ids, positions_of
+    from engine.loading import eos_ids
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         config = AutoConfig.from_pretrained(model).get_text_config()
-        eos, positions = eos_ids(model, tokenizer), positions_of(model)
+        eos = eos_ids(model, tokenizer)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
@@ -58,7 +59,10 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None):
             f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "
             "complete?")
     check_prompts(model, tokenizer, config, eos, prompts)
-    return tokenizer, eos, positions, list(map(len, prompts))
+    positions = getattr(config, "max_position_embeddings", None) or longest
+    require(longest <= positions, f"--max_prompt_tokens and --max_tokens are {longest} in sum, and "
+            f"the model has {positions} positions")
+    return tokenizer, eos, list(map(len, prompts))
 
 
 def check_prompts(model, tokenizer, config, eos, prompts):
@@ -78,27 +82,17 @@ def check_prompts(model, tokenizer, config, eos, prompts):
             "model begins another text")
 
 
-def check_positions(args, positions):
-    """Raises ValueError where a prompt and its completion may be longer than the model allows."""
-    require(args.max_prompt_tokens + args.max_tokens <= positions,
-            f"--max_prompt_tokens {args.max_prompt_tokens} and --max_tokens {args.max_tokens} are "
-            f"more than the model's {positions} positions")
-
-
 # ---------------------------------------------------------------------------- of train.py
 
 def load_data(args):
     """-> the problems to learn from, those held out, and the ids of those left out for their gold
     answer. args.checksums gets those of problems, weights and verifiers."""
-    left_out, test_set, shots_from = [], [], args.shots_from or args.data
+    left_out, test_set, held_out = [], [], args.eval_data or args.data
+    options = dict(values(args, "data_dir shots seed"), shots_from=args.shots_from or args.data)
     try:
         if args.eval_every:
-            test_set = data.load(args.eval_data or args.data, "test", args.data_dir,
-                                 shots=args.shots, seed=args.seed, shots_from=shots_from)
-            test_set = test_set[:args.eval_problems]
-            args.eval_problems = len(test_set)
-        train_set = data.load(args.data, "train", args.data_dir, left_out, args.shots, args.seed,
-                              shots_from)
+            test_set = data.load(held_out, "test", **options)[:args.eval_problems]
+        train_set = data.load(args.data, "train", left_out=left_out, **options)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
@@ -107,8 +101,8 @@ def load_data(args):
         refuse(f"{e}{other}")
     learnt = {str(p["prompt"]) for p in rows}
     if both := sum(str(p["prompt"]) in learnt for p in test_set):
-        say(f"{both} of the {len(test_set)} held-out problems of {args.eval_data or args.data} are "
-            "learnt from, too, and say little of others; --eval_data names other problems")
+        say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
+            "and say little of others; --eval_data names other problems")
     args.checksums.update({
         "problems": checksums.of_problems(rows),
         "weights of --model": checksums.of_weights(args.model),
@@ -143,13 +137,14 @@ def load_tokenizer(args, train_set, test_set):
     made = not isinstance(train_set, list)
     rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
     with refusing():
-        tokenizer, eos, positions, lengths = read_tokenizer(
-            args.model, [*rows, *test_set], args.template, args.template_kwargs)
-        check_positions(args, positions)
+        tokenizer, eos, lengths = read_tokenizer(
+            args.model, [*rows, *test_set], args.template, args.template_kwargs,
+            args.max_prompt_tokens + args.max_tokens)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
     test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
     train_set = train_set if made else short
+    args.eval_problems = len(test_set) or args.eval_problems
     if len(train_set) < args.problems_per_rollout:
         say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
             f"{args.problems_per_rollout}: each rollout has some of them more than once")
@@ -166,7 +161,7 @@ def load_sampler(args, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
-    """-> the Trainer, with the weights and the state of a checkpoint.Resumed where there is one.
+    """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
     Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import COEFFICIENTS, Trainer
@@ -185,13 +180,13 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                    "scores the model's tokens, by their ids")
     with refusing(f"--model {args.model} "), room_for("loading"):
         trainer = Trainer.load(
-            args.model, eos, probe, method, settings, weights=resumed and resumed.folder,
+            args.model, eos, probe, method, settings, weights=resumed and resumed["folder"],
             budget=args.tokens_per_micro_batch,
             factor=loading.lr_factor(args.warmup, args.schedule, steps),
             **values(args, "teacher lora_rank lora_alpha activation_checkpointing max_tokens lr "
                      f"weight_decay max_grad_norm {' '.join(COEFFICIENTS)}"))
     if resumed:
-        with checkpoint.reading(resumed.folder):
-            trainer.restore(resumed.state)
+        with checkpoint.reading(resumed["folder"]):
+            trainer.restore(resumed)
     args.tokens_per_micro_batch = trainer.policy.budget
     return trainer

@@ -1,6 +1,5 @@
 """Combinations of flags that cannot work, and faults in a row of METHODS: each is a sentence."""
 
-import inspect
 import os
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from harness import failures
 from harness.files import default_out, folder_fault
 from losses import Tokens, require
 
-refuse = partial(failures.refuse, "train.py")
+refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
@@ -27,11 +26,13 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_g
 
 
 def check(args, method):
-    with failures.refusing("train.py"):
+    with refusing():
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
             losses.chosen_corrections(args.correction, args.correction_low, args.correction_high)
-    check_method(args.loss, method, args.group_size, shaped=bool(args.overlong_penalty))
+    with refusing(f"{args.loss}: "), torch.random.fork_rng(devices=[]):
+        check_advantage(method, args.group_size, bool(args.overlong_penalty))
+        check_step(method)
     for wrong, sentence in combinations(args, method):
         if wrong:
             refuse(sentence)
@@ -94,8 +95,7 @@ def combinations(args, method):
 
 def reads_entropy(method, group_size):
     """Does an advantage, or a token's gradient, depend on the entropy that scoring computes?"""
-    tokens = toy()
-    size = losses.step_size(tokens.mask, 1024, tokens.group)
+    tokens, size = toy()
     try:
         call(method, method.advantage, (1, group_size), torch.ones(1, group_size), {})
         return not torch.equal(*(gradient(method, replace(tokens, entropy=x), size)
@@ -110,34 +110,18 @@ def named(f):
     return f"the function {f.__name__} of losses.py"
 
 
-def check_row(name, method, common):
-    """Refuses a function whose arguments cannot be flags. common: the flags of every method."""
-    defaults = {}
-    for f in method.functions:
-        where = f"{name}: {named(f)}"
-        for p in inspect.signature(f).parameters.values():
-            if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
-                refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
-                       f"{f.__name__}(..., *, {p.name}=1.0)")
-        for flag, default in losses.keyword_only(f).items():
-            if flag in common:
-                refuse(f"{where}: --{flag} is a flag of train.py already; give another name")
-            if defaults.setdefault(flag, default) != default:
-                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
-                       "of the row; one flag has one default")
-
-
 def toy():
-    """-> Tokens [8, 6]. Row 0 has ratio 1, row 4 A = 0; the halves have other means, and prompts in
-    common."""
+    """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 4 A = 0; the halves have other
+    means, and prompts in common."""
     rows = torch.arange(8)[:, None]
     draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
     logprobs, noise = -0.05 - 3 * draw / (1 + rows), rows * (noise - 0.5)
-    return Tokens(
+    tokens = Tokens(
         logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
         mask=torch.arange(6) <= 5 * rows % 6, entropy=entropy + 0.2 * rows,
         sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6)).masked()
+    return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
 def call(method, f, shape, *inputs, **offered):
@@ -192,8 +176,7 @@ def gradient(method, tokens, size):
 
 def check_step(method):
     """Tries a row on a step, on the step with more padding, on its halves, and at ratio 1."""
-    tokens = toy()
-    size = losses.step_size(tokens.mask, 1024, tokens.group)
+    tokens, size = toy()
 
     def gradient_of(change):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
@@ -231,10 +214,3 @@ def check_advantage(method, group_size, shaped):
     require(gain >= 0 or not method.like_reinforce,
             f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "
             "in the row says that this is meant")
-
-
-def check_method(name, method, group_size, shaped=False):
-    """Refuses a row with a fault."""
-    with failures.refusing("train.py", f"{name}: "), torch.random.fork_rng(devices=[]):
-        check_advantage(method, group_size, shaped)
-        check_step(method)

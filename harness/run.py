@@ -24,7 +24,7 @@ from engine.trainer import NotFinite
 from harness import checkpoint, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of, refuse
+from harness.flags import FOLLOWS, flags_of, refuse, saved_config
 
 
 def claim_folder(args):
@@ -33,9 +33,10 @@ def claim_folder(args):
     for number in count(1):
         out = first.with_name(f"{first.name}.{number}") if number > 1 else first
         try:
+            if not args.resume:  # before the lock, so that a folder with a run stays free
+                out.mkdir(parents=True, exist_ok=True)
+                (out / "metrics.jsonl").touch(exist_ok=False)
             lock(out)
-            if not args.resume:
-                (out / "metrics.jsonl").open("x").close()
             return out
         except (FileExistsError, BlockingIOError):
             if args.out or args.resume:  # of which flags.py saw that it holds no run
@@ -47,11 +48,10 @@ def claim_folder(args):
 def begin(args, method, resumed):
     """-> the run's folder, with the logs until now, and the id of its config.json (flags, method,
     versions, commit), which is that of Weights & Biases, too."""
-    out, run_id = claim_folder(args), uuid.uuid4().hex
+    out = claim_folder(args)
+    run_id = saved_config(args)["id"] if resumed else uuid.uuid4().hex
     if args.resume:
-        checkpoint.rewind(out, resumed and resumed.state["rollout"])
-    if resumed:
-        run_id = json.loads((out / "config.json").read_text())["id"]
+        checkpoint.rewind(out, resumed and resumed["rollout"])
     follow = [name for name, words in args.origin.items() if words == FOLLOWS]
     config = dict(flags=flags_of(args), derived=follow,  # anew, when the run is resumed
                   method=losses.describe(args.loss, method), checksums=args.checksums,
@@ -63,7 +63,7 @@ def begin(args, method, resumed):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer; resumed: the checkpoint.Resumed that it came from, or None. rollout: number of
+    trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None. rollout: number of
     the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
     (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
     operations until now. stopping: signals, of all ranks, that end the run after this rollout."""
@@ -71,9 +71,8 @@ class Run(AbstractContextManager):
     def __init__(self, args, trainer, tokenizer, resumed):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         flags, device = flags_of(args), parallel.device()
-        saved = resumed.state if resumed else dict(flags=flags, rollout=0, state={}, totals={},
-                                                   pending=[], first=None)
-        with checkpoint.reading(resumed and resumed.folder):
+        saved = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[], first=None)
+        with checkpoint.reading(resumed and resumed["folder"]):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
             changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else saved["state"]  # another method's averages mean nothing
@@ -154,7 +153,8 @@ class Run(AbstractContextManager):
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
-        metrics the entries until now, samples some completions."""
+        metrics the entries until now, samples some completions. Raises RunFailed where a verifier
+        failed on every completion."""
         seconds, tokens = time.perf_counter() - self.began, metrics["len/sum"]
         of_steps = log.optimizer_steps(steps)
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
@@ -179,9 +179,6 @@ class Run(AbstractContextManager):
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
         self.warned |= warnings.keys()
-
-    def check_graders(self, metrics):
-        """Raises RunFailed where a verifier failed on every completion of the rollout."""
         failed = metrics["grader/error"] + metrics["grader/timeout"]
         if failed == metrics["groups/sampled"] * self.args.group_size:
             raise RunFailed(f"rollout {self.rollout}: every call of a verifier failed; the errors "

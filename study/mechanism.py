@@ -66,8 +66,8 @@ def numbers_of(rollout):
 
 
 def columns(rollouts):
-    """{name: [its number in each rollout]}; {} without rollouts. G is taken in the direction that it
-    has over all of them: absolute values of single rollouts are biased upwards by noise."""
+    """{name: [its number in each rollout]}; {} without rollouts. G is taken in the direction that
+    it has over all of them: absolute values of single rollouts are biased upwards by noise."""
     each = [numbers_of(rollout) for rollout in rollouts]
     found = {name: [numbers[name] for numbers in each] for name in (each or [{}])[0]}
     return {name: [-x for x in column] if name[:2] == "|G" and sum(column) < 0 else column

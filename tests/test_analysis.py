@@ -13,6 +13,7 @@ from analysis.__main__ import main
 from engine.loading import load
 from engine.sampler import Completion
 from harness import files
+from harness.stats import interval
 from helpers import refused
 
 
@@ -112,11 +113,11 @@ def test_pass_at_k_of_runs(folders):
 
 
 def test_bootstrap():
-    assert runs.bootstrap([0.3]) == (0.3, 0.3)
-    assert runs.bootstrap([0.0, 1.0]) == (0.0, 1.0)
+    assert interval([0.3]) == (0.3, 0.3)
+    assert interval([0.0, 1.0]) == (0.0, 1.0)
     # all 3,125 resamples: the 79th from either end
-    assert runs.bootstrap([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((1.8, 4.2))
-    ends = runs.bootstrap([float(i) for i in range(100)])
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((1.8, 4.2))
+    ends = interval([float(i) for i in range(100)])
     assert ends == pytest.approx((49.5 - 1.96 * 2.9, 49.5 + 1.96 * 2.9), abs=0.4)
 
 

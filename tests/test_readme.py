@@ -119,7 +119,7 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
         args, method = train.parse_args(argv)
         assert args.loss in METHODS and method.flags is not None
     elif program == "eval.py":
-        assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.names())
+        assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.NAMES)
     else:
         assert make_parser().parse_args(argv).command in ANALYSES
 

@@ -132,8 +132,10 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
         for text in ("7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"):
             with pytest.raises(Exception, match="UNK"):
                 tokenizer.encode(text)
-    _, eos, positions, lengths = read_tokenizer(untrained, worked.held_out(), None)
-    assert eos == [tok.eos_token_id] and positions == 1024 and set(lengths) == {7}
+    _, eos, lengths = read_tokenizer(untrained, worked.held_out(), longest=1024)
+    assert eos == [tok.eos_token_id] and set(lengths) == {7}
+    with pytest.raises(ValueError, match="1025 in sum, and the model has 1024 positions"):
+        read_tokenizer(untrained, worked.held_out(), longest=1025)
 
 
 @pytest.mark.parametrize("command, flags, named", [
