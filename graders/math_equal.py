@@ -448,7 +448,8 @@ def rounds(x, y):
     for decimal, other in (x, y), (y, x):
         k = places(decimal)
         if k and places(other) is None and abs(decimal) * 10**k >= 10**5:
-            return bool(2 * abs(decimal - other) * 10**k <= 1)
+            half_units = 2 if abs(decimal) * 10**k >= 10**15 else 1  # a float's last digit is off
+            return bool(2 * abs(decimal - other) * 10**k <= half_units)
     return False
 
 
