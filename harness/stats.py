@@ -58,10 +58,11 @@ def interval(values, clusters=None, limits=None):
     """The 95% percentile interval of the mean, by bootstrap over the clusters.
 
     values: one per problem, because samples of one problem are not independent, or one per seed.
-    Where there are at most 10,000 resamples (5 values have 3,125) all are used, else 2,000 random
-    ones. limits: the least and the largest possible value. Where all values are equal, the ends are
-    as far as clusters at a limit would take the mean, of a share that n do not show (Clopper and
-    Pearson: about 3.7 / n); without limits the value is both ends."""
+    Of resamples all are used where there are at most 10,000 (5 values have 3,125), else so many
+    random ones, of more than 100 clusters 2,000. limits: the least and the largest possible value.
+    Where all values are equal, the ends are as far as clusters at a limit would take the mean, of a
+    share that n do not show (Clopper and Pearson: about 3.7 / n); without limits the value is both
+    ends."""
     parts, rng = by_cluster(values, clusters), random.Random(0)
     n = len(parts)
     if limits and min(values) == max(values):
@@ -69,7 +70,7 @@ def interval(values, clusters=None, limits=None):
     if n**n <= 10_000:
         resamples = itertools.product(parts, repeat=n)
     else:
-        resamples = (rng.choices(parts, k=n) for _ in range(2000))
+        resamples = (rng.choices(parts, k=n) for _ in range(2000 if n > 100 else 10_000))
     means = sorted(mean(itertools.chain(*resample)) for resample in resamples)
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 

@@ -24,13 +24,16 @@ def other(x):
     return helper(x)
 
 def row(x):
-    return helper(x) + len("row")
+    return [helper(y) for y in x] + [0]
+
+both = (lambda x: 1,
+        lambda x: 2)
 '''
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("old, new, changed", [
-    ("x + 1", "x + 2", {"helper"}), ('len("row")', "2", {"row"}),
+    ("x + 1", "x + 2", {"helper"}), ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"<lambda>"}),
     ("return helper(x)\n", "return 2 * helper(x)\n", set())])
 def test_an_edit_counts_where_it_is_reached(old, new, changed, tmp_path, monkeypatch):
     def sums(text):
@@ -38,11 +41,12 @@ def test_an_edit_counts_where_it_is_reached(old, new, changed, tmp_path, monkeyp
         linecache.checkcache()
         importlib.invalidate_caches()
         monkeypatch.delitem(sys.modules, "own_rows", raising=False)
-        return checksums.of_functions([importlib.import_module("own_rows").row])
+        module = importlib.import_module("own_rows")
+        return checksums.of_functions([module.row, *module.both])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, after = sums(OWN), sums(OWN.replace(old, new, 1))
-    assert before.keys() == after.keys() == {"row", "helper"}
+    assert before.keys() == after.keys() == {"row", "helper", "<lambda>"}
     assert {name for name in before if before[name] != after[name]} == changed
 
 

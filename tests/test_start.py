@@ -211,6 +211,8 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
     said = capsys.readouterr().out
     for name, count in ((f"--data {one}", 1), (f"--eval_data {two}", 2)):
         assert f"{name}: left out {count} of 4 problems, their prompts are longer" in said
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["flags"]["eval_problems"] == 2
     assert "has 3 problems, fewer than --problems_per_rollout 4: each rollout has some" in said
     said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
@@ -248,9 +250,3 @@ def test_prompts_that_a_model_hardly_understands_are_said(bos, prompts, words, c
     assert words in (said := capsys.readouterr().out) and said.count("WARNING") == bool(words)
     with pytest.raises(ValueError, match="has a token 9 in its tokenizer, and 9 in its embedding"):
         check_prompts("", tokenizer, config, [1], [[2, 9]])
-
-
-def test_held_out_problems_are_as_many_as_there_are(tmp_path):
-    for flags, number in (([], 4), (["--eval_problems", "5"], 4), (["--eval_problems", "3"], 3)):
-        args, _ = train.parse_args(["--data", own_file(tmp_path, "4"), *flags])
-        assert len(load_data(args)[1]) == args.eval_problems == number

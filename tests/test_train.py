@@ -223,6 +223,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t, *, x: plain(t)), "x has to be keyword-only"),
     (mine(objective=lambda t, x=0.5: plain(t)), "x has to be keyword-only and have"),
     (mine(objective=lambda t, *, temperature=1.0: plain(t)), "--temperature is a flag"),
+    (mine(objective=lambda t, *, help=1.0: plain(t)), "--help is a flag"),
     (mine(advantage=asym, objective=lambda t, *, delta=3.0: plain(t)), "has one default"),
     (mine(advantage=lambda r, state: state.update(mean=r.mean()) or centred(r, state)),
      "logs 'mean', which is not one"),
@@ -260,10 +261,11 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
 
 
 @pytest.mark.parametrize("row", [
-    mine(), mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
+    mine(), mine(objective=lambda t, *, shift=-1.0: plain(t)),
+    mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
     mine(select=losses.whole_step(lambda t: (torch.rand_like(t.entropy) < 0.5).float())),
     mine(advantage=prefers_failures, objective=lambda t: -plain(t), like_reinforce=False),
-], ids=["no docstring", "whole step", "random", "another sign"])
+], ids=["no docstring", "negative flag", "whole step", "random", "another sign"])
 def test_sketches_that_are_not_refused(row, monkeypatch):
     """They leave the generator of random numbers as it was."""
     monkeypatch.setitem(METHODS, "mine", row)
@@ -331,8 +333,11 @@ def test_a_text_that_ends_a_completion(base, tmp_path):
 def test_two_runs_of_a_seed_are_the_same_run_in_a_default_folder_of_its_own(base, tmp_path,
                                                                             monkeypatch):
     monkeypatch.chdir(tmp_path)
+    locked = []
+    monkeypatch.setattr("harness.run.lock", lambda out: locked.append(out.name))
     for seed in "0001":
         train.main(["--model", base, *SMALL, "--loss", "fade", "--seed", seed])
+    assert locked == ["fade-2-0", "fade-2-0.2", "fade-2-0.3", "fade-2-1"]  # none of another run
     first, *again, other = (records(Path(f"runs/fade-2-{name}")) for name in (
         "0", "0.2", "0.3", "1"))
     assert again == [first, first] and other[-1] != first[-1]
