@@ -16,7 +16,7 @@ from graders import worker
 from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
-from harness.model import check_prompts, load_data, read_tokenizer
+from harness.model import check_prompts, read_tokenizer
 from harness.run import banner
 from helpers import SMALL, read_rows, run, write_rows
 
