@@ -305,10 +305,12 @@ def equal(pred, gold):
     (text, unit), (gold_text, gold_unit) = clean(pred), clean(gold)
     said, told = re.match(CONDITION, text), re.match(CONDITION, gold_text)
     # 6m may be a product: a unit that nobody marked is no more optional than a name.
-    if (gold_unit and unit != gold_unit and (
-            unit or re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold))
-            or (unit or gold_unit) and ("%" in text) != ("%" in gold_text)  # 540% and 5.4 cents
-            or said and told and said[2] != told[2]):
+    needed = unit or re.search(r"[0-9] ?[A-Za-z]{1,2}\W*$", gold)
+    if gold_unit and unit != gold_unit and needed:
+        return False
+    if (unit or gold_unit) and ("%" in text) != ("%" in gold_text):  # 540% and 5.4 cents
+        return False
+    if said and told and said[2] != told[2]:  # k of the integers, and of the natural numbers
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()

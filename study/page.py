@@ -82,15 +82,16 @@ def map_table(runs):
 
 
 def traces_table(runs):
-    """Where the quantities went that methods adapt to: the mean over runs, and the least and the
-    most of the rollouts that are kept (every fifth)."""
+    """Where the quantities went that methods adapt to: the mean over runs and their rollouts, and
+    the least and the most of the runs' means and of the rollouts that are kept (every fifth)."""
     lines = []
     for metric, label, names in TRACES:
         for (task, name, steps), setting in sorted(runs.of.items()):
-            found = [x for seeds in setting.values() for run in seeds.values()
-                     for x in run["trace"].get(metric, ())]
-            if name in names and found:
-                lines.append((label, name, task, str(steps), f"{statistics.fmean(found):.3g}",
+            of = [run for seeds in setting.values() for run in seeds.values()]
+            if name in names and metric in of[0]["mean"]:
+                means = [run["mean"][metric] for run in of]
+                found = means + [x for run in of for x in run["trace"].get(metric, ())]
+                lines.append((label, name, task, str(steps), f"{statistics.fmean(means):.3g}",
                               f"{min(found):.3g} to {max(found):.3g}"))
     return markdown_table(("quantity", "setting", "task", "steps", "mean", "range"), lines)
 

@@ -74,13 +74,18 @@ def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
 
 def test_what_the_page_says_in_words_is_what_the_rule_says():
     """Its first sentences, which are written by hand."""
-    ends = {row.claim["id"]: row.interval.ends(row.level) for row in rule.rows()[0]
-            if not row.beside}
+    rows, of_gemma = rule.rows()[0], rule.rows(rule.read_claims(gemma=True))[0]
+    ends = {row.claim["id"]: row.interval.ends(row.level) for row in rows if not row.beside}
     assert all(ends[name][0] <= 0 for name in ("acpo_grpo", "p3o_grpo", "fade_grpo"))
-    assert ends["acpo_grpo"][1] < 0 and "ACPO's is lower by the rule" in RESULTS_MD
+    assert ends["acpo_grpo"][1] < 0 and "rates, is lower by the rule" in RESULTS_MD
+    assert all(low <= 0 <= high for low, high in (x.interval.ends(x.level) for x in of_gemma))
+    assert min(row.interval.n for row in of_gemma) == max(row.interval.n for row in of_gemma) == 4
+    levels = rule.holm_levels([row.interval.p for row in rows], 0.05)  # before Gemma was added
+    assert {"acpo_dapo", "acpo_gated"} < {row.claim["id"] for row, level in zip(rows, levels)
+                                          if not row.beside and row.interval.ends(level)[1] < 0}
     of = rule.Runs(["map"]).of
     gaps = {(steps, lr): mean(rule.score(setting[lr][seed], "test") - rule.score(run, "test")
                               for seed, run in of["countdown", "grpo", steps][lr].items())
             for steps in (2, 16) for setting in [of["countdown", "acpo", steps]] for lr in setting}
-    assert gaps[16, 2e-4] < sum(gaps.values()) / 2 and "More than half of it is one" in RESULTS_MD
+    assert gaps[16, 2e-4] < sum(gaps.values()) / 2 and "More than half of the toy's is one" in RESULTS_MD
     assert max(abs(gaps[16, 5e-5]), abs(gaps[2, 1e-4])) < 0.002
