@@ -66,10 +66,10 @@ def numbers_of(rollout):
 
 
 def columns(rollouts):
-    """{name: [its number in each rollout]}; {} without rollouts. G is taken in the direction that
-    it has over all of them: absolute values of single rollouts are biased upwards by noise."""
+    """{name: [its number in each rollout]}. G is taken in the direction that it has over all of
+    them: absolute values of single rollouts are biased upwards by noise."""
     each = [numbers_of(rollout) for rollout in rollouts]
-    found = {name: [numbers[name] for numbers in each] for name in (each or [{}])[0]}
+    found = {name: [numbers[name] for numbers in each] for name in each[0]}
     return {name: [-x for x in column] if name[:2] == "|G" and sum(column) < 0 else column
             for name, column in found.items()}
 
@@ -202,8 +202,7 @@ def draw(updates, gemma, file):
     figure, axes = plt.subplots(3, 2, figsize=(9.5, 10.4))
     by_kappa, parts = axes[2]
     draw_steps("0.86M parameters", rollouts, *axes[:2, 0])
-    if gemma["seeds"]:
-        draw_steps("Gemma 3 270M", gemma["seeds"], *axes[:2, 1])
+    draw_steps("Gemma 3 270M", gemma["seeds"], *axes[:2, 1])
     for i, scan in enumerate(updates["theory"]["remark_1"]):
         for eq, style in (("53", "-"), ("56", "--")):
             by_kappa.plot(scan["kappas"], scan["log10"][eq], f"C{i}{style}", lw=1.2,

@@ -155,14 +155,13 @@ def draw_gemma(runs, file):
                        "over seeds")
 
 
-def numbers(rows, missing, gain, base, parts=("map",), suffix=""):
+def numbers(rows, missing, gain, base, suffix=""):
     """What the sentences of RESULTS.in.md name, of one model."""
     primary = [row for row in rows if not row.beside and row.score == "test"]
     of_claims = sorted(map(rule.detectable, primary)) or [math.nan]
-    seen, seeds = statistics.median(of_claims), [row.interval.n for row in primary] or [0]
-    planned = max(len({run.seed for run in read_plan()[part]}) for part in parts)
+    seen = statistics.median(of_claims)
     found = dict(
-        seeds=f"{min(seeds)} of {planned}", most_seeds=max(seeds), family=len(rows),
+        seeds=min((row.interval.n for row in rows), default=0), family=len(rows),
         gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=rule.of_test(base, "test"),
         base_pass=rule.of_test(base, "pass"), seen=f"{seen:.3f}",
         seen_share=f"{100 * seen / gain:.0f}%",
@@ -183,8 +182,7 @@ def write_results():
     gemma_gain = rule.gain(runs, rule.of_test(gemma_base, "test"), task="comparisons")
     rows, missing = rule.rows()
     of_gemma, missing_of_gemma = rule.rows(rule.read_claims(gemma=True))
-    updates = json.loads(UPDATES.read_text())
-    gemma = json.loads(UPDATES_OF_GEMMA.read_text()) if UPDATES_OF_GEMMA.exists() else {"seeds": []}
+    updates, gemma = (json.loads(path.read_text()) for path in (UPDATES, UPDATES_OF_GEMMA))
     of_updates = mechanism.rows(updates, gemma)
     draw_map(runs, base, RESULTS / "map.png")
     draw_gemma(runs, RESULTS / "gemma.png")
@@ -198,6 +196,6 @@ def write_results():
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base),
-        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, rule.GEMMA, "_gemma")))
+        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, "_gemma")))
     return [page, *(RESULTS / name for name in ("claims.csv", "map.png", "gemma.png",
                                                 "mechanism.png"))]
