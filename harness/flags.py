@@ -277,9 +277,8 @@ def add_method_flags(parser, name, method):
                        "of the row; one flag has one default")
             if flag not in parser.rows:
                 value = method.flags[flag]
-                negative = isinstance(value, (int, float)) and value < 0
                 parser.flag(flag, value, "", type=float if value is None else None,
-                            least=-math.inf if negative else 0)
+                            least=-math.inf if isinstance(value, int | float) and value < 0 else 0)
 
 
 def saved_config(args):

@@ -66,12 +66,12 @@ def numbers_of(rollout):
 
 
 def columns(rollouts):
-    """{name: [its number in each rollout]}. G is taken in the direction that it has over all of
-    them: absolute values of single rollouts are biased upwards by noise."""
+    """{name: [its number in each rollout]}, of what all of them have. G is taken in the direction
+    that it has over all: absolute values of single rollouts are biased upwards by noise."""
     each = [numbers_of(rollout) for rollout in rollouts]
     found = {name: [numbers[name] for numbers in each] for name in each[0]}
     return {name: [-x for x in column] if name[:2] == "|G" and sum(column) < 0 else column
-            for name, column in found.items()}
+            for name, column in found.items() if None not in column}
 
 
 def interval_of(found, name):
@@ -146,10 +146,12 @@ def formulas(theory):
 
 def measured(claim, numbers):
     """-> the claim's numbers as a text, and its verdict; empty where they were not measured."""
-    if not {*claim.name.split(" - ")} <= numbers.keys():
+    found = [(words, name) for words, name in (("", claim.name), *claim.beside)
+             if {*name.split(" - ")} <= numbers.keys()]
+    if ("", claim.name) not in found:
         return "", ""
     texts = [f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
-             for words, name in (("", claim.name), *claim.beside)]
+             for words, name in found]
     return "; ".join(texts), judge(claim.says, interval_of(numbers, claim.name), claim.than,
                                    claim.size)
 
@@ -176,8 +178,8 @@ def few_tokens(updates):
 def draw_steps(name, rollouts, spread, by_step):
     """Lemma 1's spread, and the reversal by step, of a model's rollouts."""
     found = columns(rollouts)
-    for rollout in rollouts:
-        spread.plot(*zip(*rollout["spread"], strict=True), "C0.", ms=3)
+    points = [point for rollout in rollouts for point in rollout["spread"]]
+    spread.plot(*zip(*points, strict=True), "C0.", ms=3)
     for slope in (1, 2):
         spread.axline((0, -2.2), slope=slope, color=f"C{slope}", lw=1, label=f"slope {slope}")
     spread.set(title=name, xlabel="log(1 - pi)", ylabel="log std(rho) after one step")
