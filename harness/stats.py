@@ -59,9 +59,9 @@ def interval(values, clusters=None, limits=None):
 
     values: one per problem, because samples of one problem are not independent, or one per seed.
     At most 10,000 resamples (5 values have 3,125) are all used, else so many random ones, of over
-    100 clusters 2,000. limits: the least and the largest possible value. Where all values are equal,
-    the ends are as far as clusters at a limit would take the mean, of a share that n do not show
-    (Clopper and Pearson: about 3.7 / n); without limits the value is both ends."""
+    100 clusters 2,000. limits: the least and the largest possible value. Where all values are
+    equal, the ends are as far as clusters at a limit would take the mean, of a share that n do not
+    show (Clopper and Pearson: about 3.7 / n); without limits the value is both ends."""
     parts, rng = by_cluster(values, clusters), random.Random(0)
     n = len(parts)
     if limits and min(values) == max(values):
