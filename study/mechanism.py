@@ -150,10 +150,10 @@ def measured(claim, numbers):
              if {*name.split(" - ")} <= numbers.keys()]
     if ("", claim.name) not in found:
         return "", ""
-    texts = [f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
-             for words, name in found]
-    return "; ".join(texts), judge(claim.says, interval_of(numbers, claim.name), claim.than,
-                                   claim.size)
+    return "; ".join(
+        f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
+        for words, name in found), judge(claim.says, interval_of(numbers, claim.name), claim.than,
+                                         claim.size)
 
 
 def rows(updates, gemma):

@@ -16,7 +16,6 @@ from study.anatomy import UPDATES, UPDATES_OF_GEMMA
 from study.runs import HERE, RESULTS, read_bases, read_plan
 
 BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
-GEMMA = (("comparisons", 16), ("comparisons", 4))
 MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power", "fade")
 TRACES = (  # what shows whether a method adapts: a metric, its name, and settings that have it
     ("clip/range", "ACPO's mean clip range", ("acpo",)),
@@ -67,7 +66,8 @@ def settings_of(runs, steps, task="countdown"):
 def map_table(runs):
     """mean@n of each method at each rate, and with three rates its own rate."""
     lines, head = [(name,) for name in MAP], ["method"]
-    for task, steps in (("countdown", 16), ("countdown", 2), *GEMMA):
+    for task, steps in (("countdown", 16), ("countdown", 2), ("comparisons", 16),
+                        ("comparisons", 4)):
         settings, rates = settings_of(runs, steps, task)
         own = ["own rate"] * (task == "countdown")
         head += [*(f"{'Gemma, ' * (not own)}{steps} steps, {lr:g}" for lr in rates), *own]
