@@ -8,7 +8,6 @@ arguments]s. The worker answers with a line [TOKEN] after its imports, then with
 fault] for each. The token tells them from what a verifier writes.
 """
 
-import contextlib
 import fcntl
 import functools
 import importlib
@@ -21,6 +20,7 @@ import sys
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
 
@@ -66,9 +66,9 @@ class Worker:
         """Kills the process, if there is one, and what its verifiers have started."""
         process, self.process = self.process, None
         if process:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
+            with suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(BrokenPipeError), process:  # The pipe's buffer may hold jobs.
+            with suppress(BrokenPipeError), process:  # The pipe's buffer may hold jobs.
                 os.close(self.life)
 
     def receive(self, seconds):

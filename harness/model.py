@@ -178,7 +178,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    with refusing(f"--model {args.model} "), room_for("loading"):
+    names = " or --teacher ".join(filter(None, [args.model, args.teacher]))
+    with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, settings, weights=resumed and resumed["folder"],
             budget=args.tokens_per_micro_batch,

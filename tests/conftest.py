@@ -33,7 +33,7 @@ countdown.held_out = functools.cache(countdown.held_out)
 # few seconds
 QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
-         "test_theory_page.py", "test_worked.py"}
+         "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
         "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",

@@ -2,7 +2,9 @@
 follows the source of its framework, values and gradients."""
 
 import math
+import os
 import random
+import shutil
 from functools import partial
 
 import pytest
@@ -258,11 +260,14 @@ def test_a_teacher_is_added_to_each_tokens_advantage(loss, coef, base, tmp_path)
     assert torch.equal(batch.advantages, rewards.reshape(-1, 1) + batch.teacher)
 
 
-def test_a_teacher_with_another_tokenizer_is_refused(base, tmp_path, capsys):
+def test_a_teacher_that_cannot_teach_is_refused(base, tmp_path, capsys):
     teacher = moved(base, tmp_path)
     path = tmp_path / "teacher" / "tokenizer.json"
     path.write_text(path.read_text().replace('"+"', '"plus"'))
+    damaged = shutil.copytree(base, tmp_path / "damaged")
+    os.truncate(damaged / "model.safetensors", 1000)
     for folder, words in ((teacher, "has another tokenizer than --model"),
+                          (damaged, f"--model {base} or --teacher {damaged} cannot be loaded"),
                           ("/nowhere", "--teacher, as --model /nowhere is no folder here")):
         assert words in refused(capsys, train.main, "--model", base, *SMALL, "--loss", "opd",
                                 "--teacher", folder, "--out", tmp_path / "run")

@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
-LESSONS = PAGES[ROOT / "docs" / "lessons.md"]
+LESSONS, THEORY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("lessons", "theory"))
 SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
 
 
@@ -143,6 +143,25 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
                   "smooth or unlikely or skips_zero_advantage or cards", cwd=copy)
     assert done.returncode == 0 and "smooth" not in done.stdout, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
+
+
+def test_the_code_of_the_theory_runs_and_every_block_can_fail():
+    blocks = re.findall(r"```python\n(.*?)```", THEORY, re.DOTALL)
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 11 and all("assert" in block for block in blocks[1:])
+    assert len(THEORY.splitlines()) <= 150
+
+
+def test_every_number_of_the_theory_is_in_the_code_below_it():
+    for section in THEORY.split("\n## ")[1:]:
+        *parts, end = re.split(r"```python\n(.*?)```", section, flags=re.DOTALL)
+        code = " ".join(parts[1::2])
+        text = " ".join([*parts[::2], end])
+        for number in re.findall(r"(?<![\w.])-?\d+\.\d+", text):
+            assert number.rstrip("0").rstrip(".") in code, number
+
 
 
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "

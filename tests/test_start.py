@@ -166,16 +166,6 @@ def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys,
     assert ("WARNING" in capsys.readouterr().out) == warned
 
 
-def test_the_warning_says_what_the_verifier_made_of_the_completion():
-    example = dict(prompt="p", completion="no box", answer="3", verifier="math", reward=0.0,
-                   fault="unparsed_answer")
-    record = {"rollout": 4, "reward/mean": 0.0, "reward/unreadable_frac": 1.0,
-              "len/truncated_frac": 0.25}
-    text = log.nothing_to_learn(example, record)
-    assert "100% of the completions unreadable" in text and "25% cut off" in text
-    assert "unparsed_answer" in text and "'no box'" in text
-
-
 def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
     record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
               "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75,
@@ -183,13 +173,6 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
               "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03}
     assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  cut 0.750  "
                                 "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
-
-
-def test_an_own_file_is_said_to_be_both_splits(base, tmp_path, capsys):
-    run(base, tmp_path / "run", "--data", own_file(tmp_path, "4"), "--eval_problems", "4",
-        "--rollouts", "1")
-    said = capsys.readouterr().out
-    assert "4 of the 4 held-out problems of" in said and "--eval_data names other" in said
 
 
 @pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])

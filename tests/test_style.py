@@ -13,7 +13,8 @@ import pytest
 from conftest import QUICK, ROOT
 from helpers import CORE, python
 
-CORE_SIZE, TOOL_SIZE = (2260, 16_200), (8105, 61_500)  # lines, tokens
+# lines, tokens; the tool's is to fall to (7900, 58_500), and never to rise
+CORE_SIZE, TOOL_SIZE = (2260, 16_200), (8105, 61_500)
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "eval", "train", "data", "engine", "harness", "graders", "analysis"}

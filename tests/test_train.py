@@ -152,7 +152,7 @@ def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path)
     assert (tmp_path / "run" / "checkpoints" / "rollout_000001" / "generation_config.json").exists()
 
 
-def test_problems_from_a_file_and_programs(base, tmp_path):
+def test_problems_from_a_file_and_programs(base, tmp_path, capsys):
     rows = [
         dict(prompt="1,2,3=6:", answer=dict(nums=[1, 2, 3], target=6), verifier="countdown"),
         dict(prompt="2+2=", answer="4", verifier="math"),
@@ -163,6 +163,8 @@ def test_problems_from_a_file_and_programs(base, tmp_path):
                         for name, some in (("a", rows), ("b", rows[:1] * 4)))
     records = run(base, tmp_path / "run", "--data", learnt, "--eval_data", held_out)
     assert len(records) == 3 and f"eval/{held_out}/mean@2" in records[0]
+    said = capsys.readouterr().out
+    assert "4 of the 4 held-out problems of" in said and "--eval_data names other" in said
     samples = read_rows(tmp_path / "run" / "samples.jsonl")
     assert {sample["verifier"] for sample in samples} <= {"countdown", "math", "table", "code"}
     assert all(r["grader/error"] == 0 for r in records[1:])
