@@ -13,7 +13,7 @@ import pytest
 from conftest import QUICK, ROOT
 from helpers import CORE, python
 
-# lines, tokens; the tool's is to fall to (7900, 58_500), and never to rise
+# lines, tokens; the tool's budget is (7900, 58_500): what is here may only fall
 CORE_SIZE, TOOL_SIZE = (2260, 16_200), (8105, 61_500)
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
