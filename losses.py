@@ -10,10 +10,10 @@ A new method is one function and one row. The function's keyword-only arguments 
 train.py, with the defaults beside the formula. `python losses.py` prints a card for every method,
 `python losses.py fade` prints one.
 
-Notation: pi and pi_old are the probabilities of the sampled token now and before the update
-(--old_logprobs says whose), rho = pi / pi_old, A is the advantage, r the reward, rbar its mean over
-the group, sg stops the gradient. This file needs torch alone: it knows no model, no flags and no
-ranks, and writes into no argument.
+Notation: pi is the probability of the sampled token now, pi_old that of an earlier policy
+(--old_logprobs says which), rho = pi / pi_old, A the advantage, r the reward, rbar its mean over
+the group, sg stops the gradient. This file needs torch alone: it knows no model and no ranks, and
+writes into no argument but an advantage's `state`.
 """
 
 import functools
@@ -43,8 +43,8 @@ class Tokens:
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
     advantages: torch.Tensor      # the completion's, repeated over its tokens
     mask: torch.Tensor            # bool
-    entropy: torch.Tensor         # nats, of the current policy, no gradient
-    sampler_logprobs: torch.Tensor | None = None  # as the sampler computed them, for --correction
+    entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, which takes pi_old's
+    sampler_logprobs: torch.Tensor | None = None  # as returned, for --correction and p4o
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
     group: torch.Tensor | None = None             # int, of the prompt, for prompt_mean
@@ -769,7 +769,7 @@ def loss_terms(method, tokens, max_tokens, size=None, correction=None, correctio
         weight, numbers = weight * factor, {**numbers, **of_correction}
     terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size,
                                      group=tokens.group))
-    numbers = dict(numbers, weight_mean=tokens.mean(weight))
+    numbers = {"weight_mean": tokens.mean(weight), **numbers}  # an objective's own name counts
     if kl_coef:
         require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
@@ -798,7 +798,7 @@ def step_metrics(method, tokens, max_tokens, **options):
     """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
     ratios, clipping, and the numbers of the objective. Options and errors: policy_loss."""
     method, tokens, terms, numbers = loss_terms(method, tokens, max_tokens, **options)
-    metrics = {**numbers, **terms, **measure(method, tokens), "loss": sum(terms.values())}
+    metrics = {**terms, **measure(method, tokens), **numbers, "loss": sum(terms.values())}
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 
 

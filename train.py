@@ -35,7 +35,7 @@ def parse_args(argv):
 # ---------------------------------------------------------------------------- sample, grade, score
 
 class Rollout(NamedTuple):
-    """P groups of G completions, scored by the weights that sampled them."""
+    """P groups of G completions, with the log probabilities of `score`."""
 
     batch: Batch             # of the P G completions, group by group
     rewards: torch.Tensor    # [P, G] as graded

@@ -1,5 +1,5 @@
-"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt: optimizer,
-method state, pending rollouts.
+"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt: the state of
+the Trainer (adapters, optimizer, schedule) and of the Run (method state, pending rollouts, totals).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout). It is the same for every number of ranks, and a run continues on any other number.

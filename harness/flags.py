@@ -71,14 +71,15 @@ class Parser(argparse.ArgumentParser):
 
     def flag(self, name, default, help, type=None, least=0, below=None, **options):
         """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME. A number is
-        `least` or more and below `below`."""
+        `least` or more and below `below`, or any where the default is below 0."""
         kind = type or (str if default is None else default.__class__)
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif "choices" not in options:
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
         action = self.group.add_argument(f"--{name}", help=help, **options)
-        action.least, action.limit = least, below or (2**63 if kind is int else math.inf)
+        action.least = least if kind is str or default is None or default >= 0 else -math.inf
+        action.limit = below or (2**63 if kind is int else math.inf)
         self.rows[name] = default
 
     def given(self, argv):
@@ -166,13 +167,13 @@ def add_flags(flag, section):
     flag("tp", 1, "GPUs of one vLLM engine", least=1)
     flag("rollout_lag", 0, "rollouts between sampling and learning")
     section("rewards")
-    flag("drop_uniform_groups", False, "replace groups that are all right or all wrong")
+    flag("drop_uniform_groups", False, "replace groups whose rewards are all equal")
     flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
     flag("overlong_penalty", 0, "takes up to 1 off the reward over the last N tokens; 0 is off")
     section("loss")
-    flag("old_logprobs", None, "the ratio's denominator: trainer (recomputed), sampler (as "
-         "returned), proximal (recomputed before the update)",
+    flag("old_logprobs", None, "the ratio's denominator: of the weights that sampled, by trainer "
+         "or sampler; proximal: of those before the update, which are others with --rollout_lag",
          choices=("trainer", "sampler", "proximal"))
     flag("score_every", 1, "rollouts between two that are scored before the update, with "
          "--old_logprobs sampler; the others log no entropy and no gap", least=1)
@@ -277,8 +278,7 @@ def add_method_flags(parser, name, method):
                        "of the row; one flag has one default")
             if flag not in parser.rows:
                 value = method.flags[flag]
-                parser.flag(flag, value, "", type=float if value is None else None,
-                            least=-math.inf if isinstance(value, int | float) and value < 0 else 0)
+                parser.flag(flag, value, "", type=float if value is None else None)
 
 
 def saved_config(args):

@@ -1,8 +1,9 @@
 """The log: one JSON object per rollout in metrics.jsonl, under the field's names.
 
-reward/ groups/ len/ grader/ describe all completions that were sampled; adv/ policy/ clip/ loss/
-optim/ are means over the rollout's optimizer steps, which are in the list "steps"; sampler/ is the
-gap of sampler and trainer. The x-axes are rollout, step, tokens, seconds and flops until then.
+reward/ groups/ len/ grader/ are of all completions that were sampled, adv/ and policy/entropy of
+those to learn from; clip/ loss/ optim/ and the rest of policy/ are means over the optimizer steps,
+the list "steps"; sampler/ is the gap of sampler and trainer, and its correction. The x-axes are
+rollout, step, tokens, seconds and flops until then.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Problems, tokenizer and model folder as flags name them: all that is read before weights are."""
+"""Problems, tokenizer, sampler and trainer, as flags name them; what cannot be used is refused."""
 
 from functools import partial
 from pathlib import Path
