@@ -1,9 +1,8 @@
 """The log: one JSON object per rollout in metrics.jsonl, under the field's names.
 
-reward/ groups/ len/ grader/ are of all completions that were sampled, adv/ and policy/entropy of
-those to learn from; clip/ loss/ optim/ and the rest of policy/ are means over the optimizer steps,
-the list "steps"; sampler/ is the gap of sampler and trainer, and its correction. The x-axes are
-rollout, step, tokens, seconds and flops until then.
+reward/ groups/ len/ grader/ are of all completions sampled, adv/ and policy/entropy of those learnt
+from; loss/ clip/ optim/ and other policy/ are means over the optimizer steps, the list "steps";
+sampler/ compares sampler and trainer. The x-axes: rollout, step, tokens, seconds, flops until then.
 """
 
 import math
