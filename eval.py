@@ -26,7 +26,7 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
-from harness.flags import Parser, add_common_flags, follow_shots
+from harness.flags import Parser, add_common_flags, follow_sets
 from harness.log import versions
 from harness.model import read_tokenizer, values
 from harness.stats import benchmark_results, paired
@@ -51,7 +51,7 @@ def add_flags(flag):
     flag("samples", 16, "completions of each problem, n", least=1)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
     flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
-         least=1e-6)
+         least=1e-6, below=1.001)
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
@@ -79,11 +79,9 @@ def parse_args(argv=None):
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     with failures.refusing("eval.py"):
-        follow_shots(args)
+        follow_sets(args, *args.benchmarks.split(","))
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in args.benchmarks:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
-    if args.top_p > 1:
-        refuse(f"--top_p must be above 0 and at most 1, not {args.top_p}")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
     if args.completions:

@@ -727,9 +727,13 @@ def cells(axis):
 
 
 def row(name, **axes):
-    """The Method of a name, with another cell where an axis names one (None does not)."""
-    chosen = {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
-    return replace(METHODS[name], **chosen)
+    """The Method of a name, with another cell where an axis names one (None does not), and without
+    the row's own values for the cell that it had there."""
+    method, other = METHODS[name], {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
+    other = {axis: f for axis, f in other.items() if f is not getattr(method, axis)}
+    gone = {flag for axis in other for flag in keyword_only(getattr(method, axis))}
+    own = {flag: x for flag, x in method.preset.items() if flag not in gone}
+    return replace(method, **other, preset=own)
 
 
 def with_hyperparameters(method, hyperparameters):

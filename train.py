@@ -113,7 +113,8 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
                                        log.examples(groups, tokenizer)))
         batch, *rest = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
-            present, _ = compute_logprobs(trainer.policy, batch)
+            with run.timed("logp"):
+                present, _ = compute_logprobs(trainer.policy, batch)
             if trainer.teacher:
                 batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
             batch.old_logprobs = present
@@ -153,7 +154,7 @@ def main(argv=None):
         sys.exit(fit.main(argv))
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
-    train_set, test_set, left_out = load_data(args)
+    train_set, test_set = load_data(args)
     flags.compare_with_saved(args)
     if flags.finished(args):
         return parallel.stop()
@@ -167,7 +168,7 @@ def main(argv=None):
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, eos), tokenizer, eos, train_set,
-                           test_set, left_out))
+                           test_set))
 
     with Run(args, trainer, tokenizer, resumed) as run:
         sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
@@ -184,7 +185,8 @@ def main(argv=None):
             shaped_rewards = shaped(rewards, batch, args)
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
-            advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
+            with flags.refusing():  # passk takes no partial rewards
+                advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.set_advantages(advantages)
 
             # ---- S optimizer steps, each on its own share of the completions

@@ -57,9 +57,12 @@ def output(args):
     name = f"{args.metric}.png".replace("/", "-") if args.metric else COMMANDS[args.command][0]
     if args.out is None:
         first = args.paths[0].resolve()
-        return first.with_name(f"{first.stem}-{name}" if len(args.paths) == 1 else name)
-    if args.out.is_dir() or not args.out.parent.is_dir():  # the figure may be minutes away
-        refuse(f"--out {args.out} is no file in a folder that is there; it may be {name}")
+        alone = f"{first.name.removesuffix('.pt')}-{name}"
+        return first.with_name(alone if len(args.paths) == 1 else name)
+    known = not name.endswith("png") or args.out.suffix in (".png", ".pdf", ".svg")
+    if args.out.is_dir() or not args.out.parent.is_dir() or not known:
+        refuse(f"--out {args.out} is no file in a folder that is there, of a figure .png, .pdf or "
+               f".svg; it may be {name}")  # now: the figure may be minutes away
     return args.out
 
 

@@ -10,7 +10,7 @@ from engine.loading import load, lr_factor
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
 from engine.trainer import COEFFICIENTS, Trainer
 from harness.checkpoint import read_pickle
-from harness.flags import Parser, did_you_mean
+from harness.flags import Parser, check_known
 from losses import AXES, METHODS, Method, group_advantages, measure, row
 
 
@@ -24,10 +24,7 @@ def bound(text, methods=METHODS):
     for flag, value in method.flags.items():
         parser.flag(flag, value, "", type=float if value is None else None)
     values, unknown = parser.given(flags)
-    if unknown:
-        own = [f"--{flag}" for flag in method.flags]
-        raise ValueError(f"{unknown[0]} is no flag of {name}, which has {', '.join(own) or 'none'}"
-                         f"{did_you_mean(unknown[0], own)}")
+    check_known(unknown, name, method)
     return method.bind(**values)
 
 

@@ -25,10 +25,7 @@ def read(path):
     flags = json.loads((path / "config.json").read_text())["flags"]
     # a run that was killed may have cut its last line off: it has no line end
     lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
-    try:
-        records = list(map(json.loads, lines))
-    except RecursionError as e:
-        raise ValueError(f"metrics.jsonl: {e}") from None
+    records = list(map(json.loads, lines))
     for record in records:
         for kind in ("mean", "pass"):
             if names := scores(record, kind):
@@ -54,7 +51,8 @@ def grouped(runs):
     each seed the longest, of equally long ones the last. A second such label gets a number."""
     by_flags, groups = {}, {}
     for run in runs:
-        flags = {k: v for k, v in run["flags"].items() if k not in ("seed", "out")}
+        # the last goes by a machine's memory
+        flags = dict(run["flags"], seed=None, out=None, tokens_per_micro_batch=None)
         seeds = by_flags.setdefault(json.dumps(flags), {})
         if run["seed"] in seeds:
             print(f"analysis: {run['name']} (seed {run['seed']}) is given twice; a seed of a "
@@ -135,8 +133,7 @@ def pass_at_k(groups):
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
-            names = " ".join(Path(str(run["flags"][key])).name
-                             for key in ("model", "data", "eval_data") if run["flags"][key])
+            names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
             for record in run["records"]:
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")

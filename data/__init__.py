@@ -21,27 +21,27 @@ MADE = tuple(countdown.FORMS)  # computed, not read
 NAMES = *MADE, *SETS
 
 
-def load(name, split, data_dir=None, left_out=None, shots=0, seed=0, shots_from=None, **options):
+def load(name, split, data_dir=None, shots=0, seed=0, shots_from=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
     name: one of NAMES, or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
-    Hub. left_out: a list, to which the ids of problems are added whose gold answer cannot be
-    graded. shots: solved problems in front of each prompt, of split "train" of shots_from or the
-    set itself, by a seed. options: lcb_from and lcb_to (days such as 2024-08-01). Raises DataError.
+    Hub. shots: solved problems in front of each prompt, of split "train" of shots_from or the set
+    itself, by a seed. options: lcb_from and lcb_to (days such as 2024-08-01). Problems whose gold
+    answer cannot be graded are left out, and named on stderr. Raises DataError.
     """
     if shots:
         try:
             solved = load(shots_from or name, "train", data_dir)
         except DataError as e:
             raise DataError(f"--shots: {e}; --shots_from names a set with solutions") from None
-        return with_shots(load(name, split, data_dir, left_out, **options), solved, shots, seed)
+        return with_shots(load(name, split, data_dir, **options), solved, shots, seed)
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):
-        return sources.load_file(Path(name), left_out)
+        return sources.load_file(Path(name))
     if name in SETS:
-        return sources.load_set(name, split, data_dir, left_out, options)
+        return sources.load_set(name, split, data_dir, options)
     raise DataError(f"--data {name}: there is no such data set; there are {', '.join(NAMES)}, "
                     "and files that end in .jsonl")
 
@@ -113,7 +113,7 @@ def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, m
                  for prompt, group in zip(prompts, completions, strict=True)]
         details = []
         rewards, _ = grade(problems, texts, details=details)
-    faults = [[result.fault for result in details[i:i + samples]]
-              for i in range(0, len(details), samples)]
+    results = iter(details)
+    faults = [[next(results).fault for _ in group] for group in texts]
     return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
                                              faults)]

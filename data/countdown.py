@@ -88,16 +88,16 @@ def short_prompt(nums, target):
 
 
 class Generated(Sequence):
-    """`size` training problems of a form; each is computed when it is asked for."""
+    """The training problems of a form; each is computed when it is asked for."""
 
-    def __init__(self, form, size=100_000):
-        self.form, self.size = form, size
+    def __init__(self, form):
+        self.form = form
 
     def __len__(self):
-        return self.size
+        return 100_000
 
     def __getitem__(self, index):
-        return problem(self.form, 0, range(self.size)[index], "train")
+        return problem(self.form, 0, range(len(self))[index], "train")
 
 
 def held_out(form, n):

@@ -19,7 +19,7 @@ class DataError(ValueError):
     """A sentence on a fault of the data. train.py and eval.py print it and exit with 2."""
 
 
-def load_set(name, split, data_dir, left_out, options):
+def load_set(name, split, data_dir, options):
     """The problems of a set of data/sets.py; for the arguments see data.load."""
     spec = SETS[name]
     try:
@@ -47,7 +47,7 @@ def load_set(name, split, data_dir, left_out, options):
             row_id = f"{row_id}/{number}"
         problems[row_id] = dict(problem, verifier=spec.verifier, id=row_id)
         places.append(place)
-    return with_right_golds(name, list(problems.values()), places, left_out)
+    return with_right_golds(name, list(problems.values()), places)
 
 
 def local_rows(name, split, folder):
@@ -99,13 +99,13 @@ def hub_rows(spec, split):
                         "(--data_dir FOLDER takes local files)") from None
 
 
-def load_file(path, left_out):
+def load_file(path):
     """The problems of a file of {prompt or messages, answer, verifier, (id)}."""
     rows = list(json_lines(path))
     problems = [problem_of_row(*row, number) for number, row in enumerate(rows)]
     if len({p["id"] for p in problems}) < len(rows):
         raise DataError(f"{path}: two rows have the same id")
-    return with_right_golds(str(path), problems, [place for place, _ in rows], left_out)
+    return with_right_golds(str(path), problems, [place for place, _ in rows])
 
 
 def problem_of_row(place, row, number):
@@ -124,7 +124,7 @@ def problem_of_row(place, row, number):
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 
-def with_right_golds(name, problems, places, left_out=None):
+def with_right_golds(name, problems, places):
     """The problems whose gold answer the verifier can grade. Of the others, the first five are
     named, each by its place (FILE, line N), and the rest are counted."""
     kept, lines = [], []
@@ -132,8 +132,6 @@ def with_right_golds(name, problems, places, left_out=None):
         if result.reward:
             kept.append(problem)
             continue
-        if left_out is not None:
-            left_out.append(problem["id"])
         lines.append(f"{place} (id {problem['id']}) is left out: {problem['verifier']} cannot "
                      f"grade the gold answer {str(problem['answer'])[:200]!r} "
                      f"({result.fault or 'not right'}); for what it takes see data/README.md\n")

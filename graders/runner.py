@@ -7,7 +7,6 @@ text, why it cannot start. It fills the namespaces that unshare has made by call
 commands for it, a dozen processes, would take longer than a program.
 """
 
-import contextlib
 import ctypes
 import json
 import os
@@ -16,6 +15,7 @@ import struct
 import sys
 import time
 import types
+from contextlib import suppress
 
 # These names are in scope when LiveCodeBench's runner starts a program.
 PRELUDE = """
@@ -126,7 +126,7 @@ def confine(places, links, uid):
 
 def kill_the_rest():
     """Kills the processes that the program left, if this is the first of a process tree."""
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+    with suppress(ProcessLookupError, ChildProcessError):
         while os.getpid() == 1:
             os.kill(-1, 9)
             os.wait()
@@ -197,7 +197,7 @@ def main(descriptor):
     sys.argv = ["solution.py"]
     try:
         # Linux has it: where memory is short, this goes first.
-        with contextlib.suppress(FileNotFoundError), open("/proc/self/oom_score_adj", "w") as file:
+        with suppress(FileNotFoundError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
         if job["confined"]:
             confine(**job["confined"])

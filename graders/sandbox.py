@@ -6,7 +6,6 @@ all three, and on other systems, a program is refused, or runs with limits alone
 for that.
 """
 
-import contextlib
 import functools
 import json
 import math
@@ -21,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext, suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def used_by(session):
     """The CPU seconds of a session's processes and of those they waited for; 0 without /proc."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # It has ended.
+        with suppress(OSError):  # It has ended.
             if os.getsid(int(path.name)) == session:
                 stat = (path / "stat").read_text().rpartition(")")[2]
                 ticks += sum(map(int, stat.split()[11:15]))
@@ -174,19 +174,19 @@ def next_result(lines, session, timeout, most_bytes):
 def kill(process, runner, lines):
     """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
     A runner that a program has taken over may have left unshare's group and ignore its end."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         if process.poll() is None:  # Nobody else gets the runner's number while unshare waits.
             os.kill(runner, 9)
     # Where only the dead are left, the call is forbidden on macOS.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 9)
     process.wait()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         while lines.read_chunk(5.0):
             pass  # The socket ends with the runner, and so with the process tree.
 
 
-@contextlib.contextmanager
+@contextmanager
 def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     """Starts the runner; gives a function from a number of bytes to its next result, or ValueError,
     EOFError or TimeoutError. After the block nothing is left of it, neither processes nor files.
@@ -205,7 +205,7 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     lines = LineReader(channel.fileno())
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with channel, (contextlib.nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+    with channel, (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
             prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
         with runners_end:
             process = subprocess.Popen(

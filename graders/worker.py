@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +33,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 # A small machine gets more workers than cores, so that some can hang while others work.
 WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 Job = namedtuple("Job", "name arguments seconds")  # seconds: its limit
-Result = namedtuple("Result", "reward fault seconds")  # fault: None where there is none
+Result = namedtuple("Result", "reward fault")  # fault: None where there is none
 
 
 class Fault(namedtuple("Fault", "kind detail")):
@@ -85,13 +84,13 @@ class Worker:
         ends its process is an error."""
         if self.process and (self.lines.buffer or self.lines.poll.poll(0)):
             self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
-        results, texts, began = [], [], time.monotonic()
+        results, texts = [], []
         try:
             for job in jobs:
                 texts.append(json.dumps(job[:2]))
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
             if not texts:
-                return [Result(0.0, Fault("error", repr(e)), 0.0)]
+                return [Result(0.0, Fault("error", repr(e)))]
         try:
             if self.process is None:
                 self.start()
@@ -100,9 +99,8 @@ class Worker:
             self.process.stdin.flush()
             self.receive(START_SECONDS)  # The imports are done.
             for job in jobs[:len(texts)]:
-                began = time.monotonic()
                 reward, fault = self.receive(job.seconds)
-                results.append(Result(reward, fault and Fault(*fault), time.monotonic() - began))
+                results.append(Result(reward, fault and Fault(*fault)))
             return results
         except TimeoutError:
             fault = Fault("timeout", "")
@@ -111,7 +109,7 @@ class Worker:
         except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
             fault = Fault("error", "the verifier wrote to a descriptor that it did not open")
         self.stop()
-        return [*results, Result(0.0, fault, time.monotonic() - began)]
+        return [*results, Result(0.0, fault)]
 
 
 @functools.cache

@@ -33,14 +33,13 @@ def refusing(program, subject=""):
     """Makes a ValueError, a sentence that may go on from its subject, a refusal."""
     try:
         yield
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:  # the second of JSON that is nested too deep
         refuse(program, f"{subject}{e}")
 
 
 def refuse(program, message):
     """Flags, data or a model cannot be used: one sentence, once on each node, and exit code 2."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"{program}: {message}", file=sys.stderr)
-    else:
-        time.sleep(20)  # torchrun ends all ranks with the first, which must not be this silent one
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(20)  # torchrun ends all ranks with the first: this one is alone if it goes on
+    print(f"{program}: {message}", file=sys.stderr)
     sys.exit(2)

@@ -226,23 +226,24 @@ def parse_args(argv, description):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given, _ = parser.given(argv)
-    config = saved_config(parser.merge(given))
+    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))
     saved = {name: x for name, x in config["flags"].items() if name not in config["derived"]}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
+    if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
+        saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
     given, unknown = parser.given(argv)
     files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)
-    if unknown:
-        refuse_unknown(unknown[0].split("=")[0], chosen.loss, method, parser.rows)
+    with refusing():
+        check_known(unknown, chosen.loss, method, parser.rows)
+        follow_sets(args, args.data, args.eval_data or args.data)
     if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
-    with refusing():
-        follow_shots(args)
     follow(args, method)
     refusals.check(args, method)
     args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
@@ -296,18 +297,25 @@ def saved_config(args):
                "--out starts a new run")
 
 
-def refuse_unknown(name, loss, method, there):
-    if name.lower() in ("true", "false"):
-        refuse(f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
-    owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
-    names = [f"--{flag}" for row in METHODS.values() for flag in (*there, *row.flags)]
-    what = (f" is a flag of {', '.join(owners)}" if owners else
-            f": there is no such flag{did_you_mean(name, names)}; --help lists them")
-    refuse(f"{name}{what}; {loss} has {', '.join(f'--{flag}' for flag in method.flags) or 'none'}")
+def check_known(unknown, loss, method, common=()):
+    """Raises ValueError for the first of the words that are no flag of a method or in `common`."""
+    for word in unknown[:1]:
+        name = word.split("=")[0]
+        require(name.lower() not in ("true", "false"),
+                f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
+        owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
+        names = [f"--{flag}" for row in METHODS.values() for flag in (*common, *row.flags)]
+        what = (f" is a flag of {', '.join(owners)}" if owners else
+                f": there is no such flag{did_you_mean(name, names)}; --help lists them")
+        own = ", ".join(f"--{flag}" for flag in method.flags)
+        raise ValueError(f"{name}{what}; {loss} has {own or 'none'}")
 
 
-def follow_shots(args):
-    """--shots sets the template, and the text that ends a completion: the next question."""
+def follow_sets(args, *names):
+    """--data_dir is for sets that are read. --shots sets the template, and the text that ends a
+    completion: the next question. names: of the sets."""
+    require(not args.data_dir or not {*names} <= {*data.MADE},
+            f"--data_dir: {names[0]} is generated, not read")
     require(args.shots or not args.shots_from, "--shots_from is for --shots, which is not given")
     if args.shots:
         require(args.template in (None, "none"),
@@ -368,8 +376,8 @@ def compare_with_saved(args):
 def finished(args):
     """Says so if the run that --resume names has all its rollouts and its figure."""
     out = default_out(args)
-    folders = checkpoint_folders(out) if args.resume and (out / "curves.png").exists() else []
-    done = int(folders[-1].name[-6:]) if folders else 0
-    if done >= args.rollouts:
-        parallel.say(f"{out}: all {done} rollouts are done; a larger --rollouts continues")
-    return done >= args.rollouts
+    done = args.resume and (out / "curves.png").exists() and any(
+        int(folder.name[-6:]) >= args.rollouts for folder in checkpoint_folders(out))
+    if done:
+        parallel.say(f"{out}: all {args.rollouts} rollouts are done; a larger --rollouts continues")
+    return done

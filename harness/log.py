@@ -34,8 +34,8 @@ SHOWN = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_fr
 
 
 def mean_of_some(values):
-    """The mean of those that are not nan; None where there is none."""
-    values = [v for v in values if v == v]
+    """The mean of those that are finite; None where there is none."""
+    values = [v for v in values if math.isfinite(v)]
     return mean(values) if values else None
 
 

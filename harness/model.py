@@ -1,5 +1,6 @@
 """Problems, tokenizer, sampler and trainer, as flags name them; what cannot be used is refused."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
     options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
     for name in options:
-        require(name in str(chat), f"--template_kwargs: the chat template of --model {model} has "
-                f"no variable {name} to be set")
+        require(re.search(rf"\b{re.escape(name)}\b", str(chat)), "--template_kwargs: the chat "
+                f"template of --model {model} has no variable {name} to be set")
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
     if template in ("chat", "qwen_boxed") and not chat:
         say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
@@ -85,14 +86,14 @@ def check_prompts(model, tokenizer, config, eos, prompts):
 # ---------------------------------------------------------------------------- of train.py
 
 def load_data(args):
-    """-> the problems to learn from, those held out, and the ids of those left out for their gold
-    answer. args.checksums gets those of problems, weights and verifiers."""
-    left_out, test_set, held_out = [], [], args.eval_data or args.data
+    """-> the problems to learn from, and those held out. args.checksums gets those of problems,
+    weights and verifiers."""
+    test_set, held_out = [], args.eval_data or args.data
     options = dict(values(args, "data_dir shots seed"), shots_from=args.shots_from or args.data)
     try:
         if args.eval_every:
-            test_set = data.load(held_out, "test", **options)[:args.eval_problems]
-        train_set = data.load(args.data, "train", left_out=left_out, **options)
+            test_set = data.load(held_out, "test", **options)
+        train_set = data.load(args.data, "train", **options)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
@@ -112,7 +113,7 @@ def load_data(args):
         args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
         args.checksums["held-out problems"] = checksums.of_problems(test_set)
-    return train_set, test_set, left_out
+    return train_set, test_set
 
 
 def not_too_long(args, problems, lengths, source, made=False):
@@ -142,7 +143,7 @@ def load_tokenizer(args, train_set, test_set):
             args.max_prompt_tokens + args.max_tokens)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
-    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
+    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)[:args.eval_problems]
     train_set = train_set if made else short
     args.eval_problems = len(test_set) or args.eval_problems
     if len(train_set) < args.problems_per_rollout:
@@ -178,7 +179,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    names = " or --teacher ".join(filter(None, [args.model, args.teacher]))
+    names = f"{args.model} or --teacher {args.teacher}" if args.teacher else args.model
     with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, settings, weights=resumed and resumed["folder"],

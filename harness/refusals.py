@@ -67,12 +67,9 @@ def combinations(args, method):
         (vllm and not has_vllm() and not args.fit,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
-        (engines > min(problems, args.eval_problems),
-         "--problems_per_rollout and --eval_problems must be at least the number of engines, "
-         f"{engines}"),
+        (engines > problems,
+         f"--problems_per_rollout must be at least the number of engines, {engines}"),
         (args.check and args.resume, "--check starts a run anew: it goes without --resume"),
-        (args.data_dir and {args.data, args.eval_data or args.data} <= set(data.MADE),
-         f"--data_dir: {args.data} is generated, not read"),
         (dealt % steps, f"{problems} problems x {G} completions: {dealt} {args.shuffle} do not "
          f"divide into --steps_per_rollout {steps}"),
         (args.overlong_penalty > args.max_tokens,

@@ -100,16 +100,16 @@ def test_what_the_base_scores_is_no_result(tmp_path):
     """A run that was interrupted before an evaluation has none."""
     groups = grouped(write_run(tmp_path / "a-0", rollouts=0))
     assert "| 0 | 1 | own.jsonl, 32 x 4 | - | - |" in runs.table(groups)
-    assert list(runs.pass_at_k(groups)) == ["base m own.jsonl"]
+    assert list(runs.pass_at_k(groups)) == ["base m x/own.jsonl"]
 
 
 def test_pass_at_k_of_runs(folders):
     assert runs.pass_at_k(grouped(*folders[:2])) == {
-        "base m own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
+        "base m x/own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
     one, other = (runs.read(folder)[0] for folder in (folders[0], folders[2]))
     other["flags"]["model"] = "other"
     assert list(runs.pass_at_k(runs.grouped([one, other]))) == [
-        "base m own.jsonl", "base other own.jsonl", "a", "c"]
+        "base m x/own.jsonl", "base other x/own.jsonl", "a", "c"]
 
 
 def test_bootstrap():
@@ -137,7 +137,7 @@ def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
     curves = runs.pass_at_k(grouped(*(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02))
                                       for name, lr in (("a-0", 0.1), ("b-0", 0.2)))))
     for found, value, half in ((curves["a"][4], 0.5, 1.96 * 0.02), (curves["a"][2], 0.2, math.nan),
-                               (curves["base m own.jsonl"][1], 0.05, 1.96 * 0.5)):
+                               (curves["base m x/own.jsonl"][1], 0.05, 1.96 * 0.5)):
         assert found == pytest.approx((value, value - half, value + half), nan_ok=True)
 
 
@@ -186,11 +186,12 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["tokens", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
             (["tokens", file, "--methods", "grpo,"], "no such method: ; there are"),
             (["tokens", file, "--methods", "grpo, grpo --eps_lwo 0.1"],
-             "--eps_lwo is no flag of grpo, which has --eps_low, --eps_high, --dual_clip; did you"),
+             "did you mean --eps_low?; --help lists them; grpo has --eps_low, --eps_high, --dual"),
             (["tokens", file, "--methods", "dr_grpo --eps_low x"], "--eps_low: invalid float"),
             (["curves", folders[0], "--metric", "policy/entropie"], "did you mean policy/entropy?"),
             (["curves", folders[0], "--metric", "steps"], "steps: no such number was"),
             (["table", folders[0], "--metric", "policy/entropy"], "--metric is no flag of table"),
+            (["curves", folders[0], "--out", empty / "c.txt"], "of a figure .png, .pdf or .svg"),
             (["table", folders[0], "--model", "x"], "--model is no flag"), (["table"], "required"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
             (["tokens", file, file], "tokens takes one file that train.py --save_rollouts kept"),

@@ -25,7 +25,7 @@ def failing(capsys, *flags):
     said = [line for line in capsys.readouterr().out.splitlines()
             if line[:6] in (" ok   ", "FAIL  ")]
     failed = sorted(line[6:].split(":")[0] for line in said if line.startswith("FAIL"))
-    assert stop.value.code == (1 if failed else 0) and len(said) == 9
+    assert stop.value.code == (1 if failed else 0) and len(said) == 8
     return failed
 
 
@@ -115,18 +115,14 @@ def test_completions_that_cannot_end(base, capsys):
     assert ENDS in failing(capsys, "--max_tokens", "6")
 
 
-@pytest.mark.parametrize("last, rows", [
-    ("\\frac{1}{", ["gold answers can be graded", MIXED]), ("123454321", [MIXED])])
-def test_a_gold_answer_that_does_not_parse(last, rows, base, capsys, tmp_path):
-    """The base solves none of the problems either, which is another row's business."""
+def test_problems_of_which_none_is_solved(base, capsys, tmp_path):
     path = write_rows(tmp_path / "own.jsonl", [
-        dict(prompt=f"{i}=", answer=answer, verifier="math")
-        for i, answer in enumerate(["123454321"] * 19 + [last])])
-    assert failing(capsys, "--data", path, "--eval_every", "0") == rows
+        dict(prompt=f"{i}=", answer="123454321", verifier="math") for i in range(20)])
+    assert failing(capsys, "--data", path, "--eval_every", "0") == [MIXED]
 
 
 @needs_vllm
 def test_under_torchrun_with_vllm(base):
     done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems",
                     "16", "--sampler", "vllm")
-    assert done.stdout.count(" ok   ") == 9 and "all of it is as it should be" in done.stdout
+    assert done.stdout.count(" ok   ") == 8 and "all of it is as it should be" in done.stdout

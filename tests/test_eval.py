@@ -163,6 +163,7 @@ def refused(capsys):
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
     ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
+    ("--data_dir {tmp}", "--data_dir: countdown is generated"),
     ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"), ("--model=", "--model is empty"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
@@ -261,7 +262,7 @@ def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     found = result(*texts)  # four of another answer, in three spellings, win
     assert found["maj@8"] == 0 and found["mean@8"] == 3 / 8
     own_jobs = worker.run_jobs
-    late = worker.Result(0.0, worker.Fault("timeout", ""), 60.0)
+    late = worker.Result(0.0, worker.Fault("timeout", ""))
     monkeypatch.setattr(worker, "run_jobs", lambda module, *jobs: (
         [late] if module == "graders.votes" else own_jobs(module, *jobs)))
     assert result(*texts)["maj@8"] == 1  # comparing them takes too long: by their texts

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import os
 import re
 
 import pytest
@@ -170,20 +169,6 @@ def test_what_a_gpu_has_by_default(capability, dtype, monkeypatch):
     for installed, kind in ((True, "vllm"), (False, "transformers")):
         monkeypatch.setattr(sampler, "has_vllm", lambda installed=installed: installed)
         assert sampler.default_kind() == kind
-
-
-def test_deterministic_sets_what_it_says(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    fake_cuda(monkeypatch, is_available=lambda: True)
-    try:
-        parallel.start(deterministic=True)
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-        assert "VLLM_BATCH_INVARIANT" not in os.environ  # it breaks updates on some cards
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def full_gpu(*_, **__):

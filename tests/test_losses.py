@@ -654,6 +654,11 @@ def test_a_step_without_a_success_teaches_rft_nothing():
     assert loss == 0 and not gradient.any()
 
 
+def test_a_number_of_an_objective_keeps_its_name():
+    mine = replace(METHODS["rloo"], objective=lambda t: (-t.advantages * t.ratio, dict(ess=7.0)))
+    assert step_metrics(mine, random_tokens(), 7)["ess"] == 7
+
+
 def test_half_precision_is_computed_in_float32():
     tokens = random_tokens()
     half = {name: x.detach().bfloat16() for name, x in vars(tokens).items()
@@ -690,6 +695,9 @@ def test_a_card_says_what_the_row_computes(monkeypatch):
 
 def test_rows_are_put_together_from_cells():
     assert row("grpo") == METHODS["grpo"] and row("grpo", select=None) == METHODS["grpo"]
+    # the row's own values are those of its own cells
+    assert row("dapo", objective="gspo").flags == METHODS["gspo"].flags
+    assert row("dapo", objective="ppo_clip") == METHODS["dapo"]
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
         METHODS["fade"].advantage, METHODS["p3o"].objective, losses.token_mean)

@@ -220,6 +220,8 @@ def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path,
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])  # as forced
     assert last["optim/lr"] == pytest.approx(1e-3) and last["sampler/logp_absdiff_max"] < 1e-4
     assert "adv/fade_alpha" not in last
+    forced = train.parse_args([*"--resume --force --loss dapo --out".split(), str(whole[0])])[1]
+    assert forced.flags["eps_high"] == 0.28  # the other row's, and not what fade had
     for fixed in ("--lora_rank 2", f"--model {out}/checkpoints/rollout_000003"):
         assert "train another" in refused(capsys, out, "--force", *fixed.split())
 

@@ -138,7 +138,7 @@ def test_the_program_is_the_last_that_defines_the_function(completion):
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     """The time of each job, where it runs, what of the answers is counted, and in which order."""
     asked, error = [], worker.Fault("error", "a")
-    results = [worker.Result(*result, 0.1) for result in (
+    results = [worker.Result(*result) for result in (
         (1.0, None), (0.0, error), (0.0, worker.Fault("timeout", "")), (0.0, error),
         (0.5, worker.Fault("unparsed_answer", "")))]
     monkeypatch.setattr(worker, "run_jobs", lambda *args: asked.append(args) or results)

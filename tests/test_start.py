@@ -24,7 +24,7 @@ from helpers import SMALL, read_rows, run, write_rows
 def graded_alike(reward, fault=None):
     """A stand-in for rewards.grade that gives every completion this reward and this fault."""
     def grade(problems, texts, details):
-        details += [worker.Result(reward, fault, 0.0)] * sum(map(len, texts))
+        details += [worker.Result(reward, fault)] * sum(map(len, texts))
         return [[reward] * len(t) for t in texts], {}
     return grade
 
@@ -155,6 +155,13 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
         assert words in said.split("WARNING")[1]
 
 
+def test_rewards_that_a_method_does_not_take_are_a_sentence(base, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "grade", graded_alike(0.5))
+    said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--loss", "passk",
+                           "--out", tmp_path / "run")
+    assert "passk counts successes" in said
+
+
 @pytest.mark.parametrize("flags, warned", [
     ("--loss reinforce", False),  # all are right, or nearly: that has an advantage of 1
     ("--loss grpo", True)])
@@ -194,8 +201,10 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
     said = capsys.readouterr().out
     for name, count in ((f"--data {one}", 1), (f"--eval_data {two}", 2)):
         assert f"{name}: left out {count} of 4 problems, their prompts are longer" in said
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["flags"]["eval_problems"] == 2
+    for rollouts in "123":  # no others are left out where it is resumed
+        train.main(["--resume", "--rollouts", rollouts, "--out", str(tmp_path / "run")])
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert config["flags"]["eval_problems"] == 2
     assert "has 3 problems, fewer than --problems_per_rollout 4: each rollout has some" in said
     said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
@@ -213,8 +222,8 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
         tokenizer, *_ = read_tokenizer(str(folder), [problem], "chat", text)
         assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "1?" + end
     assert not capsys.readouterr().out
-    with pytest.raises(ValueError, match="has no variable thinking to be set"):
-        read_tokenizer(str(folder), [problem], "chat", '{"thinking": 1}')
+    with pytest.raises(ValueError, match="has no variable thin to be set"):
+        read_tokenizer(str(folder), [problem], "chat", '{"thin": 1}')
     run(str(folder), tmp_path / "run", "--template_kwargs", '{"think": "hm"}', "--template", "chat",
         "--rollouts", "1", "--eval_every", "0")
     assert read_rows(tmp_path / "run" / "samples.jsonl")[0]["prompt"].endswith(":hm:")
