@@ -87,8 +87,9 @@ def traces_table(runs):
     lines = []
     for metric, label, names in TRACES:
         for (task, name, steps), setting in sorted(runs.of.items()):
-            of = [run for seeds in setting.values() for run in seeds.values()]
-            if name in names and metric in of[0]["mean"]:
+            of = [run for seeds in setting.values() for run in seeds.values()
+                  if metric in run["mean"]]  # without a gradient in some rollout it is not
+            if name in names and of:
                 means = [run["mean"][metric] for run in of]
                 found = means + [x for run in of for x in run["trace"].get(metric, ())]
                 lines.append((label, name, task, str(steps), f"{statistics.fmean(means):.3g}",
