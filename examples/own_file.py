@@ -18,6 +18,6 @@ for path in sys.argv[1:]:
     rows, details = [problem for problem in problems if "completion" in problem], []
     grade(rows, [[str(row["completion"])] for row in rows], details=details)
     counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
-                     for reward, fault, _ in details)
+                     for reward, fault in details)
     print(f"problems: {len(problems)}", *(f"{kind}: {n}" for kind, n in counts.most_common()),
           sep="\n")
