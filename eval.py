@@ -51,7 +51,7 @@ def add_flags(flag):
     flag("samples", 16, "completions of each problem, n", least=1)
     flag("temperature", 1.0, "temperature of the sampler; 0 is greedy")
     flag("top_p", 1.0, "sample from the most probable tokens, up to this probability in sum",
-         least=1e-6, below=1.001)
+         least=1e-6, below=1.0000000000000002)  # the next number after 1
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
     flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
