@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,12 @@ def torchrun(ranks, *command, timeout=1800, check=True, **variables):
                                    "--nproc_per_node", str(ranks)]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     env.update(variables, OMP_NUM_THREADS="1")
-    done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=timeout, env=env)
+    for last in False, True:
+        done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
+                              capture_output=True, timeout=timeout, env=env)
+        if last or "(SIGSEGV)" not in done.stderr:
+            break  # torch 2.13's gloo thread crashed in malloc, in one of some hundred launches
+        warnings.warn(f"a rank crashed, {command[0]} starts again: {done.stderr[-1500:]}")
     said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
     assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]
     return done
