@@ -83,9 +83,8 @@ def majority_score(problems, groups):
         wrong = [final_answer(row["completion"]) for row in rows
                  if row["reward"] != 1 and row["fault"] in (None, "hedge")]
         jobs.append(worker.Job(problem["verifier"], [wrong, right], 60.0))
-    results = worker.run_jobs("graders.votes", jobs, worker.WORKERS)
-    return mean(votes.majority(*job.arguments) if result.fault else result.reward
-                for job, result in zip(jobs, results))
+    return mean(votes.majority(*job.arguments) if result.fault else result.reward for job, result
+                in zip(jobs, worker.run_jobs("graders.votes", jobs, worker.WORKERS)))
 
 
 def summarise(problems, groups):
