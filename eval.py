@@ -71,16 +71,17 @@ def parse_args(argv=None):
     with failures.refusing("eval.py"):
         settings = settings_of(given.get("model"))
     recipe = "the model's recipe.json", {
-        name: settings.get(name) for name in ("max_tokens", "max_prompt_tokens")}
+        name: settings.get(name) for name in ("max_tokens", "max_prompt_tokens", "template")}
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
     del args.origin
+    names = [*map(str.strip, args.benchmarks.split(","))]
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     with failures.refusing("eval.py"):
-        follow_sets(args, *args.benchmarks.split(","))
-    if (args.lcb_from or args.lcb_to) and "livecodebench" not in args.benchmarks:
+        follow_sets(args, *names)
+    if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")

@@ -842,7 +842,7 @@ def measure(method, tokens):
         shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),
         approx_kl_k1=tokens.mean(-log_ratio),
         ratio_mean=tokens.mean(ratio), ratio_min=least + none, ratio_max=most + none,
-        ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy),
+        ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy.where(learnt, 0)),
         **{f"ratio_std/bin{i}": std[i] + none for i in range(BINS)},
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 

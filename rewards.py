@@ -131,8 +131,8 @@ def math_gold(gold):
 def cell(value):
     """A table's entry: a float, without "," "$" "%", or a lower-case text, both without LaTeX."""
     text = re.sub(answers.TEXT, r"\1", str(value)).replace("{,}", ",").replace("\\", "")
-    text = text.strip().strip("\"'").lower()
-    plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ")
+    text = text.strip().strip("\"'").lower().replace("\u2212", "-")  # a minus sign
+    plain = answers.THOUSANDS.sub("", text).strip("$% ")
     is_number = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,2})?", plain)
     return float(plain) if is_number else text
 
@@ -144,15 +144,16 @@ def same_cell(pred, gold):
 
 
 def entries(text, count):
-    """The entries of an answer: a JSON list, or split at | or commas if that gives `count`."""
+    """The entries of an answer: a JSON list, or split at | or commas, if that gives `count`."""
     try:
         value = json.loads(text)
+        value = value.get("answer") if isinstance(value, dict) else value
+        value = value if isinstance(value, list) else [value]
     except (ValueError, RecursionError):
-        text = re.sub(r"(?s)^\[(.*)\]$", r"\1", text)
-        splits = [text], text.split("|"), re.split(r",\s+", text)
-        return next((split for split in splits if len(split) == count), [text])
-    value = value.get("answer") if isinstance(value, dict) else value
-    return value if isinstance(value, list) else [value]
+        value = []
+    text = re.sub(r"(?s)^\[(.*)\]$", r"\1", text)  # [1,234] may be one entry
+    splits = value, [text], text.split("|"), re.split(r",\s+", text)
+    return next((split for split in splits if len(split) == count), [text])
 
 
 def table(completion, answer):
@@ -187,9 +188,9 @@ def code_gold(gold):
     texts = [text for test in tests for text in (test["input"], test["output"])]
     if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
         return False
-    for line in "\n".join(texts).split("\n") if name is not None else ():
-        if line.strip():
-            json.loads(line)
+    for test in tests if name is not None else ():
+        for text in [*filter(str.strip, test["input"].split("\n")), test["output"]]:
+            json.loads(text)
     return True
 
 

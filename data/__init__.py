@@ -55,7 +55,7 @@ def with_shots(problems, solved, n, seed):
     chosen = random.Random(seed).sample(solved, n)
     shown = "".join(f"Question: {p['prompt']}\nAnswer: {p['solution']}\n\n" for p in chosen)
     left = [{**p, "prompt": f"{shown}Question: {p['prompt']}\nAnswer:"} for p in problems
-            if p not in chosen]
+            if f"Question: {p['prompt']}\nAnswer:" not in shown]
     if not left:
         raise DataError(f"--shots {n}: no other problem is left")
     return left

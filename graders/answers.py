@@ -21,6 +21,7 @@ def parts(name):
 
 LINES = parts("words.txt")
 WORDS = {part: " ".join(lines).split() for part, lines in LINES.items()}
+THOUSANDS = re.compile("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 FRACTION = r"\\frac\{([0-9]+)\}\{([0-9]+)\}"
 EQUALS = r"=(?![^{}]*\})"  # but not that of \sum_{k=1}
@@ -239,7 +240,8 @@ def named(text):
 def is_word(text):
     """Is it words, or a name of letters (ABC)? Those are no products: the letters are compared."""
     return (bool(re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+)*", text))
-            and (max(map(len, text.split())) > 2 or not text.islower()))
+            and (max(map(len, re.split("[ -]", text))) > 2
+                 or "-" not in text and not text.islower()))
 
 
 def words(text):

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 from math_verify.errors import TimeoutException
 from math_verify.grader import should_treat_as_complex
@@ -21,6 +22,7 @@ from graders.answers import (
     EQUALS,
     LONGEST,
     NAME,
+    THOUSANDS,
     amount,
     choice,
     clean,
@@ -89,6 +91,7 @@ LISTED = True, True  # as the ends of an interval that has neither
 OF_INTEGERS = sympy.floor, sympy.ceiling, sympy.factorial, sympy.Mod
 POWERS = sympy.Pow, sympy.factorial, sympy.binomial
 ENDLESS = sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.AccumBounds
+WITH_CASE = ConversionConfig(lowercase_symbols=False)  # R and r are two names
 AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")  # boxes: ours
 
 
@@ -100,7 +103,8 @@ def read(text):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
         return Rational(value)
-    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)", r"\\mathfrak{\1}", text)  # no name for the parser
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)|\\(g|G(?=amma(?! *\()))amma(?![A-Za-z])",
+                  r"\\mathfrak{\1\2}", text)  # no names to the parser
     text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
     ends = re.fullmatch(r"[(\[](.*,.*)[)\]]", text) if re.search(r"[!^]|binom", text) else None
@@ -108,7 +112,8 @@ def read(text):
         return latex  # The parser would compute which end of an interval is larger.
     try:
         value = latex2sympy(latex, is_real=not should_treat_as_complex(latex),
-                            convert_degrees=False, normalization_config=None)
+                            convert_degrees=False, normalization_config=None,
+                            conversion_config=WITH_CASE)
     except Exception:  # whatever the parser says
         return latex
     if not is_value(value) or value is sympy.EmptySet and "," in text:  # (5, 3]
@@ -289,7 +294,7 @@ def readable(gold):
     text, _ = clean(str(gold).rpartition("####")[2])
     dollars = str(gold).replace("\\$", "").count("$")
     if text.count("{") != text.count("}") or dollars % 2 or text.lower().lstrip("-") in (
-            "nan", "inf"):
+            "", "nan", "inf"):
         return False
     text, _ = as_interval(text)
     return amount(text) is not None or is_word(text) or same(text, text)
@@ -314,6 +319,8 @@ def equal(pred, gold):
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
+    if ("," in text) != ("," in gold_text):  # 12,000\pi
+        text, gold_text = (THOUSANDS.sub("", t) for t in (text, gold_text))
     bound = {said[1]: told[1], told[1]: said[1]} if said and told else {}
     text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
     return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), text), gold_text)
@@ -328,7 +335,7 @@ def renamings(pred, gold, bound):
                  for text in (pred, gold))
     value = read(gold.rpartition("=")[2].strip()) if its else None
     names = value.free_symbols if isinstance(value, Expr) else set()
-    found = [name for name in names if name.name.split("_")[0] in ("c", "k")]
+    found = [name for name in names if name.name.split("_")[0] in ("c", "C", "K")]
     if len(mine) != len(its) or not found or not {*"tuxyz"} & {*LETTERS.findall(gold)} or any(
             sympy.diff(value, a, b) for a in found for b in found):
         return [bound]

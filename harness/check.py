@@ -14,8 +14,10 @@ import torch
 import data
 from engine import parallel
 from engine.completion import Completion, seed_of
+from engine.layout import micro_batches
 from engine.parallel import say
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
+from harness.failures import room_for
 from rewards import grade
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
@@ -123,7 +125,8 @@ def check_split(s):
     (Gemma 3 270M) for any method: it is computed in float32."""
     batch = s.batch
     longest = int((batch.prompt_len + batch.completion_len).max())
-    n = max(2, min(PROMPTS * EACH, s.policy.budget // longest))  # no more than go through at once
+    # no more than go through at once: half, since float32 takes twice the memory of 16 bits
+    n = max(2, min(PROMPTS * EACH, s.policy.budget // longest // 2))
     with in_float32(s.policy) as dtype:
         # ratios that are not 1, or a batch statistic would have nothing to depend on
         logprobs, batch.entropy = compute_logprobs(s.policy, batch)
@@ -140,20 +143,27 @@ def check_split(s):
            "computes it in float32")
 
 
-def check_memory(s):
-    """An optimizer step with the longest rows that the flags allow."""
-    args = s.args
-    longest = args.max_prompt_tokens + args.max_tokens
-    n = max(1, s.policy.budget // longest) * parallel.world()
-    completion = Completion([s.eos[0]] * args.max_tokens, [-1.0] * args.max_tokens, True)
-    batch = make_batch([([s.eos[0]] * args.max_prompt_tokens, [completion] * n)],
-                       parallel.device())
+def longest_rollout(args, device="cpu"):
+    """-> the Batch of a rollout as long as it may be, with an advantage for each token."""
+    completion = Completion([2] * args.max_tokens, [-1.0] * args.max_tokens, True)
+    batch = make_batch([([3] * args.max_prompt_tokens, [completion] * args.group_size)]
+                       * args.problems_per_rollout, device)
     batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
-    batch.advantages = torch.ones_like(batch.sampler_logprobs)
+    batch.advantages = batch.mask.float()
+    return batch
+
+
+def check_memory(s):
+    """The largest micro-batches, beside gradients of others and AdamW's moments: step two has them.
+    """
+    rollout, ranks = longest_rollout(s.args, parallel.device()), parallel.world()
+    parts = micro_batches(rollout, s.policy.budget, s.policy.layout, ranks)[:2 * ranks]
+    batch = rollout.rows(sum(parts, []))
     s.sampler.sleep()  # until check_sync: the trainer has the memory for itself
-    s.trainer.step(batch)
+    for _ in range(2):
+        s.trainer.step(batch)
     used, there = parallel.peak_memory(), parallel.memory()
-    yield (f"memory of an update of {n} x {longest} tokens",
+    yield (f"memory of an update of {len(batch.ids)} x {batch.ids.shape[1]} tokens",
            f"{used / 2**30:.2f} of {there / 2**30:.1f} GiB, limit 95%", used < 0.95 * there,
            "--tokens_per_micro_batch, --activation_checkpointing, --offload, --lora_rank")
 
@@ -177,14 +187,15 @@ def run(args, trainer, sampler, tokenizer, eos, train_set, test_set):
     """Prints the rows as they come -> the exit code: 0 if all are right, else 1."""
     s = SimpleNamespace(**locals(), policy=trainer.policy,
                         exact=args.dtype == args.sampler_dtype == "float32")
-    s.groups, s.batch = sampled(s, args.temperature, 0)
     failed = 0
-    for check in (check_sampler, check_ends, check_rewards, check_wrong, check_memory, check_split,
-                  check_sync):
-        for subject, figure, right, change in check(s):
-            failed += not right
-            say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"
-                + ("" if right else f"\n      to change: {change}"))
+    with room_for("check"):
+        s.groups, s.batch = sampled(s, args.temperature, 0)
+        for check in (check_sampler, check_ends, check_rewards, check_wrong, check_memory,
+                      check_split, check_sync):
+            for subject, figure, right, change in check(s):
+                failed += not right
+                say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"
+                    + ("" if right else f"\n      to change: {change}"))
     say(f"{failed} of the rows failed" if failed else "all of it is as it should be")
     sampler.close()
     parallel.stop()

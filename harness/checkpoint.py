@@ -56,7 +56,9 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
     `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
     copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
-    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()}
+    tied = trainer.policy.model.all_tied_weights_keys  # {name: that of the same weights}
+    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
+               if name not in tied}
     state.update(trainer.state())
     aside = out / "checkpoints" / "unfinished"
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")
@@ -73,7 +75,7 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         for old in checkpoint_folders(out)[:-keep]:
-            shutil.rmtree(old.rename(aside))
+            shutil.rmtree(old.rename(aside), ignore_errors=True)  # NFS keeps open files
     parallel.on_rank0(write_folder)
 
 

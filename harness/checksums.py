@@ -37,16 +37,18 @@ def of_functions(functions):
 
 
 def of_method(loss, method, correction):
-    """-> that of a row of METHODS with its values, and of a correction."""
+    """-> that of a row of METHODS with its values, of a correction, and of what all rows share."""
     text = losses.describe(loss, losses.METHODS[loss])
     corrections = [f for f, _ in losses.chosen_corrections(correction)] if correction else []
     return {f"METHODS[{loss!r}]": zlib.crc32(text.encode()),
-            **of_functions([*method.functions, *corrections])}
+            "Tokens": zlib.crc32(inspect.getsource(losses.Tokens).encode()),
+            **of_functions([*method.functions, *corrections, losses.policy_loss,
+                            losses.group_advantages])}
 
 
 def of_weights(model):
-    """-> a checksum of a MB in the middle of each file of weights in a model's folder; the commit
-    of an id of the Hub; None where there is neither: loading the model says so."""
+    """-> a checksum of 64 pieces of each file of weights in a model's folder; the commit of an id
+    of the Hub; None where there is neither: loading the model says so."""
     folder, checksum = Path(model), 0
     if not folder.exists():
         with suppress(Exception):  # the Hub's clients may raise anything
@@ -54,7 +56,9 @@ def of_weights(model):
             from huggingface_hub import hf_hub_download
             return Path(hf_hub_download(model, "config.json")).parent.name
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        size = path.stat().st_size
         with open(path, "rb") as file:
-            file.seek(path.stat().st_size // 2)
-            checksum = zlib.crc32(file.read(2**20), checksum)
+            for place in range(0, size, size // 64 + 1):
+                file.seek(place)
+                checksum = zlib.crc32(file.read(2**16), checksum)
     return checksum or None

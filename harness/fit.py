@@ -32,8 +32,8 @@ import data
 from data.recipe import BASE
 from engine import kernels, loading, parallel
 from engine import policy as policies
-from engine.completion import Completion
 from engine.layout import lay, micro_batches
+from harness.check import longest_rollout
 from harness.flags import parse_args, refuse
 from harness.model import load_trainer
 
@@ -168,11 +168,9 @@ def largest(batch, policy):
 def rehearse(args, method, memory, cpu=False):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
     prompts and completions are as long as they may be. cpu: in a CPU's memory."""
-    P, G, T = args.problems_per_rollout, args.group_size, args.max_tokens
-    rollout = policies.make_batch(
-        [([3] * args.max_prompt_tokens, [Completion([2] * T, [-1.0] * T, True)] * G)] * P)
-    rows = policies.shuffled_shares(P * G, args.steps_per_rollout, args.seed, 0,
-                                    G if args.shuffle == "groups" else 1)[0]
+    rollout = longest_rollout(args)
+    rows = policies.shuffled_shares(len(rollout.ids), args.steps_per_rollout, args.seed, 0,
+                                    args.group_size if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     with stage(memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None)
@@ -193,8 +191,6 @@ def rehearse(args, method, memory, cpu=False):
         f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
             policy, trainer.reference, trainer.teacher) if model])
         batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
-        batch.old_logprobs = batch.entropy = batch.ref_logprobs = batch.sampler_logprobs
-        batch.advantages = batch.mask.float()  # real, as the mask is: every row has one
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
         state = ledger.live

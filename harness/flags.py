@@ -194,7 +194,7 @@ def add_flags(flag, section):
     flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", least=1e-12)
     flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
-    flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank")
+    flag("lora_alpha", 32.0, "adapters are scaled by lora_alpha / lora_rank", least=1e-3)
     section("computation and memory")
     flag("tokens_per_micro_batch", None, "default by the free memory", type=int, least=1)
     flag("share_prompts", True, "a prompt goes through the model once for all its completions")
@@ -312,10 +312,10 @@ def check_known(unknown, loss, method, common=()):
 
 
 def follow_sets(args, *names):
-    """--data_dir is for sets that are read. --shots sets the template, and the text that ends a
+    """--data_dir is for the Hub's sets. --shots sets the template, and the text that ends a
     completion: the next question. names: of the sets."""
-    require(not args.data_dir or not {*names} <= {*data.MADE},
-            f"--data_dir: {names[0]} is generated, not read")
+    require(not args.data_dir or args.shots or {*names} & {*data.SETS},
+            f"--data_dir is for {', '.join(data.SETS)}, and {names[0]} is none of them")
     require(args.shots or not args.shots_from, "--shots_from is for --shots, which is not given")
     if args.shots:
         require(args.template in (None, "none"),
@@ -364,7 +364,8 @@ def compare_with_saved(args):
             places = ", ".join(sorted(differing(old, new))) if isinstance(new, dict) else ""
             changes[name] = f"the {name} changed{places and f' in {places}'}"
     args.checksums = {**sums, **args.checksums}
-    free = CHANGEABLE - {"rollouts"} if args.schedule == "cosine" else CHANGEABLE
+    ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
+    free = CHANGEABLE - {"rollouts"} if ends else CHANGEABLE
     learnt = [text for name, text in changes.items() if name not in free]
     if learnt and not args.force:
         refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "

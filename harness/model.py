@@ -100,8 +100,8 @@ def load_data(args):
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
         refuse(f"{e}{other}")
-    learnt = {str(p["prompt"]) for p in rows}
-    if both := sum(str(p["prompt"]) in learnt for p in test_set):
+    learnt = {*map(data.cluster, rows)}
+    if both := sum(data.cluster(p) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
             "and say little of others; --eval_data names other problems")
     args.checksums.update({

@@ -22,7 +22,7 @@ GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
              correction_low="correction", correction_high="correction", kl_unbiased="kl_coef",
-             teacher_coef="teacher")
+             teacher_coef="teacher", eval_data="eval_every")
 
 
 def check(args, method):
@@ -143,9 +143,9 @@ def call(method, f, shape, *inputs, **offered):
     require(value.isfinite().all(),
             f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
             "ratio 1, at A = 0, or in padding, where all fields are 0")
-    kinds = int, float, *[torch.Tensor] * (f is method.objective)
+    kinds = bool, int, float, *[torch.Tensor] * (f is method.objective)  # numpy's are not saved
     for key, number in numbers.items() if isinstance(numbers, dict) else ():
-        require(isinstance(number, kinds) and torch.as_tensor(number).numel() == 1,
+        require(type(number) in kinds and torch.as_tensor(number).numel() == 1,
                 f"{where} logs {key!r}, which is not one number: float(x) in state, and "
                 "tokens.mean(x) from an objective make one")
     return value

@@ -7,7 +7,7 @@ from collections import defaultdict
 from statistics import fmean as mean
 
 import data
-from graders import votes, worker
+from graders import votes
 from rewards import final_answer
 
 
@@ -74,19 +74,6 @@ def interval(values, clusters=None, limits=None):
     return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
 
 
-def majority_score(problems, groups):
-    """maj@n. Where comparing takes a minute, answers of one key are one. An answer on which the
-    verifier failed has no vote."""
-    jobs = []
-    for problem, rows in zip(problems, groups):
-        right = sum(row["reward"] == 1 for row in rows)
-        wrong = [final_answer(row["completion"]) for row in rows
-                 if row["reward"] != 1 and row["fault"] in (None, "hedge")]
-        jobs.append(worker.Job(problem["verifier"], [wrong, right], 60.0))
-    return mean(votes.majority(*job.arguments) if result.fault else result.reward for job, result
-                in zip(jobs, worker.run_jobs("graders.votes", jobs, worker.WORKERS)))
-
-
 def summarise(problems, groups):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
     error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
@@ -109,5 +96,9 @@ def benchmark_results(problems, groups):
     results = dict(summarise(problems, groups), problems=len(problems), samples=n,
                    interval=[low, high])
     if {problem["verifier"] for problem in problems} <= {"math", "table"}:  # others have no votes
-        results[f"maj@{n}"] = majority_score(problems, groups)
+        # an answer on which the verifier failed has no vote
+        wrong = [[final_answer(row["completion"]) for row in rows
+                  if row["reward"] != 1 and row["fault"] in (None, "hedge")] for rows in groups]
+        results[f"maj@{n}"] = mean(votes.majority(of, sum(row["reward"] == 1 for row in rows))
+                                   for of, rows in zip(wrong, groups))
     return results

@@ -85,7 +85,7 @@ def torchrun(ranks, *command, timeout=1800, check=True, **variables):
                               capture_output=True, timeout=timeout, env=env)
         if last or "(SIGSEGV)" not in done.stderr:
             break  # torch 2.13's gloo thread crashed in malloc, in one of some hundred launches
-        warnings.warn(f"a rank crashed, {command[0]} starts again: {done.stderr[-1500:]}")
+        warnings.warn(f"a rank crashed, it starts again: {done.stderr[-999:]}", stacklevel=2)
     said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
     assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]
     return done

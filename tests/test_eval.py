@@ -18,7 +18,7 @@ import data
 import eval
 import helpers
 from engine.completion import Completion, seed_of
-from graders import sandbox, votes, worker
+from graders import sandbox, votes
 from harness.log import line
 from harness.stats import benchmark_results, interval, pass_at_k, standard_error, summarise
 from harness.tables import results_table
@@ -42,17 +42,7 @@ def test_majority():
     assert votes.majority(["2", "2"], 1) == 0 and votes.majority(["2"], 2) == 1
     assert votes.majority(["2"], 1) == 0.5  # equally frequent: the mean of both
     assert votes.majority([], 1) == 1 and votes.majority([], 0) == 0
-    # what equals is one answer; nothing is compared where that changes nothing
-    two, asked = ["x+1", "1+x"], []
-
-    def equal(a, b):
-        asked.append((a, b))
-        return {a, b} == set(two)
-    assert votes.majority(two, 1, equal) == 0 and votes.majority(two, 1) == 1 / 3
-    assert votes.majority([*two, "3"], 2, equal) == 0.5
-    assert votes.majority(["0.5", "1/2"], 1, equal) == 0 and ("0.5", "1/2") not in asked
-    asked.clear()
-    assert votes.majority(two, 0, equal) == 0 and votes.majority(two, 3, equal) == 1 and not asked
+    assert votes.majority(["0.5", "1/2"], 1) == 0 and votes.majority(["x+1", "1+x"], 1) == 1 / 3
 
 
 @pytest.mark.parametrize("answer, same", [
@@ -163,7 +153,7 @@ def refused(capsys):
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
     ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
-    ("--data_dir {tmp}", "--data_dir: countdown is generated"),
+    ("--data_dir {tmp}", "countdown is none of them"),
     ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"), ("--model=", "--model is empty"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
@@ -250,7 +240,7 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert settings["samples"] is settings["temperature"] is None  # nobody knows
 
 
-def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
+def test_majority_of_mathematical_answers(tmp_path):
     own = own_file(tmp_path / "own.jsonl", 1, "1/2")
 
     def result(*texts):
@@ -258,14 +248,9 @@ def test_majority_of_mathematical_answers(tmp_path, monkeypatch):
     found = result("0.5", "\\frac{1}{2}", "x+1", "")  # two spellings of one answer win
     assert found["maj@4"] == 1 and found["mean@4"] == 0.5 and found["problems"] == 1
     assert found["pass@2"] == pytest.approx(5 / 6)
-    texts = "0.5", "\\frac{1}{2}", "x+1", "", "1/2", "1+x", "1 + x", "x + 1"
-    found = result(*texts)  # four of another answer, in three spellings, win
-    assert found["maj@8"] == 0 and found["mean@8"] == 3 / 8
-    own_jobs = worker.run_jobs
-    late = worker.Result(0.0, worker.Fault("timeout", ""))
-    monkeypatch.setattr(worker, "run_jobs", lambda module, *jobs: (
-        [late] if module == "graders.votes" else own_jobs(module, *jobs)))
-    assert result(*texts)["maj@8"] == 1  # comparing them takes too long: by their texts
+    # three of another answer, in two spellings, are as many
+    found = result("0.5", "\\frac{1}{2}", "x+1", "", "1/2", "x + 1", "x+1.")
+    assert found["maj@7"] == 0.5 and found["mean@7"] == 3 / 7
 
 
 def test_unreadable_answers_are_counted_and_said(tmp_path, capsys):

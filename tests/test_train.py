@@ -66,7 +66,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--loss maxrl --overlong_penalty 4", "maxrl"),
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
     ("--model " + "x" * 5000, "too long"),
-    ("--data nope", "nope"), ("--data_dir {root}", "countdown is generated"),
+    ("--data nope", "nope"), ("--data_dir {root}", "countdown is none of them"),
     ("--data {root}/code.jsonl", "--allow_unsafe_code"), ("--out {root}/tests/run", "already"),
     ("--out {root}/tests/run/metrics.jsonl", "tests/run/metrics.jsonl is no folder"),
     ("--resume --out {root}/none", "there is no run in {root}/none"),
