@@ -133,7 +133,8 @@ def pass_at_k(groups):
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
-            names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
+            names = " ".join(filter(None, map(
+                run["flags"].get, ("model", "data", "eval_data", "template", "stop"))))
             for record in run["records"]:
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")

@@ -125,8 +125,7 @@ def check_split(s):
     (Gemma 3 270M) for any method: it is computed in float32."""
     batch = s.batch
     longest = int((batch.prompt_len + batch.completion_len).max())
-    # no more than go through at once: half, since float32 takes twice the memory of 16 bits
-    n = max(2, min(PROMPTS * EACH, s.policy.budget // longest // 2))
+    n = max(2, min(PROMPTS * EACH, s.policy.budget // longest // 2))  # 16 bits take half the memory
     with in_float32(s.policy) as dtype:
         # ratios that are not 1, or a batch statistic would have nothing to depend on
         logprobs, batch.entropy = compute_logprobs(s.policy, batch)
@@ -154,8 +153,7 @@ def longest_rollout(args, device="cpu"):
 
 
 def check_memory(s):
-    """The largest micro-batches, beside gradients of others and AdamW's moments: step two has them.
-    """
+    """The largest micro-batches, twice: beside others' gradients, then beside AdamW's moments."""
     rollout, ranks = longest_rollout(s.args, parallel.device()), parallel.world()
     parts = micro_batches(rollout, s.policy.budget, s.policy.layout, ranks)[:2 * ranks]
     batch = rollout.rows(sum(parts, []))

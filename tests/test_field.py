@@ -285,7 +285,7 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
 
 def test_scoring_is_left_out_where_it_changes_nothing(base, tmp_path, capsys):
     """Weights are the same to the bit; entropy and gap are there for every other rollout."""
-    flags = ["--loss", "p3o", "--rollouts", "4"]
+    flags = ["--loss", "opsm", "--rollouts", "4"]
     every = run(base, tmp_path / "all", *flags)[1:]
     capsys.readouterr()
     some = run(base, tmp_path / "some", *flags, "--score_every", "2")[1:]
@@ -296,6 +296,8 @@ def test_scoring_is_left_out_where_it_changes_nothing(base, tmp_path, capsys):
         assert b["policy/entropy"] is not None or not scored
         assert b["reward/mean"] == a["reward/mean"] and b["loss/pg"] == a["loss/pg"]
         assert scored or b["flops"] < a["flops"]
+        for step in b["steps"]:  # None: without an advantage
+            assert (step["policy/entropy"] is None) == (step["policy/ess"] is None)
     assert weights(tmp_path / "all") == weights(tmp_path / "some")
 
 
