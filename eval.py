@@ -176,13 +176,13 @@ def claim(args, out):
     try:
         lock(out)
         if not rows.exists() or not rows.stat().st_size:
-            write(path, json.dumps(dict(settings, weights=weights), indent=1))
+            write(path, json.dumps(dict(settings, checksum=weights), indent=1))
         before = json.loads(path.read_text())
         for name, value in settings.items():
             if value != before.get(name):
                 refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
         # None: they could not be read
-        if None not in (weights, before.get("weights")) and weights != before["weights"]:
+        if None not in (weights, before.get("checksum")) and weights != before["checksum"]:
             refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
                    "--out evaluates these")
     except BlockingIOError:

@@ -103,8 +103,8 @@ def read(text):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
         return Rational(value)
-    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)|\\(g|G(?=amma(?! *\()))amma(?![A-Za-z])",
-                  r"\\mathfrak{\1\2}", text)  # no names to the parser
+    # to the parser these are no names
+    text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)|\\(g)amma(?![A-Za-z])", r"\\mathfrak{\1\2}", text)
     text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)
     ends = re.fullmatch(r"[(\[](.*,.*)[)\]]", text) if re.search(r"[!^]|binom", text) else None
@@ -319,12 +319,13 @@ def equal(pred, gold):
         return False
     if len(text) == 1 and choice(gold_text)[0]:
         text = text.upper()
-    if "," not in gold_text and not re.search(r"[(\[{] *[0-9]+,", text):
-        text = THOUSANDS.sub("", text)  # 12,000\pi
     bound = {said[1]: told[1], told[1]: said[1]} if said and told else {}
     text, gold_text = (re.sub(CONDITION, r"\3", t) for t in (text, gold_text))
-    return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), text), gold_text)
-               for names in renamings(text, gold_text, bound))
+    pairs = [(text, gold_text)]
+    if not re.search(r"[(\[{][^()\[\]{}]*,", f"{text} {gold_text}"):  # 12,000\pi
+        pairs.append((THOUSANDS.sub("", text), THOUSANDS.sub("", gold_text)))
+    return any(same_answer(LETTERS.sub(lambda m: names.get(m[1], m[0]), a), b)
+               for a, b in dict.fromkeys(pairs) for names in renamings(a, b, bound))
 
 
 def renamings(pred, gold, bound):

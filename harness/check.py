@@ -16,7 +16,7 @@ from engine import parallel
 from engine.completion import Completion, seed_of
 from engine.layout import micro_batches
 from engine.parallel import say
-from engine.policy import backward, compute_logprobs, make_batch, minibatches
+from engine.policy import backward, compute_logprobs, make_batch, minibatches, shuffled_shares
 from harness.failures import room_for
 from rewards import grade
 
@@ -152,11 +152,18 @@ def longest_rollout(args, device="cpu"):
     return batch
 
 
+def step_of(args, rollout):
+    """-> the Batch of a rollout's first optimizer step."""
+    rows = shuffled_shares(len(rollout.ids), args.steps_per_rollout, args.seed, 0,
+                           args.group_size if args.shuffle == "groups" else 1)[0]
+    return rollout.rows(rows.sort().values)
+
+
 def check_memory(s):
     """The largest micro-batches, twice: beside others' gradients, then beside AdamW's moments."""
-    rollout, ranks = longest_rollout(s.args, parallel.device()), parallel.world()
-    parts = micro_batches(rollout, s.policy.budget, s.policy.layout, ranks)[:2 * ranks]
-    batch = rollout.rows(sum(parts, []))
+    step, ranks = step_of(s.args, longest_rollout(s.args, parallel.device())), parallel.world()
+    parts = sorted(micro_batches(step, s.policy.budget, s.policy.layout, ranks), key=len)
+    batch = step.rows(sum(parts[-2 * ranks:], []))
     s.sampler.sleep()  # until check_sync: the trainer has the memory for itself
     for _ in range(2):
         s.trainer.step(batch)

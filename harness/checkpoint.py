@@ -56,9 +56,8 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
     `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
     copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
-    tied = trainer.policy.model.all_tied_weights_keys  # {name: that of the same weights}
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
-               if name not in tied}
+               if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
     state.update(trainer.state())
     aside = out / "checkpoints" / "unfinished"
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")

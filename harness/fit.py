@@ -33,7 +33,7 @@ from data.recipe import BASE
 from engine import kernels, loading, parallel
 from engine import policy as policies
 from engine.layout import lay, micro_batches
-from harness.check import longest_rollout
+from harness.check import longest_rollout, step_of
 from harness.flags import parse_args, refuse
 from harness.model import load_trainer
 
@@ -157,20 +157,15 @@ def stage(memory, by_kernel):
 
 
 def largest(batch, policy):
-    """-> the largest micro-batch of a batch, and how many a rank has."""
-    def tokens(rows):
-        prompts = batch.group[rows].unique() if policy.layout == "shared" else rows
-        return len(prompts) * int(batch.prompt_len[0]) + len(rows) * batch.mask.shape[1]
+    """-> the largest micro-batch of a batch of equal lengths, and how many a rank has."""
     parts = micro_batches(batch, policy.budget, policy.layout, parallel.world())
-    return batch.rows(max(parts, key=tokens)), len(parts) // parallel.world()
+    return batch.rows(max(parts, key=len)), len(parts) // parallel.world()
 
 
 def rehearse(args, method, memory, cpu=False):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
     prompts and completions are as long as they may be. cpu: in a CPU's memory."""
     rollout = longest_rollout(args)
-    rows = policies.shuffled_shares(len(rollout.ids), args.steps_per_rollout, args.seed, 0,
-                                    args.group_size if args.shuffle == "groups" else 1)[0]
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     with stage(memory, None if cpu else args.dtype != "float32"), ledger:
         trainer = load_trainer(args, method, None, [2], None)
@@ -190,7 +185,7 @@ def rehearse(args, method, memory, cpu=False):
         batch, _ = largest(rollout, policy)
         f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
             policy, trainer.reference, trainer.teacher) if model])
-        batch, f.parts = largest(rollout.rows(rows.sort().values), policy)
+        batch, f.parts = largest(step_of(args, rollout), policy)
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
         state = ledger.live

@@ -22,7 +22,7 @@ GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
              correction_low="correction", correction_high="correction", kl_unbiased="kl_coef",
-             teacher_coef="teacher", eval_data="eval_every")
+             teacher_coef="teacher")
 
 
 def check(args, method):

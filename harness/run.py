@@ -52,8 +52,7 @@ def begin(args, method, resumed):
     run_id = saved_config(args)["id"] if resumed else uuid.uuid4().hex
     if args.resume:
         checkpoint.rewind(out, resumed and resumed["rollout"])
-    config = dict(flags=flags_of(args),
-                  # anew, when the run is resumed
+    config = dict(flags=flags_of(args),  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
                   method=losses.describe(args.loss, method), checksums=args.checksums,
                   command=sys.argv, versions=log.versions(), git=log.commit(), id=run_id)

@@ -85,6 +85,8 @@ def torchrun(ranks, *command, timeout=1800, check=True, **variables):
                               capture_output=True, timeout=timeout, env=env)
         if last or "(SIGSEGV)" not in done.stderr:
             break  # torch 2.13's gloo thread crashed in malloc, in one of some hundred launches
+        if "--out" in command:
+            shutil.rmtree(command[command.index("--out") + 1], ignore_errors=True)
         warnings.warn(f"a rank crashed, it starts again: {done.stderr[-999:]}", stacklevel=2)
     said = [line for line in done.stderr.splitlines(True) if "Triton" not in line]
     assert done.returncode == 0 or not check, done.stdout[-2000:] + "".join(said)[-9000:]

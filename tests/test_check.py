@@ -19,7 +19,7 @@ FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems
 
 
 def failing(capsys, *flags):
-    """-> the subjects of the rows that fail, of nine."""
+    """-> the subjects of the rows that fail, of eight."""
     with pytest.raises(SystemExit) as stop:
         train.main([*FLAGS, *flags])
     said = [line for line in capsys.readouterr().out.splitlines()
@@ -102,7 +102,7 @@ def without_eos(self, *args):
     (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
     (check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}),
      ["a wrong answer grades as wrong"]),
-    (parallel, "memory", lambda: 1e8, ["memory of an update of 64 x 48 tokens"]),
+    (parallel, "memory", lambda: 1e8, ["memory of an update of 4 x 48 tokens"]),
     # every micro-batch by its own denominators
     (policy, "step_size", lambda mask, max_tokens, group: None, [SPLIT]),
 ], ids=["weights", "temperature", "eos", "verifier", "memory", "split"])

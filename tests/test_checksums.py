@@ -92,5 +92,5 @@ def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsy
     other_weights(folder)
     assert "was begun with other weights in --model" in refused(capsys, evaluation.main, *argv)
     settings = tmp_path / "out" / "settings.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "weights": None}))
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "checksum": None}))
     evaluation.main(argv)  # they could not be read
