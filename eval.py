@@ -104,7 +104,7 @@ def load_benchmarks(args):
                              lcb_to=args.lcb_to, **values(args, "shots shots_from seed"))
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
-        sandbox.announce(problems, args.allow_unsafe_code, parallel.say)
+        sandbox.announce(problems, args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
     return problems

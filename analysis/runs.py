@@ -133,8 +133,7 @@ def pass_at_k(groups):
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
-            names = " ".join(filter(None, map(
-                run["flags"].get, ("model", "data", "eval_data", "template", "stop"))))
+            names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
             for record in run["records"]:
                 if "pass@n" in record:
                     curves, key = (after, label) if record["rollout"] else (before, f"base {names}")

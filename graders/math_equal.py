@@ -98,12 +98,11 @@ AS_LATEX = NormalizationConfig(malformed_operators=True, nits=True, boxed="none"
 @functools.lru_cache(maxsize=1024)  # A gold answer is read once for its whole group.
 def read(text):
     """-> the value of an answer, or its text if it is no LaTeX or has none. math-verify's own
-    reader would take a number from a text that is none."""
+    reader would take a number from a text that is none. The parser has no names e_1, gamma."""
     if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1]
     if "," not in text and (value := number(text)) is not None:
         return Rational(value)
-    # to the parser these are no names
     text = re.sub(r"(?<![A-Za-z]{2})([eE])(?=_)|\\(g)amma(?![A-Za-z])", r"\\mathfrak{\1\2}", text)
     text = re.sub("([0-9]{1,3})!!", lambda m: str(sympy.factorial2(int(m[1]))), text)
     latex = normalize_latex(text, AS_LATEX)

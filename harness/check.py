@@ -14,7 +14,7 @@ import torch
 import data
 from engine import parallel
 from engine.completion import Completion, seed_of
-from engine.layout import micro_batches
+from engine.layout import lay, micro_batches
 from engine.parallel import say
 from engine.policy import backward, compute_logprobs, make_batch, minibatches, shuffled_shares
 from harness.failures import room_for
@@ -159,11 +159,17 @@ def step_of(args, rollout):
     return rollout.rows(rows.sort().values)
 
 
+def by_size(batch, policy):
+    """-> the lists of rows of a batch's micro-batches, the largest last."""
+    def places(rows):
+        return lay(batch.rows(rows or [0]), policy.layout)[0]["input_ids"].numel()
+    return sorted(micro_batches(batch, policy.budget, policy.layout, parallel.world()), key=places)
+
+
 def check_memory(s):
     """The largest micro-batches, twice: beside others' gradients, then beside AdamW's moments."""
-    step, ranks = step_of(s.args, longest_rollout(s.args, parallel.device())), parallel.world()
-    parts = sorted(micro_batches(step, s.policy.budget, s.policy.layout, ranks), key=len)
-    batch = step.rows(sum(parts[-2 * ranks:], []))
+    step = step_of(s.args, longest_rollout(s.args, parallel.device()))
+    batch = step.rows(sum(by_size(step, s.policy)[-2 * parallel.world():], []))
     s.sampler.sleep()  # until check_sync: the trainer has the memory for itself
     for _ in range(2):
         s.trainer.step(batch)

@@ -32,8 +32,8 @@ import data
 from data.recipe import BASE
 from engine import kernels, loading, parallel
 from engine import policy as policies
-from engine.layout import lay, micro_batches
-from harness.check import longest_rollout, step_of
+from engine.layout import lay
+from harness.check import by_size, longest_rollout, step_of
 from harness.flags import parse_args, refuse
 from harness.model import load_trainer
 
@@ -149,17 +149,11 @@ def stage(memory, by_kernel):
             replace(kernels, must_repeat=lambda _: not by_kernel,
                     on_gpu=lambda x: type(x) is not torch.Tensor)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
-        # the batch is one micro-batch of this rank, see `largest`
+        # the batch is one micro-batch of this rank, see rehearse
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
         replace(data, encode=lambda *_: [1] * 64)
         yield
-
-
-def largest(batch, policy):
-    """-> the largest micro-batch of a batch of equal lengths, and how many a rank has."""
-    parts = micro_batches(batch, policy.budget, policy.layout, parallel.world())
-    return batch.rows(max(parts, key=len)), len(parts) // parallel.world()
 
 
 def rehearse(args, method, memory, cpu=False):
@@ -182,10 +176,12 @@ def rehearse(args, method, memory, cpu=False):
             base=sum(p.numel() for n, p in policy.named_parameters() if "lora_" not in n),
             trained=sum(p.numel() for p in trained), layout=policy.layout, budget=policy.budget,
             between=ledger.live)
-        batch, _ = largest(rollout, policy)
+        batch = rollout.rows(by_size(rollout, policy)[-1])
         f.scoring = ledger.peak_of(lambda: [policies.compute_logprobs(model, batch) for model in (
             policy, trainer.reference, trainer.teacher) if model])
-        batch, f.parts = largest(step_of(args, rollout), policy)
+        step = step_of(args, rollout)
+        parts = by_size(step, policy)
+        batch, f.parts = step.rows(parts[-1]), len(parts) // parallel.world()
         if f.parts > 1 or args.offload:
             fill_gradients()  # of the micro-batches before
         state = ledger.live

@@ -95,7 +95,7 @@ def load_data(args):
             test_set = data.load(held_out, "test", **options)
         train_set = data.load(args.data, "train", **options)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
-        sandbox.announce([*test_set, *rows], args.allow_unsafe_code, say)
+        sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
