@@ -193,7 +193,7 @@ def write_results():
     write(page, (HERE / "RESULTS.in.md").read_text().format(
         claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
-            "averages"})),
+            "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base),

@@ -88,6 +88,11 @@ def test_what_the_page_says_in_words_is_what_the_rule_says():
                  for run in runs_of_gemma.of["comparisons", name, 16][4e-5].values()
                  if run["test"]["pass@4"] < run["test"]["mean@4"] + 0.01]
     assert collapsed == ["acpo"] * 2 and "of two of its eight runs, which collapsed" in RESULTS_MD
+    half = rule.Runs(["gemma_half"])
+    x = rule.Interval.of(rule.values(half, ["acpo/16 - grpo/16"]).values())
+    assert "is {:+.3f} ({:+.3f} to {:+.3f}; 95%".format(x.mean, *x.ends()) in RESULTS_MD
+    assert all(run["test"]["pass@4"] > run["test"]["mean@4"] + 0.03 for setting in half.of.values()
+               for run in setting[2e-5].values())
     levels = rule.holm_levels([row.interval.p for row in rows], 0.05)  # before Gemma was added
     assert {"acpo_dapo", "acpo_gated"} < {row.claim["id"] for row, level in zip(rows, levels)
                                           if not row.beside and row.interval.ends(level)[1] < 0}
