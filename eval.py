@@ -26,9 +26,9 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
-from harness.flags import Parser, add_common_flags, follow_sets
+from harness.flags import Parser, add_common_flags, check_data_dir
 from harness.log import versions
-from harness.model import read_tokenizer, values
+from harness.model import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade
@@ -71,7 +71,7 @@ def parse_args(argv=None):
     with failures.refusing("eval.py"):
         settings = settings_of(given.get("model"))
     recipe = "the model's recipe.json", {
-        name: settings.get(name) for name in ("max_tokens", "max_prompt_tokens", "template")}
+        name: settings.get(name) for name in "max_tokens max_prompt_tokens template".split()}
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
@@ -80,16 +80,15 @@ def parse_args(argv=None):
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     with failures.refusing("eval.py"):
-        follow_sets(args, *names)
+        check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
     if args.completions:
-        sampling = {*SAMPLING} - ({"seed"} if args.shots else set())  # it chooses the solved ones
-        if unused := given.keys() & sampling:
+        if unused := given.keys() & SAMPLING:
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
-        vars(args).update(dict.fromkeys(sampling))
+        vars(args).update(dict.fromkeys(SAMPLING))
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)
     return args
@@ -101,7 +100,7 @@ def load_benchmarks(args):
     try:
         for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
             rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
-                             lcb_to=args.lcb_to, **values(args, "shots shots_from seed"))
+                             lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
         sandbox.announce(problems, args.allow_unsafe_code)
@@ -217,7 +216,7 @@ def sample_rest(args, problems, groups, path, size):
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
                    for group in parallel.map_over_engines(sample, chunk, seed)]
-        parallel.on_rank0(partial(append, path, [row for rows in sampled for row in rows]))
+        parallel.on_rank0(append, path, [row for rows in sampled for row in rows])
         groups += sampled
     sampler.close()
 
@@ -247,11 +246,11 @@ def main(argv=None):
         problems, out = load_benchmarks(args), Path(args.out)
         parallel.start()
         size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))
-        parallel.on_rank0(partial(claim, args, out))
-        groups = parallel.on_rank0(partial(previous_rows, args, problems, out, size))
-        others = args.against and parallel.on_rank0(partial(
+        parallel.on_rank0(claim, args, out)
+        groups = parallel.on_rank0(previous_rows, args, problems, out, size)
+        others = args.against and parallel.on_rank0(
             read_groups, Path(args.against, "completions.jsonl"), problems,
-            args.samples or len(groups[0]), "--against"))
+            args.samples or len(groups[0]), "--against")
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)

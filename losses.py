@@ -44,7 +44,7 @@ class Tokens:
     advantages: torch.Tensor      # the completion's, repeated over its tokens
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, which takes pi_old's
-    sampler_logprobs: torch.Tensor | None = None  # as returned, for --correction and p4o
+    sampler_logprobs: torch.Tensor | None = None  # as returned, for --correction
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
     group: torch.Tensor | None = None             # int, of the prompt, for prompt_mean
@@ -508,37 +508,16 @@ def effective_sample_size(tokens):
     return tokens.mean(ratio) ** 2 / tokens.mean(ratio ** 2)
 
 
-def by_sample_size(tokens, anchor, ess, cap=True, kl=True):
-    """p3o's loss with the effective sample size ess, and log probabilities `anchor` of the KL."""
-    x = (tokens.logprobs - anchor).clamp(-10, 10)
-    weight = tokens.ratio.detach().clamp(max=ess if cap else math.inf)
-    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * (x + (-x).exp() - 1) * kl
-    return loss, dict(capped_frac=capped(tokens, ess) * cap, p3o_ess=ess)
-
-
 @whole_step
 def p3o(tokens, *, ess_cap=True, ess_kl=True):
     """L = -sg(min(rho, ess)) A log pi + (1 - ess) (log rho + 1 / rho - 1)
     ess = the step's effective sample size, a share of its tokens
 
     Without ess_cap the first term has rho itself, without ess_kl there is no second term."""
-    ess = effective_sample_size(tokens)
-    return by_sample_size(tokens, tokens.old_logprobs, ess, ess_cap, ess_kl)
-
-
-@whole_step
-def p4o(tokens):
-    """L = -sg(min(rho_s, ess)) A log pi + (1 - ess) (x + e^-x - 1), x = log(pi / pi_mix)
-    rho_s = pi / pi_sampler, ess = the lesser effective sample size of rho_s and rho
-    pi_mix = the mean of pi_sampler and pi_old, weighted by 1 less their sample sizes
-
-    FeynRL's code, which nothing documents. Without sampler_logprobs both are pi_old: p3o."""
-    of_sampler = tokens if tokens.sampler_logprobs is None else replace(
-        tokens, old_logprobs=tokens.sampler_logprobs)
-    pair = of_sampler, tokens
-    lack = torch.stack([1 - effective_sample_size(x) for x in pair]).clamp(min=1e-30)  # log 0
-    mix = torch.logaddexp(*(w.log() + x.old_logprobs for w, x in zip(lack, pair)))
-    return by_sample_size(of_sampler, mix - lack.sum().log(), 1 - lack.max())
+    ess, x = effective_sample_size(tokens), tokens.log_ratio.clamp(-10, 10)
+    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else math.inf)
+    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * (x + (-x).exp() - 1) * ess_kl
+    return loss, dict(capped_frac=capped(tokens, ess) * ess_cap, p3o_ess=ess)
 
 
 def dro(tokens, *, dro_beta=0.05):
@@ -699,7 +678,6 @@ METHODS = {
                          source="arXiv 2606.22570"),
     "acpo": Method(zscore, acpo, seq_mean, preset=dict(dual_clip=3.0), source="arXiv 2606.22570"),
     "p3o": Method(zscore, p3o, token_mean, old_logprobs="sampler", source="arXiv 2605.12380"),
-    "p4o": Method(zscore, p4o, token_mean, old_logprobs="proximal", source="FeynRL"),
     "fade": Method(fade, ppo_clip, constant, source="arXiv 2607.01490"),
     "asym": Method(asym, ppo_clip, constant, source="arXiv 2607.01490"),
     "power": Method(power, ppo_clip, constant, source="arXiv 2607.01490"),

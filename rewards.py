@@ -14,7 +14,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from graders import Ungraded, Unparsed, UnparsedGold, answers, sandbox, worker
+from graders import Ungraded, Unparsed, UnparsedGold, sandbox, worker
+from graders.answer import last_boxed
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
@@ -96,7 +97,7 @@ def final_answer(completion):
     """The last box after </think>, with those joined to it; else the last <answer>, or Unparsed."""
     text = re.sub("(?i)<(/?)answer>", r"<\1answer>", after_thinking(completion))
     text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
-    answer = answers.last_boxed(text)
+    answer = last_boxed(text)
     if answer is None:
         _, begin, answer = text.rpartition("</answer>")[0].rpartition("<answer>")
         answer = answer if begin else ""
@@ -107,22 +108,22 @@ def final_answer(completion):
 
 def equal(pred, gold):
     """Are two bare mathematical answers the same? Never raises. See graders/math_equal.py."""
-    from graders import math_equal
-    return math_equal.equal(pred, gold)
+    from graders import equal
+    return equal.equal(pred, gold)
 
 
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
-    from graders import math_equal
+    from graders.equal import refuse
     answer = final_answer(completion)
     if equal(answer, gold):
         return 1.0
-    math_equal.refuse(answer, gold)  # raises UnparsedGold or Hedge
+    refuse(answer, gold)  # raises UnparsedGold or Hedge
     return 0.0
 
 
 def math_gold(gold):
-    from graders.math_equal import readable
+    from graders.equal import readable
     return type(gold) in (str, int, float) and readable(gold)
 
 
@@ -130,9 +131,9 @@ def math_gold(gold):
 
 def cell(value):
     """A table's entry: a float, without "," "$" "%", or a lower-case text, both without LaTeX."""
-    text = re.sub(answers.TEXT, r"\1", str(value)).replace("{,}", ",").replace("\\", "")
-    text = text.strip().strip("\"'").lower().replace("\u2212", "-")  # a minus sign
-    plain = answers.THOUSANDS.sub("", text).strip("$% ")
+    text = re.sub(r"\\(?:text|math|mbox)\w* *\{([^{}]*)\}", r"\1", str(value)).replace("{,}", ",")
+    text = text.replace("\\", "").strip().strip("\"'").lower().replace("\u2212", "-")  # minus sign
+    plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ")
     is_number = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,2})?", plain)
     return float(plain) if is_number else text
 
@@ -232,7 +233,7 @@ def call(name, *arguments):
 def prepare(names):
     """Imports what these need in a worker, before the clock of a completion runs."""
     if names & {"math", "gold math"}:
-        import graders.math_equal  # noqa: F401  (sympy takes a second)
+        import graders.equal  # noqa: F401  (sympy takes a second)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):

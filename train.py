@@ -70,19 +70,13 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     return groups[:args.problems_per_rollout], groups
 
 
-def score(trainer, groups, args, number=0):
+def score(trainer, groups, args):
     """-> the Batch of the groups' completions with the entropies of the present weights and the
-    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler. With
-    --score_every the other rollouts, by their `number`, have neither, and the sampler's pi_old."""
+    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
-    batch.old_logprobs = batch.sampler_logprobs
-    batch.entropy = torch.full_like(batch.sampler_logprobs, torch.nan)
-    metrics = {}
-    if number % args.score_every == 0:
-        logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
-        if args.old_logprobs != "sampler":
-            batch.old_logprobs = logprobs
-        metrics = log.sampler_gap(logprobs, batch)
+    logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
+    metrics = log.sampler_gap(logprobs, batch)
+    batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
     if trainer.teacher:
@@ -102,12 +96,12 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
     run.pending, with the log probabilities of the weights that sampled them."""
     for _ in run.rollouts():
-        sampled = [(number, *sample_and_grade(sampler, tokenizer, train_set, args, number,
-                                              run.timed)) for number in run.to_sample()]
+        sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
+                   for number in run.to_sample()]
         sampler.sleep()
-        for number, groups, all_groups in sampled:
+        for groups, all_groups in sampled:
             with run.timed("logp"):
-                batch, metrics = score(trainer, groups, args, number)
+                batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             run.pending.append(Rollout(batch, rewards, {**log.outcome(all_groups), **metrics},
                                        log.examples(groups, tokenizer)))
@@ -143,16 +137,13 @@ def evaluate(sampler, tokenizer, test_set, args):
 # ---------------------------------------------------------------------------- the run
 
 def draw_curves(out):
-    from analysis import figures, runs
-    figures.curves(runs.grouped(runs.read(out)), out / "curves.png")
+    from harness import curves
+    run = curves.read(out)
+    curves.draw_curves({run["name"]: [run]}, out / "curves.png")
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if any(text.startswith("--fit") for text in argv):  # it parses the flags itself
-        from harness import fit
-        sys.exit(fit.main(argv))
-    args, method = parse_args(argv)
+    args, method = parse_args(sys.argv[1:] if argv is None else argv)
     parallel.start(args.deterministic)
     train_set, test_set = load_data(args)
     flags.compare_with_saved(args)

@@ -1,1 +1,1 @@
-"""Figures, tables and a page of an update's tokens: python -m analysis."""
+"""Figures and tables of runs: python -m analysis."""

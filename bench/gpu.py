@@ -323,25 +323,25 @@ def rollout(sampler="transformers"):
     for sequences in (256, 512, 1024) if sampler == "vllm" else ():
         yield f"sample: {sequences} x {size.tokens // 4}", partial(
             run.sampling, sequences // size.each, size.tokens // 4)
-    yield "peaks, and --fit's", partial(beside_fit, fit, peaks)
+    yield "peaks, and fit.py's", partial(beside_fit, fit, peaks)
     run.sampler.close()
 
 
 def start_fit(run):
-    """train.py --fit of the same run, beside everything else."""
+    """bench/fit.py for the same run, beside everything else."""
     memory = parallel.memory() / 1e9 if on_gpu() else 80
-    command = [sys.executable, "train.py", f"--fit={memory:.1f}", *run.argv,
+    command = [sys.executable, "bench/fit.py", f"{memory:.1f}", *run.argv,
                f"--dtype={run.args.dtype}", f"--tokens_per_micro_batch={run.policy.budget}"]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, env=dict(os.environ, CUDA_VISIBLE_DEVICES=""))
 
 
 def beside_fit(fit, peaks):
-    """peaks [GB of the card]: must be below what --fit says and the 0.05 that it leaves free."""
+    """peaks [GB of the card]: must be below what fit.py says and the 0.05 that it leaves free."""
     text = fit.communicate()[0]
     rows = dict(re.findall(r"^(scoring|update|sync) .*?([\d.]+)(?:  too much)?$", text, re.M))
     if not rows:
-        raise RuntimeError(f"--fit printed no table: {text[-2000:]}")
+        raise RuntimeError(f"fit.py printed no table: {text[-2000:]}")
     figures = {f"{name}_{side}": gb for name in peaks for side, gb in (
         ("measured", peaks[name]), ("fit", float(rows[name])))}
     room = 0.05 * parallel.memory() / 1e9
@@ -452,9 +452,9 @@ def repeat():
 # ---------------------------------------------------------------------------- the parts
 
 PARTS = {  # name: its limit on a GPU in seconds, -> an iterator over (case, function -> figures)
-    "machine": (20, machine), "train": (60, train), "rollout": (170, rollout),
-    "updates": (140, updates), "precision": (40, precision), "world": (50, world),
-    "repeat": (25, repeat)}
+    "machine": (20, machine), "train": (85, train), "rollout": (140, rollout),
+    "updates": (80, updates), "precision": (85, precision), "world": (45, world),
+    "repeat": (75, repeat)}
 
 
 def report(out, part, case, measure):

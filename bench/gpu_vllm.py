@@ -57,8 +57,8 @@ def gaps(*flags):
 
 
 PARTS = {  # other flags on both sides are one line here
-    "machine": (20, gpu.machine), "rollout": (270, partial(gpu.rollout, "vllm")),
-    "gaps": (95, gaps), "float16": (45, partial(gaps, "--dtype=float16"))}
+    "machine": (40, gpu.machine), "rollout": (250, partial(gpu.rollout, "vllm")),
+    "gaps": (140, gaps), "float16": (105, partial(gaps, "--dtype=float16"))}
 
 
 if __name__ == "__main__":

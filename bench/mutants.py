@@ -35,11 +35,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = {"losses.py": ["tests/test_losses.py"],
-         "rewards.py": ["tests/test_math_equal.py", "tests/test_rewards.py"],
+         "rewards.py": ["tests/test_answers.py", "tests/test_rewards.py"],
+         "graders/answer.py": ["tests/test_answers.py", "tests/test_hedges.py"],
+         "graders/equal.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "engine/policy.py": ["tests/test_policy.py"]}
-# slow ones, which are about kernels.py and graders/math_equal.py
-SLOW = "not (test_memory_of_the_log_probabilities or test_equal or power_tower or labelled)"
-WARM = {"losses.py": ["torch", "pytest"], "rewards.py": ["torch", "pytest", "math_verify"],
+SLOW = "not (test_memory_of_the_log_probabilities or labelled)"  # of kernels.py, and of other files
+WARM = {"losses.py": ["torch", "pytest"], "rewards.py": ["torch", "pytest"],
+        "graders/answer.py": ["pytest", "mpmath"], "graders/equal.py": ["pytest", "mpmath"],
         "engine/policy.py": ["torch", "pytest", "transformers.models.qwen2.modeling_qwen2"]}
 
 

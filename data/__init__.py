@@ -17,25 +17,17 @@ from data.sets import SETS
 from data.sources import DataError
 from rewards import grade
 
-MADE = tuple(countdown.FORMS)  # computed, not read
-NAMES = *MADE, *SETS
+NAMES = *countdown.FORMS, *SETS  # computed, and read
 
 
-def load(name, split, data_dir=None, shots=0, seed=0, shots_from=None, **options):
+def load(name, split, data_dir=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
     name: one of NAMES, or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
-    Hub. shots: solved problems in front of each prompt, of split "train" of shots_from or the set
-    itself, by a seed. options: lcb_from and lcb_to (days such as 2024-08-01). Problems whose gold
-    answer cannot be graded are left out, and named on stderr. Raises DataError.
+    Hub. options: lcb_from and lcb_to (days such as 2024-08-01). Problems whose gold answer cannot
+    be graded are left out, and named on stderr. Raises DataError.
     """
-    if shots:
-        try:
-            solved = load(shots_from or name, "train", data_dir)
-        except DataError as e:
-            raise DataError(f"--shots: {e}; --shots_from names a set with solutions") from None
-        return with_shots(load(name, split, data_dir, **options), solved, shots, seed)
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):
@@ -44,21 +36,6 @@ def load(name, split, data_dir=None, shots=0, seed=0, shots_from=None, **options
         return sources.load_set(name, split, data_dir, options)
     raise DataError(f"--data {name}: there is no such data set; there are {', '.join(NAMES)}, "
                     "and files that end in .jsonl")
-
-
-def with_shots(problems, solved, n, seed):
-    """The problems, with n solved ones in front of each prompt, which are none of them: the form
-    in which base models are evaluated. Raises DataError."""
-    solved = [p for p in solved if p.get("solution")] if isinstance(solved, list) else []
-    if n > len(solved):
-        raise DataError(f"--shots {n}: {len(solved)} of the problems to learn from have a solution")
-    chosen = random.Random(seed).sample(solved, n)
-    shown = "".join(f"Question: {p['prompt']}\nAnswer: {p['solution']}\n\n" for p in chosen)
-    left = [{**p, "prompt": f"{shown}Question: {p['prompt']}\nAnswer:"} for p in problems
-            if f"Question: {p['prompt']}\nAnswer:" not in shown]
-    if not left:
-        raise DataError(f"--shots {n}: no other problem is left")
-    return left
 
 
 @functools.lru_cache(maxsize=4)

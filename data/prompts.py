@@ -59,11 +59,7 @@ def encode(tokenizer, problem, template=None):
     user = dict(role="user", content=problem["prompt"])
     messages = ([dict(role="system", content=BOXED), user] if template == "qwen_boxed" else
                 problem.get("messages") or [user])
-    if tokenizer.chat_template:
-        return tokenizer.encode(in_turns(tokenizer, messages), add_special_tokens=False)
-    # Qwen's form, ChatML
-    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
-    return tokenizer.encode("".join(turns) + "<|im_start|>assistant\n")
+    return tokenizer.encode(in_turns(tokenizer, messages), add_special_tokens=False)
 
 
 def decode(tokenizer, completion, prompt=()):

@@ -1,4 +1,4 @@
-"""The data sets: their ids on the Hub, their local file names, and how a row becomes a problem.
+"""The data sets: their ids on the Hub, and how a row becomes a problem.
 
 A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
 problem {prompt, answer, (messages)}; data/sources.py adds id and verifier and checks the answer.
@@ -9,24 +9,22 @@ import base64
 import io
 import json
 import pickle
-import sys
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graders.answers import last_boxed
+from graders.answer import last_boxed
 
-IDS = ("id", "unique_id", "problem_idx", "idx", "question_id", "number")  # the last is every row's
+IDS = "id unique_id problem_idx idx question_id number".split()  # the last is every row's
 
 
 class Set(NamedTuple):
     hub: str  # the id on the Hub
-    local: tuple  # names of local files without .jsonl, in which * is any text
     problem: Callable  # a row -> a problem
     splits: dict = {"test": "test"}  # our split -> the Hub's; a benchmark has "test" alone
     verifier: str = "math"
     options: dict = {}  # of datasets.load_dataset, such as the columns of large files
-    files: tuple = ()  # names of data files, where it is no table
+    files: list = ()  # names of data files, where it is no table
 
 
 def first(row, names):
@@ -85,7 +83,7 @@ def hitab(row):
     return dict(prompt=prompt, answer=row.get("answer_checked") or row["answer"])
 
 
-CONTEST_TESTS = ("public_tests", "private_tests", "generated_tests")
+CONTEST_TESTS = "public_tests private_tests generated_tests".split()
 CODER = (
     "You are an expert Python programmer. You will be given a question (problem specification) and "
     "will generate a correct Python program that matches the specification and passes all tests.")
@@ -124,51 +122,38 @@ def livecodebench(row):
     return programming(row["question_content"], row["starter_code"], tests, fn_name)
 
 
-def taco(row):
-    """TACO's shape: input_output, a JSON text of inputs and outputs. A row of a function has no
-    tests here, and is left out: rows do not agree on whether each value is in a list."""
-    sys.set_int_max_str_digits(0)  # some rows hold integers of many thousand digits
-    cases = json.loads(row["input_output"])
-    pairs = zip(cases["inputs"], cases["outputs"], strict=True)
-    texts = (["\n".join(x) if isinstance(x, list) else x for x in pair] for pair in pairs)
-    tests = [] if cases.get("fn_name") else [dict(input=a, output=b) for a, b in texts]
-    return programming(row["question"], row["starter_code"], tests)
-
-
 def code_contests(row):
-    if "input_output" in row:
-        return taco(row)
     tests = [dict(input=given, output=expected)
              for kind in CONTEST_TESTS
              for given, expected in zip(row[kind]["input"], row[kind]["output"])]
     return programming(row["description"], "", tests)
 
 
-LCB_FILES = "test.jsonl", *(f"test{n}.jsonl" for n in range(2, 7))  # of release_v6
+# of release_v6
+LCB_FILES = "test.jsonl test2.jsonl test3.jsonl test4.jsonl test5.jsonl test6.jsonl".split()
 ONLY_TRAIN = {"train": "train"}
 BOTH = {**ONLY_TRAIN, "test": "test"}
 TRAIN_AS_TEST = {"test": "train"}  # benchmarks whose one split the Hub calls train
 
 SETS = {
     # sets to learn from; "test" where the set has a held-out part
-    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", ("orz*",), orz, ONLY_TRAIN),
-    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", ("deepscaler*",), maths,
-                      ONLY_TRAIN),
-    "math": Set("DigitalLearningGmbH/MATH-lighteval", ("math",), maths, BOTH),
-    "gsm8k": Set("openai/gsm8k", ("gsm8k*",), gsm8k, BOTH, options=dict(name="main")),
-    "hitab": Set("kasnerz/hitab", ("hitab*",), hitab, BOTH, "table"),
-    "code_contests": Set("deepmind/code_contests", ("code_contests*",), code_contests, BOTH, "code",
+    "orz": Set("Open-Reasoner-Zero/orz_math_57k_collection", orz, ONLY_TRAIN),
+    "deepscaler": Set("agentica-org/DeepScaleR-Preview-Dataset", maths, ONLY_TRAIN),
+    "math": Set("DigitalLearningGmbH/MATH-lighteval", maths, BOTH),
+    "gsm8k": Set("openai/gsm8k", gsm8k, BOTH, options=dict(name="main")),
+    "hitab": Set("kasnerz/hitab", hitab, BOTH, "table"),
+    "code_contests": Set("deepmind/code_contests", code_contests, BOTH, "code",
                          dict(columns=["description", *CONTEST_TESTS])),
     # benchmarks
-    "aime24": Set("HuggingFaceH4/aime_2024", ("aime24", "aime_2024"), maths, TRAIN_AS_TEST),
-    "aime25": Set("math-ai/aime25", ("aime25", "aime_2025"), maths),
-    "aime26": Set("MathArena/aime_2026", ("aime26", "aime_2026"), maths, TRAIN_AS_TEST),
-    "amc23": Set("math-ai/amc23", ("amc23", "amc_2023"), maths),
-    "amc": Set("AI-MO/aimo-validation-amc", ("amc", "amc_2022_2023"), maths, TRAIN_AS_TEST),
-    "math500": Set("HuggingFaceH4/MATH-500", ("math500",), maths),
-    "minerva": Set("math-ai/minervamath", ("minerva", "minerva_math"), maths),
-    "olympiad": Set("Hothan/OlympiadBench", ("olympiad", "olympiadbench"), maths, TRAIN_AS_TEST,
+    "aime24": Set("HuggingFaceH4/aime_2024", maths, TRAIN_AS_TEST),
+    "aime25": Set("math-ai/aime25", maths),
+    "aime26": Set("MathArena/aime_2026", maths, TRAIN_AS_TEST),
+    "amc23": Set("math-ai/amc23", maths),
+    "amc": Set("AI-MO/aimo-validation-amc", maths, TRAIN_AS_TEST),
+    "math500": Set("HuggingFaceH4/MATH-500", maths),
+    "minerva": Set("math-ai/minervamath", maths),
+    "olympiad": Set("Hothan/OlympiadBench", maths, TRAIN_AS_TEST,
                     options=dict(name="OE_TO_maths_en_COMP")),
-    "livecodebench": Set("livecodebench/code_generation_lite", ("livecodebench*",), livecodebench,
-                         verifier="code", files=LCB_FILES),
+    "livecodebench": Set("livecodebench/code_generation_lite", livecodebench, verifier="code",
+                         files=LCB_FILES),
 }

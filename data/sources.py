@@ -52,16 +52,12 @@ def load_set(name, split, data_dir, options):
 
 def local_rows(name, split, folder):
     """The rows of a set's file in a folder, each with its place: of the file of a split, else of
-    the first of its names, whose one file is both splits."""
-    of_split = [f"{name}_{split}.jsonl", f"{name}/{split}.jsonl"]
-    whole = [f"{stem}.jsonl" for stem in SETS[name].local]
-    paths = [path for path in map(Path(folder).joinpath, of_split) if path.exists()]
-    for pattern in whole:
-        paths = paths or [path for path in sorted(Path(folder).glob(pattern))
-                          if not path.stem.endswith(("_train", "_test"))]
-    if len(paths) != 1:
-        there = " and ".join(path.name for path in paths) or f"no {' or '.join(of_split + whole)}"
-        raise DataError(f"--data_dir {folder} has {there}: one file is a split, or all of a set")
+    NAME.jsonl, which is both splits."""
+    whole, *of_split = [Path(folder, f"{name}{end}.jsonl")
+                        for end in ("", f"_{split}", f"/{split}")]
+    paths = [path for path in of_split if path.exists()] or [whole]
+    if len(paths) > 1:
+        raise DataError(f"--data_dir {folder} has {name}_{split}.jsonl and {name}/{split}.jsonl")
     return json_lines(paths[0])
 
 

@@ -32,7 +32,7 @@ os.environ.setdefault("SHORT", "{short}")
 
 # Where nobody has called ./run_all.sh, as on Colab: what is missing beside torch. Without vLLM,
 # train.py samples with transformers
-if importlib.util.find_spec("math_verify") is None:
+if importlib.util.find_spec("xdist") is None:
     wanted = [line for line in Path("requirements.txt").read_text().splitlines()
               if not line.startswith(("#", "torch", "vllm"))]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)

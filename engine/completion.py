@@ -9,8 +9,8 @@ RUINED = ("the model's probabilities are not numbers any more: an optimizer step
 
 @dataclass
 class Completion:
-    tokens: list[int]      # with the end-of-sequence token, where there is one
-    logprobs: list[float]  # of each token, after temperature, as the sampler drew it
+    tokens: list           # ids, with the end-of-sequence token, where there is one
+    logprobs: list         # of each token, after temperature, as the sampler drew it
     truncated: bool        # stopped by max_tokens and not by an end-of-sequence token or a text
     stopped: bool = False  # by the text of --stop, which the last tokens hold
 

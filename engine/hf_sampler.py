@@ -86,13 +86,12 @@ class TransformersSampler:
                 <= {*inspect.signature(own.forward).parameters}):
             raise ValueError(f"is a {own.__name__}, which decodes from more than ids, mask, "
                              "positions and a key-value cache: take --sampler vllm")
+        head = self.model.get_output_embeddings()
         if head_dtype == "float32":
-            head = self.model.get_output_embeddings()
             head.forward = lambda x: kernels.head_logits(
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.eos, self.stop = eos, stop
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        self.chunk = chunk or max(1, min(512, 2**26 // vocabulary))
+        self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
 
     @torch.no_grad()

@@ -8,17 +8,12 @@ import torch.nn.functional as F
 CHUNK = 2**25
 
 
-def on_gpu(x):
-    """Whether a tensor is on a GPU; --fit replaces it, where it rehearses one."""
-    return x.is_cuda
-
-
 def head_logits(hidden, weight, bias=None, wide=False):
     """Logits [n, V] of hidden states [n, H] and weights [V, H]. wide: 16-bit numbers are multiplied
     and summed in float32, as vLLM's head_dtype has it, and the logits are not rounded."""
     if not wide or hidden.dtype.itemsize > 2:
         return F.linear(hidden, weight, bias)
-    if on_gpu(hidden):
+    if hidden.is_cuda:
         logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
     else:
         with torch.autocast(hidden.device.type, enabled=False):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 LAYOUTS = ("padded", "shared")
 QUERIES = 256  # of a segment in one call of attention, where it has a context
@@ -19,10 +20,10 @@ QUERIES = 256  # of a segment in one call of attention, where it has a context
 class Segments(NamedTuple):
     """S runs of consecutive places. One attends to its context, another, and to itself."""
 
-    start: torch.Tensor           # [S] its first place
-    length: torch.Tensor          # [S]
-    context: torch.Tensor         # [S] first place of the context
-    context_length: torch.Tensor  # [S] 0: none
+    start: Tensor           # [S] its first place
+    length: Tensor          # [S]
+    context: Tensor         # [S] first place of the context
+    context_length: Tensor  # [S] 0: none
 
 
 def places_of(lengths):
@@ -41,7 +42,7 @@ def lay(batch, name, by_kernel=False):
     column = batch.prompt_len[row] + t  # of completion token t in its row of batch.ids
     targets = batch.ids[row, column]
     if name == "padded":  # on the right, where causal attention does not look: no mask
-        ids = batch.ids[:, :(batch.prompt_len + batch.completion_len).max()]
+        ids = batch.ids[:, :batch.lengths.max()]
         return dict(input_ids=ids), row * ids.shape[1] + column - 1, targets
 
     numbers, group = batch.group.unique(return_inverse=True)
@@ -79,9 +80,9 @@ def attention_inputs(segments, by_kernel):
 class Block(NamedTuple):
     """B segments of like lengths, the longest first, whose attention is computed together."""
 
-    queries: torch.Tensor  # [B, T] places; padding on the right repeats a segment's first place
-    keys: torch.Tensor     # [B, C + T] places of contexts, padded on the left, and of queries
-    sees: torch.Tensor     # [B or 1, 1, T, C + T] bool; None: no context, causal
+    queries: Tensor  # [B, T] places; padding on the right repeats a segment's first place
+    keys: Tensor     # [B, C + T] places of contexts, padded on the left, and of queries
+    sees: Tensor     # [B or 1, 1, T, C + T] bool; None: no context, causal
     pieces: list           # (segments, start, end) of the queries in one call of attention
 
 
@@ -133,7 +134,7 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
     larger row is alone. The number of lists is a multiple of `ranks`, some of them empty: a rank
     that went through the sharded model once more would wait forever."""
     prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
-    lengths = [p + c for p, c in zip(prompts, completions)]
+    lengths = batch.lengths.tolist()
     group = batch.group.tolist() if layout == "shared" else range(len(lengths))
 
     def cost(rows):

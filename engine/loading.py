@@ -4,6 +4,7 @@ import math
 from contextlib import suppress
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
 from engine import kernels, parallel
@@ -17,9 +18,9 @@ def eos_ids(model, tokenizer):
     found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
     with suppress(OSError):  # of a folder without generation_config.json
         found.append(GenerationConfig.from_pretrained(model).eos_token_id)
-    lists = [ids if isinstance(ids, list) else [ids] for ids in found]
     # some folders have -1 for none
-    return sorted({i for ids in lists for i in ids if i in range(config.vocab_size)})
+    return sorted({i for ids in found for i in (ids if isinstance(ids, list) else [ids])
+                   if i in range(config.vocab_size)})
 
 
 def layers_of(model):
@@ -101,21 +102,21 @@ def halve_frozen(policy):
     """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits."""
     embeddings = policy.model.get_input_embeddings()  # which may share the LM head's weights
     for module in policy.model.modules():
-        if (isinstance(module, torch.nn.Linear) and not module.weight.requires_grad
+        if (isinstance(module, nn.Linear) and not module.weight.requires_grad
                 and module.weight is not embeddings.weight):
             module.to(getattr(torch, policy.dtype))
 
 
-class LoRA(torch.nn.Module):
+class LoRA(nn.Module):
     """A linear layer of weights W + scale B A: W is frozen, B is 0 at first (arXiv 2106.09685)."""
     on = True  # of all adapters
 
     def __init__(self, layer, rank, scale):
         super().__init__()
         self.base_layer, self.scale = layer, scale
-        self.lora_A = torch.nn.Linear(layer.in_features, rank, bias=False)
-        self.lora_B = torch.nn.Linear(rank, layer.out_features, bias=False)
-        torch.nn.init.zeros_(self.lora_B.weight)
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
         self.to(layer.weight.device)
 
     def forward(self, x):
@@ -174,7 +175,7 @@ def add_adapters(model, rank, alpha):
     """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none."""
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = {name: module for name, module in model.named_modules()
-              if type(module) is torch.nn.Linear and module is not model.get_output_embeddings()}
+              if type(module) is nn.Linear and module is not model.get_output_embeddings()}
     most = max((min(layer.weight.shape) for layer in linear.values()), default=0)
     if rank > most:
         raise ValueError(f"has linear layers of rank {most} at most, and --lora_rank is {rank}"
@@ -218,7 +219,7 @@ def kept_bytes(policy, batch):
         sum(x.sum() for x in output).backward()
         policy.zero_grad(set_to_none=True)
     del output  # and with it the graph
-    tokens = int((batch.prompt_len + batch.completion_len).sum())
+    tokens = int(batch.lengths.sum())
     return sum(size for size, _ in storages.values()), tokens
 
 

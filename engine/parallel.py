@@ -13,22 +13,22 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import cuda
 
 
 def start(deterministic=False):
     """Joins the process group of torchrun, or of srun with the same variables.
 
     deterministic: the trainer's GPU kernels sum in one order."""
-    cuda = torch.cuda.is_available()
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # the kernels' sums are enough
     if "RANK" in os.environ and not dist.is_initialized():
-        if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if cuda.is_available():
+            cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # the slowest rank may sample and grade for hours, beyond NCCL's ten minutes
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo",
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo",
                                 timeout=timedelta(hours=4))
 
 
@@ -62,22 +62,22 @@ def say(text):
 
 
 def device():
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+    if cuda.is_available():
+        return torch.device("cuda", cuda.current_device())
     return torch.device("cpu")
 
 
 def default_dtype():
     """Of computation: float32 on a CPU, bfloat16 on a GPU that has it, float16 on older ones."""
-    if not torch.cuda.is_available():
+    if not cuda.is_available():
         return "float32"
-    return "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+    return "bfloat16" if cuda.get_device_capability() >= (8, 0) else "float16"
 
 
 def unusable_gpu():
     """A sentence on why torch cannot use this machine's GPU; None if it can, or without one."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if torch.cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
+    if cuda.is_available() or hidden or not glob.glob("/dev/nvidia[0-9]*"):
         return None
     why = (f"its driver may be too old for CUDA {torch.version.cuda}" if torch.version.cuda
            else f"torch {torch.__version__} is built without CUDA: pip install -r requirements.txt")
@@ -87,16 +87,17 @@ def unusable_gpu():
 
 def memory():
     """Bytes of this rank's GPU, or its share of half the machine's memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device()).total_memory
+    if cuda.is_available():
+        return cuda.get_device_properties(device()).total_memory
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 / ranks_here
 
 
 def usable_memory():
     """`memory` without the part that other programs, such as a screen's, use at this moment."""
-    cuda = torch.cuda.is_available()
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else memory()
+    if cuda.is_available():
+        return cuda.mem_get_info()[0] + cuda.memory_reserved()
+    return memory()
 
 
 UNCOUNTED = 0  # GPU bytes in use that torch does not count; negative: counted, and unmapped by vLLM
@@ -105,15 +106,15 @@ UNCOUNTED = 0  # GPU bytes in use that torch does not count; negative: counted, 
 def watch_memory():
     """Restarts peak_memory beside a sleeping vLLM, whose freed memory torch counts (its #17117)."""
     global UNCOUNTED
-    free, total = torch.cuda.mem_get_info()
-    torch.cuda.reset_peak_memory_stats()
-    UNCOUNTED = total - free - torch.cuda.memory_allocated()
+    free, total = cuda.mem_get_info()
+    cuda.reset_peak_memory_stats()
+    UNCOUNTED = total - free - cuda.memory_allocated()
 
 
 def peak_memory():
     """Peak bytes: of the GPU since watch_memory, or of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() + UNCOUNTED
+    if cuda.is_available():
+        return cuda.max_memory_allocated() + UNCOUNTED
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -135,12 +136,12 @@ def gather(value):
     return values
 
 
-def on_rank0(f):
+def on_rank0(f, *inputs):
     """Calls f on rank 0. Every rank returns its result, or raises its error."""
     value = error = None
     if rank() == 0:
         try:
-            value = f()
+            value = f(*inputs)
         except (Exception, SystemExit) as e:
             error = e
     value, error = gather((value, error))[0]
@@ -168,7 +169,7 @@ def shard(policy, layers, offload):
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
     halved = None if policy.dtype == "float32" else getattr(torch, policy.dtype)
-    place = (fsdp.CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload
+    place = (fsdp.CPUOffloadPolicy(pin_memory=cuda.is_available()) if offload
              else fsdp.OffloadPolicy())
     mesh = init_device_mesh(device().type, (world(),))
     for module in (*layers, policy):

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 import torch
+from torch import Tensor
 
 from engine import kernels, parallel
 from engine.completion import seed_of
@@ -15,18 +16,23 @@ from losses import Tokens, policy_loss, step_metrics, step_size
 class Batch:
     """N rows of a prompt and a completion of at most T tokens."""
 
-    ids: torch.Tensor               # [N, L] prompt, completion, padding on the right
-    prompt_len: torch.Tensor        # [N]
-    completion_len: torch.Tensor    # [N]
-    mask: torch.Tensor              # [N, T] bool: the completion tokens that count
-    sampler_logprobs: torch.Tensor  # [N, T], as are the next six
-    old_logprobs: torch.Tensor = None
-    entropy: torch.Tensor = None
-    advantages: torch.Tensor = None
-    ref_logprobs: torch.Tensor = None
-    teacher: torch.Tensor = None    # what --teacher adds to the advantages
-    weight: torch.Tensor = None     # of the tokens in this pass over the rollout
-    group: torch.Tensor = None      # [N] rows of one number have one prompt
+    ids: Tensor               # [N, L] prompt, completion, padding on the right
+    prompt_len: Tensor        # [N]
+    completion_len: Tensor    # [N]
+    mask: Tensor              # [N, T] bool: the completion tokens that count
+    sampler_logprobs: Tensor  # [N, T], as are the next six
+    old_logprobs: Tensor = None
+    entropy: Tensor = None
+    advantages: Tensor = None
+    ref_logprobs: Tensor = None
+    teacher: Tensor = None    # what --teacher adds to the advantages
+    weight: Tensor = None     # of the tokens in this pass over the rollout
+    group: Tensor = None      # [N] rows of one number have one prompt
+
+    @property
+    def lengths(self):
+        """[N] tokens of the prompt and the completion."""
+        return self.prompt_len + self.completion_len
 
     def map(self, f):
         values = (getattr(self, field.name) for field in fields(self))
@@ -53,18 +59,18 @@ class Batch:
 
 def make_batch(groups, device="cpu"):
     """groups: of each prompt its token ids and its Completions -> the Batch, group by group."""
-    rows = [(number, prompt, c) for number, (prompt, completions) in enumerate(groups)
-            for c in completions]
+    numbers, prompts, completions = zip(*(
+        (number, prompt, c) for number, (prompt, group) in enumerate(groups) for c in group))
 
     def pad(tensors):
         return torch.nn.utils.rnn.pad_sequence([*tensors], batch_first=True).to(device)
     return Batch(
-        ids=pad(torch.tensor(prompt + c.tokens) for _, prompt, c in rows),
-        prompt_len=torch.tensor([len(prompt) for _, prompt, _ in rows], device=device),
-        completion_len=torch.tensor([len(c.tokens) for *_, c in rows], device=device),
-        mask=pad(torch.ones(len(c.tokens), dtype=torch.bool) for *_, c in rows),
-        sampler_logprobs=pad(torch.tensor(c.logprobs) for *_, c in rows),
-        group=torch.tensor([number for number, *_ in rows], device=device))
+        ids=pad(torch.tensor(prompt + c.tokens) for prompt, c in zip(prompts, completions)),
+        prompt_len=torch.tensor([*map(len, prompts)], device=device),
+        completion_len=torch.tensor([len(c.tokens) for c in completions], device=device),
+        mask=pad(torch.ones(len(c.tokens), dtype=torch.bool) for c in completions),
+        sampler_logprobs=pad(torch.tensor(c.logprobs) for c in completions),
+        group=torch.tensor(numbers, device=device))
 
 
 class Policy(torch.nn.Module):
@@ -121,17 +127,12 @@ def shuffled_shares(count, steps, seed, rollout, together=1):
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 
 
-def in_pass(batch, method, weigh):
-    """The scored Batch with the weights of its tokens in one pass of Method.passes."""
-    tokens = batch.tokens(batch.old_logprobs, batch.entropy)
-    return replace(batch, weight=method.call(weigh, tokens))
-
-
 def minibatches(batch, method, steps, seed, rollout, together=1):
     """Yields the rows and the weighted Batch of each optimizer step of each pass of the method."""
     shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
+    scored = batch.tokens(batch.old_logprobs, batch.entropy)
     for weigh in method.passes:
-        weighted = in_pass(batch, method, weigh)
+        weighted = replace(batch, weight=method.call(weigh, scored))
         for rows in shares:
             minibatch = weighted.rows(rows.to(batch.ids.device))
             if minibatch.mask.any():  # --mask_truncated may leave no token: the step is left out
@@ -153,7 +154,7 @@ def gather_rows(batch, parts, outputs):
     return parallel.all_reduce(whole)  # each row is one rank's, and 0 elsewhere
 
 
-def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
+def rows_to_learn(batch, method, entropy_coef, kl_coef=0.0, **_):
     """The rows of a step that can have a gradient: all, or where A = 0 means none, those with
     another A. If none is left, row 0: its gradient is 0, not None, and AdamW still steps."""
     if entropy_coef or kl_coef or not method.skips_zero_advantage:
@@ -209,14 +210,8 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
         else:
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
-    outputs = gather_rows(batch, parts, outputs)
-    return measured(batch, learnt, outputs, method, max_tokens, size, entropy_coef, options)
-
-
-def measured(batch, learnt, outputs, method, max_tokens, size, entropy_coef, options):
-    """-> the metrics of a step. outputs: logprobs and entropy [N, T] of the rows `learnt`; those of
-    the others are as scored, their ratio is 1."""
-    logprobs, entropy = outputs
+    logprobs, entropy = gather_rows(batch, parts, outputs)
+    # the rows without a gradient are as scored, their ratio is 1
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)
@@ -225,5 +220,4 @@ def measured(batch, learnt, outputs, method, max_tokens, size, entropy_coef, opt
     if entropy_coef:
         metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
         metrics["loss"] += metrics["entropy_loss"]
-    lengths = (batch.prompt_len + batch.completion_len)[learnt]
-    return {**metrics, "learnt_tokens": lengths.sum()}
+    return {**metrics, "learnt_tokens": batch.lengths[learnt].sum()}

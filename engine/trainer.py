@@ -7,8 +7,7 @@ from engine import loading, parallel
 from engine.policy import backward
 
 # of the loss, and flags of the same names
-COEFFICIENTS = ("entropy_coef", "kl_coef", "kl_unbiased", "correction", "correction_low",
-                "correction_high")
+COEFFICIENTS = "entropy_coef kl_coef kl_unbiased correction correction_low correction_high"
 
 
 class NotFinite(ValueError):
@@ -72,14 +71,14 @@ class Trainer:
         metrics = backward(self.policy, minibatch, self.method, self.max_tokens,
                            scale=self.scaler.scale, **self.options)
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-        metrics["grad_norm"] = parallel.full(norm)
-        overflow = not metrics["grad_norm"].isfinite()
+        norm = parallel.full(torch.nn.utils.clip_grad_norm_(
+            self.policy.parameters(), self.max_grad_norm))
+        metrics["grad_norm"], overflow = norm, not norm.isfinite()
         # without a scaler get_scale() is 1
         if not metrics["loss"].isfinite() or (overflow and self.scaler.get_scale() <= 1):
             raise NotFinite(
                 f"optimizer step {self.schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
-                f"gradient norm {metrics['grad_norm'].item()}", minibatch)
+                f"gradient norm {norm.item()}", minibatch)
         self.scaler.step(self.optimizer)  # not where a gradient overflowed
         self.scaler.update()
         metrics["lr"] = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=torch.float64)
@@ -118,8 +117,8 @@ class Trainer:
                                           options=options)
         self.schedule.last_epoch = state["optimizer_steps"]
         (group,), (factor,) = self.optimizer.param_groups, self.schedule.lr_lambdas
-        lr, weight_decay = (self.optimizer.defaults[name] for name in ("lr", "weight_decay"))
-        group.update(initial_lr=lr, lr=lr * factor(self.schedule.last_epoch),
-                     weight_decay=weight_decay)
+        own = self.optimizer.defaults
+        group.update(initial_lr=own["lr"], lr=own["lr"] * factor(self.schedule.last_epoch),
+                     weight_decay=own["weight_decay"])
         if state["scaler"]:  # {} where the run was not in float16
             self.scaler.load_state_dict(state["scaler"])

@@ -2,7 +2,7 @@
 
 import os
 
-import torch
+from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
@@ -15,7 +15,7 @@ def of_this_machine(memory, max_num_seqs, max_length):
     # weights are handed over within this process
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if not torch.cuda.is_available():
+    if not cuda.is_available():
         # without it, vLLM binds this process to one core, and the trainer with it
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
@@ -24,8 +24,8 @@ def of_this_machine(memory, max_num_seqs, max_length):
         return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
                     enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))
-    torch.cuda.empty_cache()  # else what torch keeps is not free
-    free, total = torch.cuda.mem_get_info()
+    cuda.empty_cache()  # else what torch keeps is not free
+    free, total = cuda.mem_get_info()
     share = memory or min(0.9, free / total - 0.02)  # vLLM wants all of it free when it starts
     if not 0 < share <= free / total:
         raise ValueError(

@@ -1,14 +1,17 @@
 """The votes of maj@n."""
 
 from collections import Counter
+from fractions import Fraction
 
-from graders.answers import clean, number, tight
+from graders.answer import read
+from graders.equal import closed, without_unit
 
 
 def key(answer):
-    """A number by its value, another answer by its text without spacing."""
-    text, _ = clean(answer)
-    return tight(text) if number(text) is None else number(text)
+    """A number by its value, another answer as it is read."""
+    node = without_unit(read(str(answer)))
+    value = closed(node)
+    return value if isinstance(value, Fraction) else node
 
 
 def majority(wrong, right):

@@ -1,1 +1,1 @@
-"""A run beside its algorithm: flags, folder, checkpoints, log, --check, --fit."""
+"""A run beside its algorithm: flags, folder, checkpoints, log, --check."""

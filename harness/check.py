@@ -124,7 +124,7 @@ def check_split(s):
     """The same gradient, whole and cut into micro-batches. 16 bits round it by up to a third
     (Gemma 3 270M) for any method: it is computed in float32."""
     batch = s.batch
-    longest = int((batch.prompt_len + batch.completion_len).max())
+    longest = int(batch.lengths.max())
     n = max(2, min(PROMPTS * EACH, s.policy.budget // longest // 2))  # 16 bits take half the memory
     with in_float32(s.policy) as dtype:
         # ratios that are not 1, or a batch statistic would have nothing to depend on
@@ -142,7 +142,7 @@ def check_split(s):
            "computes it in float32")
 
 
-def longest_rollout(args, device="cpu"):
+def longest_rollout(args, device):
     """-> the Batch of a rollout as long as it may be, with an advantage for each token."""
     completion = Completion([2] * args.max_tokens, [-1.0] * args.max_tokens, True)
     batch = make_batch([([3] * args.max_prompt_tokens, [completion] * args.group_size)]

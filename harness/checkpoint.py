@@ -32,11 +32,12 @@ def resumed(args):
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    with reading(folders[-1]):  # mapped: on a node every rank would have all ranks' moments
-        state = read_pickle(folders[-1] / "trainer.pt", map_location="cpu", mmap=True)
-        if state["rollout"] != int(folders[-1].name[-6:]):
+    folder = folders[-1]
+    with reading(folder):  # mapped: on a node every rank would have all ranks' moments
+        state = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=True)
+        if state["rollout"] != int(folder.name[-6:]):
             raise ValueError(f"it is of rollout {state['rollout']}")
-        return dict(state, folder=folders[-1])
+        return dict(state, folder=folder)
 
 
 @contextmanager

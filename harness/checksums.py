@@ -1,5 +1,6 @@
-"""Checksums of what a run's numbers depend on: problems, weights, code of method and verifiers."""
+"""What a run's numbers depend on: checksums of problems and weights, and its code, by name."""
 
+import ast
 import inspect
 import json
 import zlib
@@ -7,43 +8,35 @@ from contextlib import suppress
 from pathlib import Path
 
 import losses
+import rewards
 from data import hub
+
+# as this process imported them; a run's folder keeps copies
+CODE = {f"{module.__name__}.py": inspect.getsource(module) for module in (losses, rewards)}
 
 
 def of_problems(problems):
     return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
 
 
-def names_in(code):
-    """The names that a function's code reads, in its comprehensions and inner functions, too."""
-    return {*code.co_names}.union(*(names_in(x) for x in code.co_consts if inspect.iscode(x)))
-
-
-def of_functions(functions):
-    """-> {name: checksum of its text} of functions and of those of their modules that they call;
-    of all that share a name, as lambdas do. One that was typed in, or is built in, has none."""
-    found, seen, waiting = {}, set(), [*functions]
+def reached(tree, roots):
+    """-> {name: its text, without comments and layout} of what these names, as METHODS['fade'],
+    reach by name in a module's tree: functions, classes and rows of tables."""
+    nodes, found, waiting = {}, {}, [*roots]
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                nodes[node.name] = node
+            case ast.Assign([ast.Name(table)], ast.Dict(keys, rows)):
+                nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
+            case ast.Assign([ast.Subscript() as row], value):  # below its table
+                nodes[ast.unparse(row)] = value
     while waiting:
-        f = inspect.unwrap(waiting.pop())
-        code, there = getattr(f, "__code__", None), getattr(f, "__globals__", {})
-        if code and code not in seen:
-            seen.add(code)
-            with suppress(OSError):
-                text = inspect.getsource(f).encode()
-                found[f.__name__] = zlib.crc32(text, found.get(f.__name__, 0))
-                waiting += [there[name] for name in sorted(names_in(code)) if inspect.isfunction(
-                    there.get(name)) and there[name].__module__ == f.__module__]
+        name = waiting.pop()
+        if node := nodes.pop(name, None):
+            found[name] = ast.unparse(node)
+            waiting += [x.id for x in ast.walk(node) if isinstance(x, ast.Name)]
     return found
-
-
-def of_method(loss, method, correction):
-    """-> that of a row of METHODS with its values, of a correction, and of what all rows share."""
-    text = losses.describe(loss, losses.METHODS[loss])
-    corrections = [f for f, _ in losses.chosen_corrections(correction)] if correction else []
-    return {f"METHODS[{loss!r}]": zlib.crc32(text.encode()),
-            "Tokens": zlib.crc32(inspect.getsource(losses.Tokens).encode()),
-            **of_functions([*method.functions, *corrections, losses.policy_loss,
-                            losses.group_advantages])}
 
 
 def of_weights(model):

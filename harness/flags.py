@@ -1,6 +1,7 @@
 """train.py's command line. Wrong flags, data or models are one sentence and exit code 2."""
 
 import argparse
+import ast
 import difflib
 import inspect
 import json
@@ -21,14 +22,14 @@ from losses import METHODS, keyword_only, require
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
-    "gpu_memory_utilization score_every deterministic allow_unsafe_code data_dir").split()}
+    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
     "kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
-OF_THIS_START = set("out resume force check fit help origin checksums".split())
+OF_THIS_START = set("out resume force check help origin checksums roots".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 
@@ -122,9 +123,6 @@ def add_common_flags(flag):
     """The flags that train.py and eval.py share."""
     flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
-    flag("shots", 0, "solved problems of the training split in front of each prompt, with the "
-         "template none")
-    flag("shots_from", None, "the set that they are of; default --data, or the benchmark")
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
@@ -175,8 +173,6 @@ def add_flags(flag, section):
     flag("old_logprobs", None, "the ratio's denominator: of the weights that sampled, by trainer "
          "or sampler; proximal: of those before the update, which are others with --rollout_lag",
          choices=("trainer", "sampler", "proximal"))
-    flag("score_every", 1, "rollouts between two that are scored before the update, with "
-         "--old_logprobs sampler; the others log no entropy and no gap", least=1)
     flag("correction", None, "weighs tokens by pi_trainer / pi_sampler; several with commas: "
          f"{', '.join(losses.CORRECTIONS)}")
     flag("correction_low", None, "least ratio that each keeps; default the correction's")
@@ -213,14 +209,14 @@ def add_flags(flag, section):
     flag("wandb", None, "Weights & Biases project to log to, too")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
-    flag("fit", None, "GPUs x GB, as 8x80, or cpu24: does the run fit? Rehearsed without weights")
 
 
 # ---------------------------------------------------------------------------- the command line
 
-def parse_args(argv, description):
+def parse_args(argv, description, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
-    that are not the flags' own defaults: {flag: words}."""
+    that are not the flags' own defaults: {flag: words}. rehearsal: vLLM may be absent, and the
+    run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -240,13 +236,14 @@ def parse_args(argv, description):
     args = parser.merge(given, *files)
     with refusing():
         check_known(unknown, chosen.loss, method, parser.rows)
-        follow_sets(args, args.data, args.eval_data or args.data)
+        check_data_dir(args, args.data, args.eval_data or args.data)
     if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
-    refusals.check(args, method)
-    args.checksums = {f"row {args.loss}": checksums.of_method(args.loss, method, args.correction)}
+    refusals.check(args, method, rehearsal)
+    args.roots = [f"METHODS[{args.loss!r}]", *(getattr(args, axis) for axis in losses.AXES),
+                  *str(args.correction).split(","), "Tokens", "policy_loss", "group_advantages"]
     return args, method
 
 
@@ -262,7 +259,7 @@ def recipe_of(model):
 
 def add_method_flags(parser, name, method):
     """The keyword-only arguments of a row's functions are its flags. Refuses those that cannot."""
-    common, defaults = {*parser.rows, "help", "origin", "checksums"}, {}
+    common, defaults = {*parser.rows, *OF_THIS_START}, {}
     for f in method.functions:
         where, own = f"{name}: {refusals.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
@@ -284,15 +281,16 @@ def add_method_flags(parser, name, method):
 
 def saved_config(args):
     """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet; without values where there is no such run."""
+    yet, and the trees of its code; without values where there is no such run."""
     path = default_out(args) / "config.json"
     if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
-        return dict(flags={}, checksums={}, derived=[])
+        return dict(flags={}, derived=[])
     try:
         config = json.loads(path.read_text())
+        config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
         return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, id=str).items()}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
+            flags=dict, checksums=dict, derived=list, id=str, code=dict).items()}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")
 
@@ -311,16 +309,10 @@ def check_known(unknown, loss, method, common=()):
         raise ValueError(f"{name}{what}; {loss} has {own or 'none'}")
 
 
-def follow_sets(args, *names):
-    """--data_dir is for the Hub's sets. --shots sets the template, and the text that ends a
-    completion: the next question. names: of the sets."""
-    require(not args.data_dir or args.shots or {*names} & {*data.SETS},
+def check_data_dir(args, *names):
+    """--data_dir is for the Hub's sets. names: of the sets."""
+    require(not args.data_dir or {*names} & {*data.SETS},
             f"--data_dir is for {', '.join(data.SETS)}, and {names[0]} is none of them")
-    require(args.shots or not args.shots_from, "--shots_from is for --shots, which is not given")
-    if args.shots:
-        require(args.template in (None, "none"),
-                f"--shots has the template none, not {args.template}")
-        args.template, args.stop = "none", args.stop or "\n\nQuestion:"
 
 
 def follow(args, method):
@@ -359,10 +351,12 @@ def compare_with_saved(args):
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
     for name in differing(sums, args.checksums):
-        old, new = sums.get(name), args.checksums.get(name)
-        if None not in (old, new):
-            places = ", ".join(sorted(differing(old, new))) if isinstance(new, dict) else ""
-            changes[name] = f"the {name} changed{places and f' in {places}'}"
+        if None not in (sums.get(name), args.checksums.get(name)):
+            changes[name] = f"the {name} changed"
+    for name, tree in config["code"].items():
+        trees = tree, ast.parse(checksums.CODE[name])
+        if places := differing(*(checksums.reached(x, args.roots) for x in trees)):
+            changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     args.checksums = {**sums, **args.checksums}
     ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
     free = CHANGEABLE - {"rollouts"} if ends else CHANGEABLE

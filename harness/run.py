@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import sys
-import time
 import uuid
 from collections import Counter, deque
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import count
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -21,7 +20,7 @@ from engine.completion import seed_of
 from engine.parallel import say
 from engine.policy import Batch
 from engine.trainer import NotFinite
-from harness import checkpoint, log
+from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
 from harness.flags import FOLLOWS, flags_of, refuse, saved_config
@@ -46,12 +45,14 @@ def claim_folder(args):
 
 
 def begin(args, method, resumed):
-    """-> the run's folder, with the logs until now, and the id of its config.json (flags, method,
-    versions, commit), which is that of Weights & Biases, too."""
+    """-> the run's folder, with the logs until now and its code, and the id of its config.json
+    (flags, method, versions, commit), which is that of Weights & Biases, too."""
     out = claim_folder(args)
     run_id = saved_config(args)["id"] if resumed else uuid.uuid4().hex
     if args.resume:
         checkpoint.rewind(out, resumed and resumed["rollout"])
+    for name, text in checksums.CODE.items():
+        write(out / name, text)
     config = dict(flags=flags_of(args),  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
                   method=losses.describe(args.loss, method), checksums=args.checksums,
@@ -80,8 +81,8 @@ class Run(AbstractContextManager):
                                  for batch, rewards, *rest in saved["pending"])
             self.first, self.best = saved["first"], saved.get("best", (-1.0, 0.0))
         self.signals, self.stopping, self.warned = [], [], set()
-        self.times, self.began = Counter(), time.perf_counter()
-        self.out, run_id = parallel.on_rank0(partial(begin, args, trainer.method, resumed))
+        self.times, self.began = Counter(), perf_counter()
+        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, resumed)
         self.tracker = None
         if args.wandb and parallel.rank() == 0:
             import wandb
@@ -93,7 +94,7 @@ class Run(AbstractContextManager):
         if isinstance(error, NotFinite):
             path = self.out / "failed_batch.pt"
             # all ranks wait: one that ends first would end the one that writes
-            parallel.on_rank0(partial(torch.save, asdict(error.minibatch), path))
+            parallel.on_rank0(torch.save, asdict(error.minibatch), path)
             raise RunFailed(f"rollout {self.rollout}, {error}; its batch is in {path}") from None
         if isinstance(error, OSError):
             raise RunFailed(f"{error}; --resume continues from the last checkpoint") from None
@@ -108,7 +109,7 @@ class Run(AbstractContextManager):
         try:
             while self.rollout < self.args.rollouts and not self.stopping:
                 self.rollout += 1
-                self.times, self.began = Counter(), time.perf_counter()
+                self.times, self.began = Counter(), perf_counter()
                 # a method that draws numbers can be resumed, too
                 torch.manual_seed(seed_of("rollout", self.args.seed, self.rollout))
                 yield self.rollout
@@ -136,12 +137,12 @@ class Run(AbstractContextManager):
     @contextmanager
     def timed(self, phase):
         """Adds the seconds of the block to the record's time/<phase>."""
-        began = time.perf_counter()
+        began = perf_counter()
         with room_for(phase):
             yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.times[f"time/{phase}"] += time.perf_counter() - began
+        self.times[f"time/{phase}"] += perf_counter() - began
 
     def keep_rollout(self, batch, rewards, shaped_rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
@@ -155,13 +156,13 @@ class Run(AbstractContextManager):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on every completion."""
-        seconds, tokens = time.perf_counter() - self.began, metrics["len/sum"]
+        seconds, tokens = perf_counter() - self.began, metrics["len/sum"]
         of_steps = log.optimizer_steps(steps)
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
         # counts with each of its completions, so that runs that share it are on the same axis
-        scored = int((batch.prompt_len + batch.completion_len).sum())
+        scored = int(batch.lengths.sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        models = (log.GAP in metrics) + bool(self.args.kl_coef) + bool(self.args.teacher)
+        models = 1 + bool(self.args.kl_coef) + bool(self.args.teacher)
         passes = scored * models + 3 * learnt
         size = sum(p.numel() for p in self.trainer.policy.parameters())
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=2 * passes * size)
@@ -187,7 +188,7 @@ class Run(AbstractContextManager):
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
         record = {"rollout": self.rollout, **entries,
-                  "time/rollout": time.perf_counter() - self.began}
+                  "time/rollout": perf_counter() - self.began}
         if parallel.rank() == 0:
             append(self.out / "metrics.jsonl", [record])
             append(self.out / "samples.jsonl",
@@ -218,7 +219,7 @@ def banner(args, trainer, out, rollout):
     method, policy = trainer.method, trainer.policy
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
     values = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
-                       for name in ("lr", "max_tokens", "rollouts", "dtype"))
+                       for name in "lr max_tokens rollouts dtype".split())
     groups = ", whole groups" if args.shuffle == "groups" else ""
     since = f", from rollout {rollout}" if args.resume else ""
     return f"""\

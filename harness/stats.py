@@ -17,15 +17,15 @@ def pass_at_k(n, correct, k):
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def by_cluster(values, clusters=None):
-    """The values of each cluster. clusters: the cluster of each value; None is one for each."""
+def by_cluster(values, clusters):
+    """The values of each cluster. clusters: the cluster of each value."""
     found = defaultdict(list)
-    for value, cluster in zip(values, clusters or range(len(values)), strict=True):
+    for value, cluster in zip(values, clusters, strict=True):
         found[cluster].append(value)
     return list(found.values())
 
 
-def standard_error(values, clusters=None):
+def standard_error(values, clusters):
     """Of the mean of the problems' values, over clusters (arXiv 2411.00640, sec. 2.2), or None."""
     middle, parts = mean(values), by_cluster(values, clusters)
     if len(parts) == 1:
@@ -54,17 +54,17 @@ def paired(problems, groups, others):
     return result
 
 
-def interval(values, clusters=None, limits=None):
+def interval(values, clusters, limits):
     """The 95% percentile interval of the mean, by bootstrap over the clusters.
 
-    values: one per problem, because samples of one problem are not independent, or one per seed.
-    At most 10,000 resamples (5 values have 3,125) are all used, else so many random ones, of over
-    100 clusters 2,000. limits: the least and the largest possible value. Where all values are
-    equal, the ends are as far as clusters at a limit would take the mean, of a share that n do not
-    show (Clopper and Pearson: about 3.7 / n); without limits the value is both ends."""
+    values: one per problem, because samples of one problem are not independent. At most 10,000
+    resamples (5 clusters have 3,125) are all used, else so many random ones, of over 100 clusters
+    2,000. limits: the least and the largest possible value. Where all values are equal, the ends
+    are as far as clusters at a limit would take the mean, of a share that n do not show (Clopper
+    and Pearson: about 3.7 / n)."""
     parts, rng = by_cluster(values, clusters), random.Random(0)
     n = len(parts)
-    if limits and min(values) == max(values):
+    if min(values) == max(values):
         return tuple(values[0] + (1 - 0.025 ** (1 / n)) * (end - values[0]) for end in limits)
     if n**n <= 10_000:
         resamples = itertools.product(parts, repeat=n)
@@ -91,10 +91,10 @@ def summarise(problems, groups):
 
 def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
-    n, clusters = len(groups[0]), list(map(data.cluster, problems))
-    low, high = interval(by_problem(groups)[f"mean@{n}"], clusters, limits=(0, 1))
+    n = len(groups[0])
+    ends = interval(by_problem(groups)[f"mean@{n}"], map(data.cluster, problems), limits=(0, 1))
     results = dict(summarise(problems, groups), problems=len(problems), samples=n,
-                   interval=[low, high])
+                   interval=[*ends])
     if {problem["verifier"] for problem in problems} <= {"math", "table"}:  # others have no votes
         # an answer on which the verifier failed has no vote
         wrong = [[final_answer(row["completion"]) for row in rows

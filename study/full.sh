@@ -78,7 +78,7 @@ run_grid() { # file of lines "name  steps...  flags"
   .venv/bin/python -m analysis table "${folders[@]}" --out "$RUNS/table.md"
   .venv/bin/python -m analysis curves "${folders[@]}" --out "$RUNS/curves.png"
   # runs without evaluations have no pass@k
-  .venv/bin/python -m analysis passk "${folders[@]}" --out "$RUNS/passk.png" || true
+  .venv/bin/python -m anatomy passk "${folders[@]}" --out "$RUNS/passk.png" || true
 }
 
 full() { # ACPO's settings, on all GPUs there are

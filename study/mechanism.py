@@ -1,15 +1,15 @@
 """What the papers claim of single updates, a claim an entry: measured on the first rollout of each
 of eight seeds, or computed from the paper's own assumptions (study/results/updates.json).
 
-The quantities are defined in study/quantities.py, study/anatomy.py and study/theory.py."""
+The quantities are defined in anatomy/ and study/theory.py, and measured by study/updates.py."""
 
 import math
 from collections import namedtuple
 from statistics import fmean
 
-from analysis.figures import plt, save
-from study.anatomy import ONE_STEP, PARTS
-from study.quantities import effective_problems
+from anatomy.quantities import effective_problems
+from anatomy.subsets import ONE_STEP, PARTS
+from harness.curves import plt, save
 from study.rule import FACTOR, Interval
 
 LOW, _, HIGH = PARTS
@@ -220,18 +220,3 @@ def draw(updates, gemma, file):
         axis.legend(loc="best")
     save(figure, file, f"{len(rollouts)} rollouts, 95% intervals; below right the means over the "
                        "selected tokens, and hollow those of ACPO's app. D")
-
-
-def draw_subsets(result, file):
-    """Norms and angles of one rollout, by all tokens (bars) and by the selected (diamonds)."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    names = list(result["subsets"])[1:]  # the first is the full gradient
-    for axis, key, label in zip(axes, ("norm", "angle"), (
-            "norm over the full gradient's", "mean principal angle to it (degrees)"), strict=True):
-        for i, name in enumerate(names):
-            axis.barh(-i, result["subsets"][name][key], color="C0")
-            axis.plot(result["subsets"][name][f"{key}_selected"], -i, "D", color="C1", ms=4)
-        axis.set(xlabel=label)
-    axes[0].set_yticks([-i for i in range(len(names))], names)
-    save(figure, file, f"rollout {result['rollout']}, {result['method']}, after {result['after']} "
-                       "steps; bars: divided by all tokens, diamonds: by the selected")

@@ -8,12 +8,12 @@ import json
 import math
 import statistics
 
-from analysis.figures import plt, save
+from harness.curves import plt, save
 from harness.files import write
 from harness.tables import markdown_table
 from study import mechanism, rule
-from study.anatomy import UPDATES, UPDATES_OF_GEMMA
 from study.runs import HERE, RESULTS, read_bases, read_plan
+from study.updates import UPDATES, UPDATES_OF_GEMMA
 
 BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
 MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power", "fade")

@@ -8,12 +8,13 @@ it.
     python -m study.runs map --plan          the number of runs that are missing
 
 The same command again continues: a run that was interrupted starts anew. A run is a process forked
-from this one, so that nothing is imported twice. A line has the checksums of the code of its row
-and its verifier; where the code is another today, nothing is trained without --force, which keeps
-the line. The published lines, which have none, are kept.
+from this one, so that nothing is imported twice. A line has a checksum of each definition that
+its row and its verifier reach, without comments; where one is another today, nothing is trained
+without --force, which keeps the line. The published lines, which have none, are kept.
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import multiprocessing
@@ -247,10 +248,10 @@ def code_of(flags, task):
     verifier."""
     import train
     from harness import checksums
-    from rewards import REWARDS
     args, _ = train.parse_args(shlex.split(flags))
-    return args.checksums[f"row {args.loss}"] | checksums.of_functions(
-        [REWARDS[TASKS[task].verifier].grade])
+    roots = [*args.roots, f"REWARDS[{TASKS[task].verifier!r}]"]
+    return {name: zlib.crc32(text.encode()) for code in checksums.CODE.values()
+            for name, text in checksums.reached(ast.parse(code), roots).items()}
 
 
 def of_other_code(plan):

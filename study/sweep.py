@@ -23,12 +23,11 @@ from functools import partial
 from pathlib import Path
 
 import train
-from analysis import figures, runs
-from harness import failures
+from analysis import runs
+from harness import curves, failures
 
 ROOT = Path(__file__).resolve().parent.parent
 refuse = partial(failures.refuse, "sweep")
-STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # of 2 to 10 seeds
 OURS = {"--loss", "--lr", "--seed", "--rollouts", "--eval_every", "--out", "--resume"}
 
 
@@ -82,7 +81,7 @@ def train_all(args, plan):
                               text=True)  # of a finished run it compares, and trains nothing
         if done.returncode:
             return done.stderr.strip().splitlines()[-1]
-        return runs.read(out)[0]["records"][-1]["mean@n"]
+        return curves.read(out)["records"][-1]["mean@n"]
     scores = {}
     with ThreadPoolExecutor(args.jobs) as pool:
         for setting, score in zip(plan, pool.map(run, plan)):
@@ -97,9 +96,7 @@ def train_all(args, plan):
 def difference(scores, others):
     """-> mean of scores - others, in pairs, and low and high of its 95% interval"""
     gaps = [a - b for a, b in zip(scores, others, strict=True)]
-    mean = statistics.fmean(gaps)
-    half = STUDENT[len(gaps) - 2] * statistics.stdev(gaps) / len(gaps) ** 0.5
-    return mean, mean - half, mean + half
+    return statistics.fmean(gaps), *runs.interval(gaps)
 
 
 def main(argv=None):
@@ -126,8 +123,8 @@ def main(argv=None):
     print(f"{args.method} {statistics.fmean(mine):.3f}, {args.baseline} "
           f"{statistics.fmean(theirs):.3f}: held-out mean@n after {args.rollouts} rollouts\n"
           f"difference {mean:+.3f}, 95% interval {low:+.3f} to {high:+.3f} over {args.seeds} seeds")
-    figures.curves(runs.grouped(run for s in plan for run in runs.read(command(args, *s)[1])),
-                   args.out / "sweep.png")
+    curves.draw_curves(runs.grouped(curves.read(command(args, *s)[1]) for s in plan),
+                       args.out / "sweep.png")
     print(f"written: {args.out / 'sweep.png'}")
 
 

@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from study.quantities import BANDS, slope
+from anatomy.quantities import BANDS, slope
 
 NORMAL = NormalDist()
 

@@ -31,13 +31,13 @@ countdown.held_out = functools.cache(countdown.held_out)
 # --quick is for the work of every minute: these files but for their tests marked slow, and the
 # tests of other files that are marked quick. None needs vLLM or the network, or takes more than a
 # few seconds
-QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_math_equal.py",
+QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_answers.py",
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
         "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
-        "test_math_equal.py", "test_fit.py"]
+        "test_answers.py", "test_fit.py"]
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the sandbox
 
 
@@ -144,7 +144,7 @@ def kept_run(base, tmp_path_factory):
 
 @pytest.fixture
 def kept(kept_run):
-    from analysis import rollout
+    from anatomy import rollout
 
     return rollout.open_rollout(kept_run / "rollouts" / "rollout_000001.pt")
 
@@ -171,6 +171,7 @@ def graded(monkeypatch):
 def copy(tmp_path):
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
-    for name in ("analysis", "data", "docs", "engine", "examples", "harness", "graders", "study"):
+    for name in ("analysis", "anatomy", "data", "docs", "engine", "examples", "harness", "graders",
+                 "study"):
         shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path

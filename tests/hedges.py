@@ -142,13 +142,16 @@ def swapped(gold):
 
 
 def hedges(gold, question):
-    from graders.answers import clean, is_word, number
+    from graders import equal
+    from graders.answer import read
     bare = gold.strip().strip("$").strip()
-    told = number(clean(gold)[0].rstrip("% "))
+    value = equal.without_unit(read(gold))
+    is_number = all(node[0] in ("num", "/", "*") for node in equal.inside(value))
+    told = equal.closed(value) if is_number else None
     templates = [*split(ANY), *(f"{relation} {{g}}" for relation in RELATIONS)]
     templates += [f"v {relation} {{g}}" for relation in RELATIONS if relation not in ("\\in", "∈")]
     # 0/w is 0, and the text of choice (C) may be w.
-    if re.match("0|.$", clean(gold)[0]) or "=" in gold:
+    if re.match("0|.$", bare) or value[0] == "choice" or "=" in gold:
         templates = [t for t in templates if t not in (
             "{g}/{w}", "{w} {g}", "{g} \\quad {w}", "[{g}][0]", "{g} \\text{ million}",
             "{g} \\text{ dozen}", "{g} \\text{ doubled}",
@@ -157,12 +160,12 @@ def hedges(gold, question):
         templates = [t for t in templates if t not in ("{g} - {w}", "{g} + {w}")]
     question = question.split("\\boxed")[0][:1500]  # Some have their solution in them.
     fill = dict(g=bare, s=swapped(bare), q=question, w=random.Random(gold).choice(VALUES))
-    if told is not None or fill["s"] == bare or "\\text" in gold or is_word(clean(gold)[0]):
-        templates.remove("{s}")
+    if told is not None or fill["s"] == bare or "\\text" in gold or value[0] in ("word", "run"):
+        templates = [t for t in templates if t != "{s}"]
     if re.search(r",|\\pm", gold):  # Irrational values in a list are compared to 16 digits.
         templates = [t for t in templates if "10^{-40}" not in t and "20^{2012}" not in t]
     if "\\infty" in gold:  # The interval may have {w} in it.
-        templates.remove("{g} \\cup \\{ {w} \\}")
+        templates = [t for t in templates if t != "{g} \\cup \\{ {w} \\}"]
     if told is not None and told not in (0, 1, -1, 2):
         templates += split(NUMBERS)
         templates += split(LONG) if bare.isdigit() and told else ()
@@ -180,7 +183,7 @@ def made(symbol, rng, depth=0):
 def universal(seed, count, seconds=2):
     """-> [(answer, those of KINDS that it is paid for)] of `count` random answers that are paid for
     two or more. One that takes longer than `seconds` is not tried on all."""
-    from graders.math_equal import equal
+    from graders.equal import equal
     rng, found = random.Random(seed), []
     for _ in range(count):
         answer, began, paid = made("answer", rng), time.process_time(), []
@@ -193,7 +196,7 @@ def universal(seed, count, seconds=2):
 
 def accepted(rows, every=1):
     """-> the number of hedges on these (gold, question), or of one of `every`; those accepted."""
-    from graders.math_equal import equal
+    from graders.equal import equal
     pairs = [(hedge, gold) for gold, question in rows for hedge in hedges(gold, question)][::every]
     return len(pairs), [pair for pair in pairs if equal(*pair)]
 

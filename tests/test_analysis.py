@@ -1,19 +1,18 @@
-"""Figures and tables of runs that are whole, cut off, or without an evaluation; a walk's steps."""
+"""Figures and tables of runs that are whole, cut off, or without an evaluation."""
 
 import json
 import math
 import shutil
 
 import pytest
-import torch
 
 import data
-from analysis import figures, rollout, runs
+from analysis import runs
 from analysis.__main__ import main
-from engine.loading import load
+from anatomy import __main__ as anatomy
+from anatomy.passk import pass_at_k
 from engine.sampler import Completion
-from harness import files
-from harness.stats import interval
+from harness import curves, files
 from helpers import refused
 
 
@@ -42,7 +41,7 @@ def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, e
 
 
 def grouped(*folders):
-    return runs.grouped([run for folder in folders for run in runs.read(folder)])
+    return runs.grouped([curves.read(folder) for folder in folders])
 
 
 @pytest.fixture
@@ -55,8 +54,8 @@ def folders(tmp_path):
 @pytest.fixture
 def drawn(monkeypatch):
     """[(panels, caption)] of the line plots that are made."""
-    found, draw = [], figures.draw
-    monkeypatch.setattr(figures, "draw", lambda panels, out, caption, *xlabel, **axes: (
+    found, draw = [], curves.draw
+    monkeypatch.setattr(curves, "draw", lambda panels, out, caption, *xlabel, **axes: (
         found.append((panels, caption)), draw(panels, out, caption, *xlabel, **axes)))
     return found
 
@@ -66,13 +65,14 @@ def test_table(folders, tmp_path, capsys):
     text, said = (tmp_path / "t.md").read_text(), capsys.readouterr().out
     lines = text.splitlines()[2:]
     assert lines[0] == (
-        "| a | grpo | 2 | 3 | 2 | own.jsonl, 32 x 4 | 0.350 (0.300-0.400) | 0.500 (0.500-0.500) "
-        "| 0.500 (0.500-0.500) | 0.250 (0.250-0.250) | 3.000 (3.000-3.000) |")
+        "| a | grpo | 2 | 3 | 2 | own.jsonl, 32 x 4 | 0.350 (-0.285 to 0.985) "
+        "| 0.500 (0.500 to 0.500) | 0.500 (0.500 to 0.500) | 0.250 (0.250 to 0.250) "
+        "| 3.000 (3.000 to 3.000) |")
     assert lines[1].startswith("| c | grpo | 2 | 3 | 1 | own.jsonl, 32 x 4 | 0.300 |")
     assert lines[2] == (
         "| c (3) | grpo | 2 | 1 | 1 | own.jsonl, 32 x 4 | - | - | 0.500 | 0.250 | 2.000 |")
     assert said.startswith(text) and said.endswith(f"written: {tmp_path / 't.md'}\n")
-    assert all(word in said[len(text):] for word in (*runs.COLUMNS, "Look at", "bootstrap"))
+    assert all(word in said[len(text):] for word in (*runs.COLUMNS, "Look at", "Student's 95%"))
 
 
 @pytest.mark.parametrize("command, points", [
@@ -81,7 +81,8 @@ def test_table(folders, tmp_path, capsys):
 def test_figures_of_runs(folders, tmp_path, drawn, command, points):
     """Points of the longest line of each panel."""
     out = tmp_path / f"{command}.png"
-    main([command, *map(str, folders[:2]), "--out", str(out)])
+    program = anatomy.main if command == "passk" else main
+    program([command, *map(str, folders[:2]), "--out", str(out)])
     assert out.stat().st_size > 10_000
     (panels, _), = drawn
     assert [max(map(len, lines.values())) for lines in panels.values()] == points
@@ -100,42 +101,43 @@ def test_what_the_base_scores_is_no_result(tmp_path):
     """A run that was interrupted before an evaluation has none."""
     groups = grouped(write_run(tmp_path / "a-0", rollouts=0))
     assert "| 0 | 1 | own.jsonl, 32 x 4 | - | - |" in runs.table(groups)
-    assert list(runs.pass_at_k(groups)) == ["base m x/own.jsonl"]
+    assert list(pass_at_k(groups)) == ["base m x/own.jsonl"]
 
 
 def test_pass_at_k_of_runs(folders):
-    assert runs.pass_at_k(grouped(*folders[:2])) == {
+    assert pass_at_k(grouped(*folders[:2])) == {
         "base m x/own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
-    one, other = (runs.read(folder)[0] for folder in (folders[0], folders[2]))
+    one, other = (curves.read(folder) for folder in (folders[0], folders[2]))
     other["flags"]["model"] = "other"
-    assert list(runs.pass_at_k(runs.grouped([one, other]))) == [
+    assert list(pass_at_k(runs.grouped([one, other]))) == [
         "base m x/own.jsonl", "base other x/own.jsonl", "a", "c"]
 
 
-def test_bootstrap():
-    assert interval([0.3]) == (0.3, 0.3)
-    assert interval([0.0, 1.0]) == (0.0, 1.0)
-    # all 3,125 resamples: the 79th from either end
-    assert interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((1.8, 4.2))
-    ends = interval([float(i) for i in range(100)])
-    assert ends == pytest.approx((49.5 - 1.96 * 2.9, 49.5 + 1.96 * 2.9), abs=0.4)
+def test_students_interval():
+    """1, ..., 5 have the standard error sqrt(2.5 / 5); of more than ten seeds ten's quantile."""
+    assert runs.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(
+        (3 - 2.776 * 0.5**0.5, 3 + 2.776 * 0.5**0.5))
+    assert runs.interval([0.3, 0.3]) == (0.3, 0.3)
+    for n in (10, 11, 100):
+        low, high = runs.interval([0.0, 1.0] * n)
+        assert high - low == pytest.approx(2.262 / (2 * n - 1) ** 0.5)
 
 
 def test_a_standard_error_is_no_score(tmp_path):
     """"mean@n" is the score of the largest n, in any order of the names, with its error."""
-    last = runs.read(write_run(tmp_path / "a-0", errors=(0.01, None)))[0]["records"][-1]
+    last = curves.read(write_run(tmp_path / "a-0", errors=(0.01, None)))["records"][-1]
     assert (last["mean@n"], last["mean@n_stderr"]) == (pytest.approx(0.3), 0.01)
     assert (last["pass@n"], last["pass@n_stderr"]) == (0.5, None)
     record = {"eval/x/pass@16": 0.9, "eval/x/pass@8": 0.7, "eval/x/pass@8_stderr": 0.1,
               "eval/x/mean@8": 0.7, "eval/x/mean_length": 3.0}
-    assert runs.scores(record, "pass") == {16: "eval/x/pass@16", 8: "eval/x/pass@8"}
-    assert runs.scores(record, "mean") == {8: "eval/x/mean@8"}
+    assert curves.scores(record, "pass") == {16: "eval/x/pass@16", 8: "eval/x/pass@8"}
+    assert curves.scores(record, "mean") == {8: "eval/x/mean@8"}
 
 
 def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
     """Two methods begin with the same model: that is one evaluation and not two seeds."""
-    curves = runs.pass_at_k(grouped(*(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02))
-                                      for name, lr in (("a-0", 0.1), ("b-0", 0.2)))))
+    curves = pass_at_k(grouped(*(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02))
+                                 for name, lr in (("a-0", 0.1), ("b-0", 0.2)))))
     for found, value, half in ((curves["a"][4], 0.5, 1.96 * 0.02), (curves["a"][2], 0.2, math.nan),
                                (curves["base m x/own.jsonl"][1], 0.05, 1.96 * 0.5)):
         assert found == pytest.approx((value, value - half, value + half), nan_ok=True)
@@ -143,7 +145,7 @@ def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
 
 @pytest.mark.parametrize("errors", [(0.01, 0.02), (None, None), None])
 def test_the_band_of_one_seed_is_over_problems(tmp_path, drawn, errors):
-    figures.curves(grouped(write_run(tmp_path / "a-0", errors=errors)), tmp_path / "a.png")
+    curves.draw_curves(grouped(write_run(tmp_path / "a-0", errors=errors)), tmp_path / "a.png")
     (panels, caption), = drawn
     half = 1.96 * errors[0] if errors and errors[0] else math.nan
     assert panels["held-out mean@n"]["a"][-1] == pytest.approx(
@@ -172,36 +174,34 @@ def test_a_seed_counts_once(tmp_path, capsys):
     assert "analysis: c (seed 0) is given twice; a seed of a setting" in said.err
     main(["table", str(last), str(other)])
     assert capsys.readouterr().err == ""
+    anatomy.main(["passk", str(first), str(last)])
+    assert capsys.readouterr().err.startswith("anatomy: c (seed 0) is given twice; ")
 
 
 def test_what_is_wrong_is_said(folders, tmp_path, capsys):
-    file, empty = tmp_path / "rollout.pt", tmp_path / "empty"
-    torch.save({}, file)
+    empty = tmp_path / "empty"
     empty.mkdir()
     damaged = shutil.copytree(folders[0], tmp_path / "damaged")
     (damaged / "metrics.jsonl").write_bytes(b"\xff\n")
     for args, message in (
             (["table", damaged], "damaged: a file of the run is damaged: "),
-            (["tokens", __file__], "no rollout that"), (["tokens", file], "no rollout that"),
-            (["tokens", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
-            (["tokens", file, "--methods", "grpo,"], "no such method: ; there are"),
-            (["tokens", file, "--methods", "grpo, grpo --eps_lwo 0.1"],
-             "did you mean --eps_low?; --help lists them; grpo has --eps_low, --eps_high, --dual"),
-            (["tokens", file, "--methods", "dr_grpo --eps_low x"], "--eps_low: invalid float"),
             (["curves", folders[0], "--metric", "policy/entropie"], "did you mean policy/entropy?"),
             (["curves", folders[0], "--metric", "steps"], "steps: no such number was"),
             (["table", folders[0], "--metric", "policy/entropy"], "--metric is no flag of table"),
             (["curves", folders[0], "--out", empty / "c.txt"], "of a figure .png, .pdf or .svg"),
-            (["table", folders[0], "--model", "x"], "--model is no flag"), (["table"], "required"),
+            (["table", folders[0], "--model", "x"], "--model"), (["table"], "required"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
-            (["tokens", file, file], "tokens takes one file that train.py --save_rollouts kept"),
-            (["tokens", empty], "tokens takes one file"),
-            (["tokens", file, "--lr", "nan"], "--lr must be 1e-12 or more"),
-            (["tokens", file, "--steps", "-1"], "1 or more"),
-            (["passk", folders[3]], "--eval_every"), (["nope", file], "nope is none of"),
+            (["passk", folders[0]], "passk is none of"), (["nope", empty], "nope is none of"),
             (["curves", folders[0], "--out", empty], "no file in a folder"),
             (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "no file in a folder")):
         assert message in refused(capsys, main, *args), args
+    for args, message in (
+            ([folders[3]], "anatomy: passk: no run was evaluated after training, as by train.py "),
+            ([damaged], f"anatomy: {damaged}: a file of the run is damaged: "),
+            ([empty], f"anatomy: {empty}: no run's folder is among these; train.py --out names"),
+            ([folders[0], "--lr", "1"], "--lr is no flag of passk"),
+            ([folders[0], "--out", empty], "no file in a folder")):
+        assert message in refused(capsys, anatomy.main, "passk", *args), args
 
 
 def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, capsys):
@@ -211,33 +211,10 @@ def test_figures_lie_beside_what_they_are_of(folders, tmp_path, monkeypatch, cap
     for args, name in ((["table", *folders], "table.md"), (["table", "."], "a-0-table.md"),
                        (["passk", f"{folders[0]}/"], "a-0-passk.png"),
                        (["table", *tmp_path.glob("*")], "table.md")):  # as a shell's runs/*
-        main([*map(str, args)])
+        (anatomy.main if args[0] == "passk" else main)([*map(str, args)])
         assert capsys.readouterr().out.splitlines()[-1] == f"written: {tmp_path / name}"
         there.add(tmp_path / name)
         assert {*tmp_path.rglob("*.*")} == there
-
-
-def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
-    assert [taken for taken, _ in rollout.walk(kept)] == [0, 1, 2, 3, 4]
-    after = load(kept_run / "checkpoints" / "rollout_000001", None, kept.batch.rows([0, 1, 2, 3]),
-                 budget=4096).state_dict()
-    for name, value in kept.policy.state_dict().items():
-        assert torch.equal(value, after[name]), name
-
-
-def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
-    file, changed = kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "changed.pt"
-    saved = torch.load(file)
-    for change, message in ((dict(shaped_rewards=torch.zeros(8, 8)), "none of its completions"),
-                            (dict(flags={**kept.flags, "lora_rank": 4}), "adapters"),
-                            (dict(flags={**kept.flags, "loss": "mine"}), "KeyError: 'mine'")):
-        torch.save({**saved, **change}, changed)
-        with pytest.raises(ValueError, match=message):
-            rollout.open_rollout(changed)
-    said = refused(capsys, main, "tokens", file, "--model", tmp_path / "nope")
-    assert "nope cannot be used" in said
-    with pytest.raises(ValueError, match="do not divide"):
-        next(rollout.walk(kept, 7))
 
 
 def test_what_is_logged_is_json():

@@ -1,67 +1,65 @@
-"""What a run's numbers depend on, functions of its row or verifier and weights, has a checksum."""
+"""What a run's numbers depend on: its row's and verifiers' code by name, its weights' checksum."""
 
-import dataclasses
-import importlib
+import ast
 import json
-import linecache
 import shutil
-import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
-import rewards
+import train
 from harness import checksums
+from harness.flags import differing
 from helpers import refused
-from losses import METHODS
 
 OWN = '''
 def helper(x):
     return x + 1
 
-def other(x):
+def other(x):  # calls a helper
     return helper(x)
 
+@marked
 def row(x):
     return [helper(y) for y in x] + [0]
 
-both = (lambda x: 1,
-        lambda x: 2)
+class Kind:
+    number = 2
+
+ROWS = {"a": Kind(row, lambda x: 1), "b": Kind(other), **MORE}
+ROWS["mine"] = Kind(other)
 '''
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("old, new, changed", [
-    ("x + 1", "x + 2", {"helper"}), ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"<lambda>"}),
-    ("return helper(x)\n", "return 2 * helper(x)\n", set())])
-def test_an_edit_counts_where_it_is_reached(old, new, changed, tmp_path, monkeypatch):
-    def sums(text):
-        (tmp_path / "own_rows.py").write_text(text)
-        linecache.checkcache()
-        importlib.invalidate_caches()
-        monkeypatch.delitem(sys.modules, "own_rows", raising=False)
-        module = importlib.import_module("own_rows")
-        return checksums.of_functions([module.row, *module.both])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before, after = sums(OWN), sums(OWN.replace(old, new, 1))
-    assert before.keys() == after.keys() == {"row", "helper", "<lambda>"}
-    assert {name for name in before if before[name] != after[name]} == changed
+    ("x + 1", "x + 2", {"helper"}), ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"ROWS['a']"}),
+    ("@marked\n", "", {"row"}), ("number = 2", "number = 3", {"Kind"}),
+    ("return helper(x)\n", "return 2 * helper(x)\n", set()), ("Kind(other)}", "0}", set()),
+    ("calls a", "calls no", set()), ("x + 1", "(x\n            + 1)  # more", set())])
+def test_an_edit_counts_where_it_is_reached(old, new, changed):
+    before, after = (checksums.reached(ast.parse(text), ["ROWS['a']", "gone", None])
+                     for text in (OWN, OWN.replace(old, new, 1)))
+    assert before.keys() == after.keys() == {"ROWS['a']", "row", "helper", "Kind"}
+    assert set(differing(before, after)) == changed
+    assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}
 
 
 @pytest.mark.quick
-def test_rows_corrections_and_functions_without_a_text(monkeypatch):
-    def of(correction=None):
-        return checksums.of_method("grpo", METHODS["grpo"], correction)
-    grpo, helpers = of(), {"token_mask", "sampler_log_ratio"}
-    assert {"zscore", "ppo_clip", "seq_mean", "Tokens", "loss_terms", "group_advantages"} < {*grpo}
-    assert set(of("token_mask")) - set(grpo) == helpers
-    changed = dataclasses.replace(METHODS["grpo"], preset=dict(eps_high=0.3))
-    monkeypatch.setitem(METHODS, "grpo", changed)
-    assert [x for x in grpo if of()[x] != grpo[x]] == ["METHODS['grpo']"]
-    assert checksums.of_functions([print]) == {}
-    assert "arithmetic" in checksums.of_functions([rewards.REWARDS["countdown"].grade])
+def test_what_rows_corrections_and_verifiers_reach():
+    def of(name, roots):
+        return {*checksums.reached(ast.parse(checksums.CODE[name]), roots)}
+
+    def of_flags(*argv):
+        return of("losses.py", train.parse_args(argv)[0].roots)
+    grpo, helpers = of_flags(), {"token_mask", "sampler_log_ratio"}
+    assert {"METHODS['grpo']", "zscore", "ppo_clip", "seq_mean", "Tokens", "loss_terms",
+            "group_advantages"} < grpo
+    assert not grpo & {"METHODS['dapo']", "fade", "gspo", "card"}
+    assert of_flags("--correction", "token_mask") - grpo == helpers
+    assert of_flags("--aggregate", "constant") - grpo == {"constant"}
+    assert "arithmetic" in of("rewards.py", ["REWARDS['countdown']"])
 
 
 @pytest.fixture

@@ -57,24 +57,23 @@ def test_votes_are_quick_and_of_values(answer, same):
 @pytest.mark.quick
 def test_interval():
     """Without a spread it is Clopper and Pearson's, of 0 in n: the p with (1 - p)^n = 1/40."""
-    low, high = interval([0.0, 1.0] * 50)
+    low, high = interval([0.0, 1.0] * 50, range(100), (0, 1))
     assert 0.38 < low < 0.43 and 0.57 < high < 0.62
-    assert interval([0.5] * 9) == interval([0.5]) == (0.5, 0.5)
     for n, bound in ((1, 0.975), (8, 0.3694), (100, 0.0362)):
-        assert interval([0.0] * n, None, (0, 1)) == pytest.approx((0, bound), abs=1e-4)
-        assert interval([1.0] * n, None, (0, 1)) == pytest.approx((1 - bound, 1), abs=1e-4)
-        assert interval([0.5] * n, None, (0, 1))[1] == pytest.approx(0.5 + bound / 2, abs=1e-4)
-        assert interval([0.0] * n, None, (-1, 1)) == pytest.approx((-bound, bound), abs=1e-4)
-    assert interval([0.0] * 8, "aaaabbbb", (0, 1)) == interval([0.0] * 2, None, (0, 1))
+        assert interval([0.0] * n, range(n), (0, 1)) == pytest.approx((0, bound), abs=1e-4)
+        assert interval([1.0] * n, range(n), (0, 1)) == pytest.approx((1 - bound, 1), abs=1e-4)
+        assert interval([0.5] * n, range(n), (0, 1))[1] == pytest.approx(0.5 + bound / 2, abs=1e-4)
+        assert interval([0.0] * n, range(n), (-1, 1)) == pytest.approx((-bound, bound), abs=1e-4)
+    assert interval([0.0] * 8, "aaaabbbb", (0, 1)) == interval([0.0] * 2, "ab", (0, 1))
 
 
 @pytest.mark.quick
 def test_errors_are_over_clusters():
     """Problems that come twice tell no more than once; other clusters by hand."""
     values, twice = [0.0, 0.25, 1.0, 0.5], [0.0, 0.25, 1.0, 0.5] * 2
-    assert standard_error(twice, "abcdabcd") == pytest.approx(standard_error(values))
-    assert standard_error(twice) < 0.7 * standard_error(values)
-    assert interval(twice, "abcdabcd") == interval(values)
+    assert standard_error(twice, "abcdabcd") == pytest.approx(standard_error(values, "abcd"))
+    assert standard_error(twice, range(8)) < 0.7 * standard_error(values, "abcd")
+    assert interval(twice, "abcdabcd", (0, 1)) == interval(values, "abcd", (0, 1))
     # the deviations of a are -0.5 and -0.5, of b 0.5 and 0.5: sqrt(2 x (1 + 1)) / 4
     assert standard_error([0.0, 0.0, 1.0, 1.0], "aabb") == 0.5
     assert standard_error([0.0, 1.0], "aa") is None
@@ -154,7 +153,7 @@ def refused(capsys):
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
     ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
     ("--data_dir {tmp}", "countdown is none of them"),
-    ("--benchmarks aime24 --data_dir {tmp}", "aime_2024.jsonl"), ("--model=", "--model is empty"),
+    ("--benchmarks aime24 --data_dir {tmp}", "aime24.jsonl"), ("--model=", "--model is empty"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
     ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
@@ -383,7 +382,7 @@ def test_damaged_completions_are_one_sentence(text, sampled, tmp_path, refused):
 OTHER = dict(
     model="other", benchmarks="other.jsonl", data_dir="folder", split="train", limit=1, samples=3,
     temperature=0.5, top_p=0.5, max_tokens=9, max_prompt_tokens=9, template="none", stop="x",
-    template_kwargs="{}", shots=2, shots_from="math", lcb_from="2024-08-01",
+    template_kwargs="{}", lcb_from="2024-08-01",
     lcb_to="2024-08-01", dtype="bfloat16", sampler="other", head_dtype="float32",
     completions="given.jsonl", seed=1)
 

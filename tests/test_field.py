@@ -11,13 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import data
-import eval as evaluation
 import losses
 import train
 from engine.policy import Batch, Policy, compute_logprobs
 from harness import log
-from helpers import SMALL, refused, run, torchrun, weights, write_rows
+from helpers import SMALL, refused, run, torchrun
 from losses import Method, Tokens, none, policy_loss, ppo_clip, token_mean
 
 SIZES = (5, 3, 8, 1, 6, 8)  # tokens of each completion
@@ -123,33 +121,6 @@ def test_kl_cov_has_no_slope_from_rounding():
         gradient, = torch.autograd.grad(policy_loss("kl_cov", at, 8, cov_share=1.0), leaf)
         expected = -tokens.advantages * tokens.mask / tokens.mask.sum()
         assert torch.allclose(gradient, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_p4o(seed):
-    """FeynRL's P4O: the cap and the KL's weight by the lesser sample size, and a mixed anchor."""
-    def size(ratios):
-        return sum(ratios) ** 2 / sum(r * r for r in ratios) / len(ratios)
-
-    def reference(real):
-        of_sampler, of_old = (size([rho(t, old) for t in real])
-                              for old in ("sampler_logprobs", "old_logprobs"))
-        ess, w_s, w_old = min(of_sampler, of_old), 1 - of_sampler, 1 - of_old
-        for t in real:
-            mix = (w_s * math.exp(t["sampler_logprobs"]) + w_old * math.exp(t["old_logprobs"]))
-            x = t["logprobs"] - math.log(mix / (w_s + w_old))
-            weight = min(rho(t, "sampler_logprobs"), ess)
-            yield (-weight * t["advantages"] * t["logprobs"] + (1 - ess) * (x + math.exp(-x) - 1),
-                   -weight * t["advantages"] + (1 - ess) * (1 - math.exp(-x)))
-    same("p4o", reference, seed)
-
-
-def test_p4o_with_one_anchor_is_p3o():
-    tokens, _ = step(4)
-    tokens.sampler_logprobs = None
-    for at in (tokens, losses.replace(tokens, old_logprobs=tokens.logprobs)):
-        p3o, p4o = (policy_loss(name, at, 8).item() for name in ("p3o", "p4o"))
-        assert p4o == pytest.approx(p3o, abs=1e-12)
 
 
 NO_REWARD = Method(none, ppo_clip, token_mean, preset=dict(eps_low=1e-9, eps_high=1e9))
@@ -283,24 +254,6 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     assert torch.allclose(batch.teacher, its - batch.old_logprobs, atol=1e-4)
 
 
-def test_scoring_is_left_out_where_it_changes_nothing(base, tmp_path, capsys):
-    """Weights are the same to the bit; entropy and gap are there for every other rollout."""
-    flags = ["--loss", "opsm", "--rollouts", "4"]
-    every = run(base, tmp_path / "all", *flags)[1:]
-    capsys.readouterr()
-    some = run(base, tmp_path / "some", *flags, "--score_every", "2")[1:]
-    said = [line for line in capsys.readouterr().out.splitlines() if "  reward " in line]
-    assert [" entropy -  " in line for line in said] == [False, True, False, True]
-    for a, b, scored in zip(every, some, [True, False, True, False]):
-        assert (b["policy/entropy"] == a["policy/entropy"]) == scored == (log.GAP in b)
-        assert b["policy/entropy"] is not None or not scored
-        assert b["reward/mean"] == a["reward/mean"] and b["loss/pg"] == a["loss/pg"]
-        assert scored or b["flops"] < a["flops"]
-        for step in b["steps"]:  # None: without an advantage
-            assert (step["policy/entropy"] is None) == (step["policy/ess"] is None)
-    assert weights(tmp_path / "all") == weights(tmp_path / "some")
-
-
 RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6,
           "eval/x/mean@4": 0.5, "eval/x/mean@4_stderr": 0.02}
 
@@ -309,7 +262,7 @@ RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GA
     ({}, None, ""), ({"eval/x/mean@4": 0.45}, None, ""),
     ({"eval/x/mean@4": 0.43}, "score", "fallen to 0.430, more than three standard errors below"),
     ({"policy/entropy": 0.09}, "entropy", "--eps_high (arXiv 2503.14476), --loss clip_cov"),
-    ({"policy/entropy": math.nan}, None, ""), ({"len/truncated_frac": 0.29}, None, ""),
+    ({"len/truncated_frac": 0.29}, None, ""),
     ({"len/truncated_frac": 0.31}, "cut off", "31% of the completions are cut off at max_tokens, "),
     ({log.GAP: 1e-3}, "gap", "--check tries it"),
     ({"eval/x/mean@4": 0.0, "eval/x/mean@4_stderr": 0.0}, "score", "fallen to 0.000")])
@@ -334,51 +287,3 @@ def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_pa
     run(base, tmp_path / "run", *flags, "--resume")
     said = capsys.readouterr().out
     assert said.count("mean@n has fallen to ") in (1, 2) and "--kl_coef 0.001 and more" in said
-
-
-GSM8K = [dict(question=f"{i} and 1?", answer=f"It is {i} + 1.\n#### {i + 1:,}")
-         for i in range(1200, 1206)]
-
-
-def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
-    """GSM8K's own solutions, with the answer in a box; of the training split, by a seed."""
-    for split, rows in (("train", GSM8K), ("test", [dict(GSM8K[0], question="2?")])):
-        write_rows(tmp_path / f"gsm8k_{split}.jsonl", rows)
-    problem, = data.load("gsm8k", "test", tmp_path, shots=2, seed=3)
-    shown = problem["prompt"].split("\n\n")
-    assert shown[2] == "Question: 2?\nAnswer:" and len(set(shown)) == 3
-    for text in shown[:2]:
-        i = int(text.split()[1])
-        assert text == (f"Question: {i} and 1?\nAnswer: It is {i} + 1.\n"
-                        f"The answer is \\boxed{{{i + 1}}}.")
-    learnt = data.load("gsm8k", "train", tmp_path, shots=2, seed=3)
-    assert len(learnt) == 4 and all(p["prompt"].startswith(shown[0]) for p in learnt)
-    asked = {f"Question: {p['prompt'].split('Question: ')[-1]}" for p in learnt}
-    assert not {shown[0], shown[1]} & asked
-    assert data.load("gsm8k", "test", tmp_path, shots=2, seed=4)[0]["prompt"] != problem["prompt"]
-    with pytest.raises(data.DataError, match="--shots 7: 6 of the problems to learn from have a"):
-        data.load("gsm8k", "test", tmp_path, shots=7)
-    with pytest.raises(data.DataError, match="--shots 1: 0 of the problems"):
-        data.load("countdown", "test", shots=1)
-    write_rows(tmp_path / "math500_test.jsonl", [dict(
-        problem="3?", answer="3", unique_id="a", subject="Algebra", level=1, solution="3")])
-    with pytest.raises(data.DataError, match="no math500_train.*--shots_from names a set"):
-        data.load("math500", "test", tmp_path, shots=2)
-    other, = data.load("math500", "test", tmp_path, shots=2, seed=3, shots_from="gsm8k")
-    assert other["prompt"].startswith("\n\n".join(shown[:2]))
-    with pytest.raises(data.DataError, match="--shots 1: no other problem is left"):
-        data.with_shots(learnt[:1], learnt[:1], 1, 0)
-
-
-def test_shots_end_a_completion_at_the_next_question(base, tmp_path, capsys):
-    rows = [dict(prompt=f"1,2,{i}={i + 3}:", answer=dict(nums=[1, 2, i], target=i + 3), id=i,
-                 verifier="countdown", solution=f"<answer>(1+2)+{i}</answer>") for i in range(1, 9)]
-    path = write_rows(tmp_path / "own.jsonl", rows)
-    args, _ = train.parse_args(["--data", path, "--shots", "2"])
-    assert (args.template, args.stop) == ("none", "\n\nQuestion:")
-    args = evaluation.parse_args(["--benchmarks", path, "--shots", "2", "--stop", "x"])
-    assert (args.template, args.stop) == ("none", "x")
-    said = refused(capsys, train.parse_args, "--shots", "2", "--template", "chat")
-    assert "--shots has the template none, not chat" in said
-    assert "--shots, which is not given" in refused(
-        capsys, train.parse_args, "--shots_from", "math")

@@ -1,4 +1,4 @@
-"""--fit: the rehearsal without weights against bytes counted in a real step, and its verdict."""
+"""bench/fit.py: the bytes of a rehearsal are those of a real step; its verdict."""
 
 import shlex
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from transformers import Qwen2Config, T5Config
 
 import data
 import train
+from bench import fit
 from data.recipe import BASE
-from harness import fit
 from helpers import refused
 
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "
@@ -108,23 +108,22 @@ def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch
 
 
 @pytest.mark.parametrize("flags, code, too_much, said", [
-    ("--fit 8x1 --activation_checkpointing --template 'a b'", 0, [],
+    ("8x1 --activation_checkpointing --template 'a b'", 0, [],
      "It fits: no phase takes more than 0.95 of the memory\n"),
-    ("--fit cpu8", 0, [], "It fits: no phase takes more than 0.95 of the memory\n"),
-    ("--fit=1 --gpu_memory_utilization 0.3", 0, [],
+    ("cpu8", 0, [], "It fits: no phase takes more than 0.95 of the memory\n"),
+    ("1 --gpu_memory_utilization 0.3", 0, [],
      "It fits: no phase takes more than 0.95 of the memory\n"),
-    ("--fit=1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
+    ("1 --gpu_memory_utilization 0.92", 1, ["sampling", "checkpoint"],
      "or more GPUs make room\n"),
-    ("--gpu_memory_utilization 0.015 --sampler_dtype float32 --fit 1", 1, [],
+    ("1.0 --gpu_memory_utilization 0.015 --sampler_dtype float32", 1, [],
      "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n")])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):
     monkeypatch.setattr(data, "TEMPLATES", ["a b"])
     monkeypatch.setattr(fit, "program_bytes", lambda _: 0.8e9)  # not that of the tests before
-    with pytest.raises(SystemExit) as stopped:
-        train.main(shlex.split(f"{SIZES} --model {model} {flags}"))
+    assert fit.main(shlex.split(f"{flags} --model {model} {SIZES}")) == code
     out = capsys.readouterr().out
-    assert stopped.value.code == code and out.endswith(said)
+    assert out.endswith(said)
     full = [line.split()[0] for line in out.splitlines() if line.endswith("too much")]
     assert full == too_much
     budget = int(out.split("micro_batch ")[1].split()[0].replace(",", ""))
@@ -134,16 +133,29 @@ def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, mo
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    ("--fit", "--fit is GPUs x GB"), ("--fit 0x80 --model x", "--fit is GPUs x GB"),
-    ("--fit cpu24 --sampler vllm --model x", "--fit cpu24 knows --sampler transformers alone"),
-    ("--fit cpu24 --offload --model x", "--sampler transformers alone, and no --offload"),
-    ("--fit 8x80", "--fit needs --model"), ("--fits 8x80 --model x", "--fit is GPUs x GB"),
-    ("--fit 80 --model x --steps_per_rollout 7", "do not divide"),
-    ("--fit 80 --model nobody/has-this", "nobody/has-this has no configuration of a causal")])
+    ("", "its first word is GPUs x GB"), ("0x80 --model x", "its first word is GPUs x GB"),
+    ("--model x 8x80", "its first word is GPUs x GB"),
+    ("cpu24 --sampler vllm --model x", "cpu24 is for --sampler transformers"),
+    ("cpu24 --offload --model x", "--sampler transformers, and not --offload"),
+    ("8x80", "it needs --model"), ("80 --model x --steps_per_rollout 7", "do not divide"),
+    ("80 --model x --fit 80", "--fit: there is no such flag"),
+    ("80 --model nobody/has-this", "nobody/has-this has no configuration of a causal")])
 def test_bad_flags_are_one_sentence_and_exit_code_2(flags, sentence, capsys, monkeypatch):
     from huggingface_hub import constants
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert sentence in refused(capsys, train.main, *flags.split())
+    assert sentence in refused(capsys, fit.main, *flags.split())
+
+
+def test_help_is_a_page_of_flags(capsys):
+    for argv in ["--help"], ["8x80", "--loss", "fade", "--help"]:
+        with pytest.raises(SystemExit) as stopped:
+            fit.main(argv)
+        assert not stopped.value.code and fit.__doc__ in capsys.readouterr().out
+
+
+def test_a_teacher_is_scored_beside_the_model(model):
+    alone, taught = (rehearsed(model, flags) for flags in ("", f"--teacher {model}"))
+    assert taught.between - alone.between == pytest.approx(4 * alone.base, rel=0.05)
 
 
 def test_a_program_is_counted_and_a_tokenizer_that_is_missing_is_named(tmp_path, capsys):

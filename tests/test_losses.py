@@ -726,7 +726,7 @@ DEFAULTS = {  # every row's flags: a default that changes is a decision, and is 
     "ar_lopti": dict(PPO, prob_alpha=0.3, eps_high=0.24, prob_split=0.5),
     "top_entropy": dict(PPO, entropy_share=0.2, eps_high=0.28),
     "bottom_entropy": dict(PPO, entropy_share=0.8, eps_high=0.28),
-    "p4o": {}, "dro": dict(dro_beta=0.05), "opd": PPO,
+    "dro": dict(dro_beta=0.05), "opd": PPO,
     "clip_cov": dict(cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, eps_high=0.2),
     "kl_cov": dict(cov_share=2e-4, cov_kl=1.0)}
 
@@ -735,11 +735,11 @@ def test_no_default_changes_unnoticed():
     assert {name: method.flags for name, method in METHODS.items() if name in DEFAULTS} == DEFAULTS
     assert set(DEFAULTS) == OURS
     for name in DEFAULTS:
-        assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992|FeynRL", METHODS[name].source), name
+        assert re.fullmatch(r"arXiv \d{4}\.\d{5}|Williams 1992", METHODS[name].source), name
     sampler = {name for name in DEFAULTS if METHODS[name].old_logprobs == "sampler"}
     assert sampler == {"p3o", "opsm"}
     assert {name for name in DEFAULTS if METHODS[name].whole_step} == {
-        "rft", "acpo", "p3o", "p4o", "top_entropy", "bottom_entropy", "clip_cov", "kl_cov"}
+        "rft", "acpo", "p3o", "top_entropy", "bottom_entropy", "clip_cov", "kl_cov"}
     assert {name: tuple(losses.keyword_only(f).values()) for name, f in CORRECTIONS.items()} == {
         "token_truncate": (0, 2), "token_mask": (0.5, 5), "sequence_truncate": (0, 2),
         "sequence_mask": (0, 3), "geometric_mask": (0.999, 1.001)}

@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 
+import analysis.__main__
+import anatomy.__main__
 import data
 import eval
 import losses
 import train
-from analysis.__main__ import COMMANDS as ANALYSES
-from analysis.__main__ import make_parser
+from bench import fit
 from conftest import ROOT
 from helpers import CORE, needs_venv, paste, python, run_all
 from losses import METHODS, every_token
@@ -86,7 +87,7 @@ def test_pages_link_to_what_is_there():
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_page_names_are_there(path):
     text = PAGES[path]
-    folders = "analysis|bench|data|docs|engine|examples|harness|graders|study|tests"
+    folders = "analysis|anatomy|bench|data|docs|engine|examples|harness|graders|study|tests"
     files = re.findall(rf"python ([\w/]+\.py)|`((?:{folders})/[\w/]+\.\w+)`", text)
     missing = {name for name in map("".join, files) if not (ROOT / name).exists()}
     for name in re.findall(rf"python -m ((?:{folders})(?:\.\w+)*)", text):
@@ -105,7 +106,8 @@ def new_methods(monkeypatch):
 
 
 @pytest.mark.parametrize("command", sorted(
-    c for c in COMMANDS if re.search(r" train\.py|^python (eval\.py|-m analysis) ", c)))
+    c for c in COMMANDS if re.search(
+        r" train\.py|^python (bench/fit\.py|eval\.py|-m analysis|-m anatomy) ", c)))
 def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there are no runs yet
     for flag in re.findall(r"--(?:data|completions) (runs/\S+|evals/\S+)", command):
@@ -113,15 +115,20 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(dict(prompt="1", answer=dict(nums=[1], target=1),
                                         verifier="countdown")) + "\n")
-    _, program, argv = re.split(r" (train\.py|eval\.py|-m analysis) ", command)
+    _, program, argv = re.split(r" (train\.py|bench/fit\.py|eval\.py|-m analysis|-m anatomy) ",
+                                command)
     argv = [flag for flag in shlex.split(argv) if flag != "--resume"]
-    if program == "train.py":
+    if program == "bench/fit.py":
+        assert fit.size_of(argv.pop(0))
+    if program in ("train.py", "bench/fit.py"):
         args, method = train.parse_args(argv)
         assert args.loss in METHODS and method.flags is not None
     elif program == "eval.py":
-        assert set(eval.parse_args(argv).benchmarks.split(",")) <= set(data.NAMES)
+        names = eval.parse_args(argv).benchmarks.split(",")
+        assert all(name in data.NAMES or name.endswith(".jsonl") for name in names)
     else:
-        assert make_parser().parse_args(argv).command in ANALYSES
+        room = analysis.__main__ if program == "-m analysis" else anatomy.__main__
+        analysis.__main__.read_command(room.make_parser(), room.COMMANDS, argv)
 
 
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -17,8 +18,8 @@ import torch
 import helpers
 import train
 from analysis.__main__ import main as analyse
-from analysis.rollout import open_rollout
-from analysis.tokens import walked
+from anatomy.rollout import open_rollout
+from anatomy.tokens import walked
 from conftest import ROOT
 from engine.policy import compute_logprobs
 from harness import checkpoint, run
@@ -235,6 +236,14 @@ def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsy
     assert "cannot be read" in refused(capsys, out) and records(out) == records(whole[0])
 
 
+@pytest.mark.parametrize("content", [b"def f(", b"\xff", None])
+def test_code_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
+    out = without(whole[0], tmp_path / "run", 4)
+    path = out / "rewards.py"
+    path.unlink() if content is None else path.write_bytes(content)
+    assert "cannot be read" in refused(capsys, out) and records(out) == records(whole[0])
+
+
 def with_config(whole, tmp_path, change, *rollouts):
     """A copy of the run without some checkpoints and with a changed config.json."""
     out = without(whole[0], tmp_path / "run", *rollouts)
@@ -252,23 +261,27 @@ def test_saved_flags_that_nothing_takes_are_a_sentence(whole, tmp_path, flags, c
     assert next(iter(flags)) in refused(capsys, out)
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda config: config["checksums"]["row fade"].update(weigh_failures=1),
-     "the row fade changed in weigh_failures: "),
-    (lambda config: config["checksums"]["verifier countdown"].pop("arithmetic"),
-     "the verifier countdown changed in arithmetic: "),
-    (lambda config: config["checksums"].update({"weights of --model": 1}),
+@pytest.mark.parametrize("name, old, new, said", [
+    ("losses.py", "advantages / delta", "advantages", "losses.py changed in weigh_failures: "),
+    ("rewards.py", "def arithmetic", "def before", "rewards.py changed in arithmetic: "),
+    ("config.json", r'"weights of --model": \d+', '"weights of --model": 1',
      "the weights of --model changed: "),
-    (lambda config: config["checksums"].update(problems=1), "the problems changed: "),
+    ("config.json", r'"problems": \d+', '"problems": 1', "the problems changed: "),
 ], ids=["row", "verifier", "weights", "problems"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_other_code_is_named_and_needs_force(whole, tmp_path, change, said, finished, capsys):
-    out = with_config(whole, tmp_path, change, *[4] * (not finished))
-    assert said in refused(capsys, out) and records(out) == records(whole[0])
+def test_other_code_is_named_and_needs_force(whole, tmp_path, name, old, new, said, finished,
+                                             capsys):
+    out = without(whole[0], tmp_path / "run", *[4] * (not finished))
+    text, count = re.subn(old, new, (out / name).read_text())
+    (out / name).write_text(text)
+    assert count == 1 and said in refused(capsys, out) and records(out) == records(whole[0])
     resume(out, "--force")
     told = capsys.readouterr().out
     assert f"resuming, but {said[:-2]}" in told and ("rollouts are done" in told) == finished
     assert same(out, whole[0])
+    if not finished:  # the folder has the code that continued it
+        assert (out / "losses.py").read_text() == (ROOT / "losses.py").read_text()
+        resume(out)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -328,7 +341,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs)
 def test_a_full_disk_in_the_middle_of_the_log(base, tmpfs):
     with pytest.raises(train.RunFailed, match="cannot be written.*--resume continues"):
         train.main(["--model", base, *SMALL, "--save_every", "0", "--rollouts", "40",
-                    "--eval_every", "0", "--out", str(tmpfs("size=40k") / "run")])
+                    "--eval_every", "0", "--out", str(tmpfs("size=96k") / "run")])
 
 
 def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):

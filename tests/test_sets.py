@@ -48,7 +48,7 @@ ROWS = {
 
 
 def write(folder, name, *rows):
-    return Path(write_rows(folder / f"{SETS[name].local[-1].replace('*', '')}.jsonl", rows))
+    return Path(write_rows(folder / f"{name}.jsonl", rows))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -78,16 +78,8 @@ def test_the_files_of_a_set_in_a_folder(tmp_path):
         made(name)
         assert loaded() == read
     made("gsm8k/train")
-    with pytest.raises(data.DataError, match="has gsm8k_train.jsonl and train.jsonl"):
+    with pytest.raises(data.DataError, match="has gsm8k_train.jsonl and gsm8k/train.jsonl"):
         loaded()
-
-
-def test_a_function_of_taco_is_left_out(tmp_path, capsys):
-    cases = json.dumps(dict(inputs=[[1]], outputs=[[1]], fn_name="f"))
-    row = dict(question="f(1) is [7]", starter_code="", input_output=cases)
-    write(tmp_path, "code_contests", row, CONTEST)
-    assert len(data.load("code_contests", "test", tmp_path)) == 1
-    assert "line 1 (id 0) is left out" in capsys.readouterr().err
 
 
 def test_tables_are_written_out_with_merged_cells(tmp_path):
@@ -196,7 +188,7 @@ def test_what_is_not_there(tmp_path):
     (tmp_path / "gsm8k.jsonl").mkdir()
     for name, folder, message in (
             ("nope", None, "no such data set; there are countdown, "),
-            ("aime24", tmp_path, "no aime24_test.jsonl or aime24/test.jsonl or .*aime_2024.json"),
+            ("aime24", tmp_path, "/aime24.jsonl cannot be read: No such file"),
             ("gsm8k", tmp_path, "gsm8k.jsonl cannot be read: Is a directory"),
             (str(tmp_path / "x.jsonl"), None, "No such file")):
         with pytest.raises(data.DataError, match=message):
@@ -213,9 +205,6 @@ def test_templates(tokenizer, monkeypatch):
     # this tokenizer has no chat template
     assert f"equals {puzzle['answer']['target']}." in text(puzzle) == puzzle["prompt"]
     assert text(problem) == text(problem, "none") == "2+2?"
-    assert text(problem, "qwen_boxed") == (
-        "<|im_start|>system\nPlease reason step by step, and put your final answer within "
-        "\\boxed{}.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
     r1_zero, orz = text(problem, "r1_zero"), text(problem, "orz")
     assert r1_zero.endswith("</answer>.\nUser: 2+2?\nAssistant: <think>")
     assert "the \\boxed{} tag" in orz and orz.startswith(r1_zero.split("\n")[0])
@@ -243,12 +232,40 @@ def test_overlap(tmp_path):
     assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
 
 
+def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
+    """GSM8K's own solutions, with the answer in a box; those shown are left out of the rows."""
+    def shots(*args):
+        done = python("-m", "examples.shots", *args, "--data_dir", tmp_path)
+        return done.stderr or [json.loads(line) for line in done.stdout.splitlines()]
+    for split, numbers in (("train", range(1200, 1206)), ("test", [2, 1201])):
+        write_rows(tmp_path / f"gsm8k_{split}.jsonl", [
+            dict(question=f"{i} and 1?", answer=f"It is {i} + 1.\n#### {i + 1:,}")
+            for i in numbers])
+    rows = shots("gsm8k", "--n", "6")
+    assert [(row["id"], row["answer"], row["verifier"]) for row in rows] == [("0", "3", "math")]
+    *shown, asked = rows[0]["prompt"].split("\n\n")
+    assert asked == "Question: 2 and 1?\nAnswer:" and sorted(shown) == [
+        f"Question: {i} and 1?\nAnswer: It is {i} + 1.\nThe answer is \\boxed{{{i + 1}}}."
+        for i in range(1200, 1206)]
+    path = write_rows(tmp_path / "shots.jsonl", shots("gsm8k", "--n", "2", "--split", "train"))
+    assert len(data.load(path, "test")) == 4  # the other two are in front
+    write_rows(tmp_path / "math500.jsonl", [dict(problem="3?", answer="3", unique_id="a")])
+    one, other = (shots("math500", "--n", "5", "--seed", seed)[0]["prompt"] for seed in "01")
+    assert one != other and one.endswith("\n\nQuestion: 3?\nAnswer:")
+    assert "--n 7: 6 of the problems to learn from have a solution" in shots("gsm8k", "--n", "7")
+    assert "deepscaler.jsonl cannot be read" in shots("gsm8k", "--solved", "deepscaler")
+
+
 @pytest.mark.slow
 @pytest.mark.benchmarks
 @needs_benchmarks
-@pytest.mark.parametrize("name, rows", dict(
-    aime24=30, aime25=30, aime26=30, amc23=40, amc=83, math500=500, minerva=272, olympiad=674,
-    hitab=300, livecodebench=60, orz=400, code_contests=80).items())
-def test_real_rows(name, rows):
+@pytest.mark.parametrize("name, file, rows", [
+    ("aime24", "aime_2024", 30), ("aime25", "aime_2025", 30), ("aime26", "aime_2026", 30),
+    ("amc23", "amc_2023", 40), ("amc", "amc_2022_2023", 83), ("math500", "math500", 500),
+    ("minerva", "minerva_math", 272), ("olympiad", "olympiadbench", 674),
+    ("hitab", "hitab_test_sample", 300), ("livecodebench", "livecodebench_sample", 60),
+    ("orz", "orz_math_57k_sample", 400)])
+def test_real_rows(name, file, rows, tmp_path):
     """All of them load, and all golds grade themselves right but olympiad 2349 ($221,$8$)."""
-    assert len(data.load(name, "test", BENCHMARKS)) == rows
+    (tmp_path / f"{name}.jsonl").symlink_to(BENCHMARKS / f"{file}.jsonl")
+    assert len(data.load(name, "test", tmp_path)) == rows

@@ -212,8 +212,9 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
 
 def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_path, capsys):
     problem = dict(prompt="1?", answer="1", verifier="math", id="0")
-    read_tokenizer(base, [problem], "chat")
-    assert "WARNING  --template chat: --model" in capsys.readouterr().out
+    for template in ("chat", "qwen_boxed"):
+        with pytest.raises(ValueError, match=f"--template {template}: --model .* has no chat temp"):
+            read_tokenizer(base, [problem], template)
     folder = shutil.copytree(base, tmp_path / "chat")
     (folder / "chat_template.jinja").write_text(
         "{{ messages[-1].content }}{% if think is defined %}{{ think }}{% endif %}"

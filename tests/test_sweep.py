@@ -54,7 +54,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     def trains(argv, **options):  # it finds these runs finished
         ran.append(argv)
         code = 2 * (argv[argv.index("--lr") + 1] in refused and "--force" not in argv)
-        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: the row grpo changed\n")
+        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: losses.py changed in raw\n")
     monkeypatch.setattr(subprocess, "run", trains)
     sweep.main([*FLAGS, str(tmp_path)])
     assert len(ran) == 12 and all("--resume" in argv for argv in ran)
@@ -68,7 +68,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     refused.add("1e-5")
     with pytest.raises(SystemExit, match="runs have failed; the same command"):
         sweep.main([*FLAGS, str(tmp_path)])
-    assert "grpo, lr 1e-5, seed 0: train.py: the row grpo changed" in capsys.readouterr().out
+    assert "grpo, lr 1e-5, seed 0: train.py: losses.py changed in raw" in capsys.readouterr().out
     sweep.main([*FLAGS, str(tmp_path), "--force"])
     assert "difference +0.200" in capsys.readouterr().out
 

@@ -19,9 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import train
-from analysis import tokens
-from analysis.__main__ import main
-from analysis.rollout import open_rollout, walk
+from anatomy import tokens
+from anatomy.__main__ import main
+from anatomy.quantities import signed_gradient
+from anatomy.rollout import open_rollout, walk
 from engine.loading import load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
@@ -29,7 +30,6 @@ from harness.checkpoint import save_rollout
 from harness.flags import flags_of
 from helpers import refused, until
 from losses import measure
-from study.quantities import signed_gradient
 
 HOSTILE = "<script>window.hacked=1</script>"
 COMPLETIONS = [  # of two problems
@@ -71,7 +71,7 @@ def rollout(model, tmp_path_factory):
 
 def page_of(rollout, *flags):
     """-> the file that the command writes beside the rollout."""
-    main(["tokens", str(rollout), *flags])
+    main(["page", str(rollout), *flags])
     return rollout.with_name(f"{rollout.stem}-tokens.html")
 
 
@@ -264,7 +264,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
     for words, *args in (
             ("steps of grpo cannot be taken: optimizer step 2: loss ", rollout, "--lr", "1e8"),
             ("passk cannot be taken: passk counts successes", half, "--methods", "grpo,passk")):
-        assert words in refused(capsys, main, "tokens", *args)
+        assert words in refused(capsys, main, "page", *args)
 
 
 def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):

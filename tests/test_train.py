@@ -302,7 +302,8 @@ def test_the_run_folder(base, tmp_path, graded):
     out = tmp_path / "run"
     run(base, out, *"--loss grpo --save_every 1 --keep 1 --rollouts 3".split())
     assert {p.name for p in out.iterdir()} == {
-        "config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "checkpoints"}
+        "config.json", "losses.py", "rewards.py", "metrics.jsonl", "samples.jsonl", "curves.png",
+        "checkpoints"}
     assert (out / "curves.png").stat().st_size > 10_000
     last = out / "checkpoints" / "rollout_000003"
     state = torch.load(last / "trainer.pt")

@@ -9,8 +9,8 @@ import statistics
 import pytest
 
 from study import mechanism
-from study.anatomy import UPDATES
 from study.rule import Interval
+from study.updates import UPDATES
 
 STORED = json.loads(UPDATES.read_text())
 OF_STEPS = dict(seeds=[  # as Gemma's

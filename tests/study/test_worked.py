@@ -138,17 +138,20 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
         read_tokenizer(untrained, worked.held_out(), longest=1025)
 
 
-@pytest.mark.parametrize("command, flags, named", [
-    (train.main, ["--data", "countdown"], "countdown/"),
-    (train.main, ["--data", "own.jsonl", "--template", "chat"], "worked/"),
-    (evaluation.main, ["--benchmarks", "own.jsonl,countdown"], "countdown/test/0/")])
+CANNOT_ENCODE = "--model {}: its tokenizer cannot encode the prompt of problem countdown/"
+
+
+@pytest.mark.parametrize("command, flags, sentence", [
+    (train.main, ["--data", "countdown"], CANNOT_ENCODE),
+    (train.main, ["--data", "own.jsonl", "--template", "chat"],
+     "--template chat: --model {} has no chat template; --template none leaves prompts bare"),
+    (evaluation.main, ["--benchmarks", "own.jsonl,countdown"], f"{CANNOT_ENCODE}test/0/")])
 def test_problems_that_the_base_cannot_read_are_one_sentence(
-        command, flags, named, untrained, tmp_path, monkeypatch, capsys):
+        command, flags, sentence, untrained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_rows(Path("own.jsonl"), worked.held_out()[:300])
     said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
-    assert (f"--model {untrained}: its tokenizer cannot encode the prompt of problem {named}"
-            in said)
+    assert sentence.format(untrained) in said
 
 
 def test_the_problems_are_an_ordinary_file(tmp_path, monkeypatch):

@@ -1,25 +1,17 @@
-"""The anatomy of an update: the gradients of subsets of the tokens, and all numbers that
-study/mechanism.py has of one kept rollout."""
+"""The gradients of subsets of a rollout's tokens, against the gradient of all of them."""
 
-import json
 import math
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from analysis.rollout import open_rollout, walk
-from data.recipe import BASE
-from engine.loading import layers_of, pretrained
+from anatomy.quantities import HIGH, LOW
+from anatomy.rollout import walk
+from engine.loading import layers_of
 from engine.policy import backward
-from harness.files import checkpoint_folders, numbers
+from harness.curves import plt, save
 from harness.tables import markdown_table
 from losses import ppo_clip
-from study.quantities import HIGH, LOW, steps
-from study.runs import RESULTS, TASKS, write_problems
-
-UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"
 
 
 def top_entropy_of_each(tokens, share=0.2):
@@ -167,66 +159,16 @@ def subsets_table(result):
         f"{result['sum_error']:.1g} of its length.\n")
 
 
-def head_ranks(run):
-    """-> {rollout: s1^2 / sum s^2} of the singular values of the LM head's change since the run's
-    start, at each of its checkpoints: 1 is a change of rank one (FADE)."""
-    def head(folder):
-        return pretrained(folder).get_output_embeddings().weight.detach()
-    first = head(json.loads((run / "config.json").read_text())["flags"]["model"] or BASE)
-    squares = {int(folder.name[-6:]): torch.linalg.svdvals(head(folder) - first) ** 2
-               for folder in checkpoint_folders(run)}
-    return {rollout: (s[0] / s.sum()).item() for rollout, s in squares.items()}
-
-
-def steps_of(file):
-    """What study/mechanism.py has of Gemma's: the run's own steps alone."""
-    kept = open_rollout(file)
-    own = steps(kept)
-    return dict(near=own["reversal"], spread=own["spread"][1], own_slope=own["own_slope"][1],
-                ratio_std=own["ratio_std"], met=own["met"], clipped=own["clipped"],
-                solve_rates=kept.rewards.mean(1).tolist())
-
-
-def anatomy_of(file):
-    """What study/mechanism.py has of one kept rollout of a run in 16 steps, as plain numbers; near
-    is of its own steps, far of 64, each on a fourth of the completions: reversal by their number.
-    Every analysis opens the rollout anew: the one before has moved the policy."""
-    return dict(steps_of(file), far=steps(open_rollout(file), 64)["reversal"],
-                subsets=compare_subsets(open_rollout(file))["subsets"])
-
-
-def measured_rollouts(measure_one, flags):
-    """-> measure_one(file) of the first rollout of GRPO's runs of eight seeds."""
-    import train
-    found = []
-    for seed in range(8):
-        with tempfile.TemporaryDirectory() as folder:
-            train.main(["--out", f"{folder}/run", "--seed", str(seed), *flags.split(), *(
-                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
-                "--sampler transformers").split()])
-            found.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
-    return found
-
-
-def write_numbers(path, content):
-    shorter = json.loads(json.dumps(numbers(content)),
-                         parse_float=lambda number: float(f"{float(number):.4g}"))
-    path.write_text(json.dumps(shorter) + "\n")
-
-
-def measure():
-    """Writes UPDATES: anatomy_of the first rollouts, and the theory's numbers."""
-    from study import theory
-    found = measured_rollouts(anatomy_of, "--lr 1e-4 --problems_per_rollout 32")
-    write_numbers(UPDATES, dict(theory=theory.everything(), seeds=found))
-
-
-def measure_gemma():
-    """Writes UPDATES_OF_GEMMA: steps_of the first rollouts, all weights trained."""
-    task = TASKS["comparisons"]
-    with tempfile.TemporaryDirectory() as folder:
-        write_problems("comparisons", Path(folder))
-        found = measured_rollouts(
-            steps_of, f"--lr 5e-7 --problems_per_rollout 16 --steps_per_rollout 16 {task.flags} "
-            f"{task.training.format(folder=folder)}")
-    write_numbers(UPDATES_OF_GEMMA, dict(seeds=found))
+def draw_subsets(result, file):
+    """Norms and angles of one rollout, by all tokens (bars) and by the selected (diamonds)."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    names = list(result["subsets"])[1:]  # the first is the full gradient
+    for axis, key, label in zip(axes, ("norm", "angle"), (
+            "norm over the full gradient's", "mean principal angle to it (degrees)"), strict=True):
+        for i, name in enumerate(names):
+            axis.barh(-i, result["subsets"][name][key], color="C0")
+            axis.plot(result["subsets"][name][f"{key}_selected"], -i, "D", color="C1", ms=4)
+        axis.set(xlabel=label)
+    axes[0].set_yticks([-i for i in range(len(names))], names)
+    save(figure, file, f"rollout {result['rollout']}, {result['method']}, after {result['after']} "
+                       "steps; bars: divided by all tokens, diamonds: by the selected")

@@ -1,12 +1,12 @@
-"""The quantities of ACPO's claims by hand, by integration or in closed form."""
+"""The quantities of an update and the gradients of its parts, by hand."""
 
 import math
 
 import pytest
 import torch
 
+from anatomy import quantities, steps, subsets
 from losses import METHODS, Tokens
-from study import anatomy, quantities, steps, theory
 
 GRPO = METHODS["grpo"]
 
@@ -63,42 +63,6 @@ def test_the_sides_of_remark_1():
     assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])
 
 
-@pytest.mark.parametrize("kappa", [0.3, 3.0, 40.0])
-@pytest.mark.parametrize("eq, high", [(53, 0.2), (53, 0.3), (56, 0.3)])
-def test_means_over_a_band_are_the_integrals(kappa, eq, high, n=20_000):
-    """By the midpoint rule, from expected_gradient's own formula."""
-    for name, band in theory.BANDS.items():
-        if kappa == 0.3 and (eq, name) == (53, "high"):
-            continue  # 1e-66: the formula as it stands in the paper loses every digit
-        rest = [1 - band[0] - (band[1] - band[0]) * (i + 0.5) / n for i in range(n)]
-        integral = math.fsum(x * theory.expected_gradient(kappa * x * x, 0.2, high, eq)
-                             for x in rest) / n / math.sqrt(2 * math.pi)
-        sign, log = theory.band_mean(kappa, band, 0.2, high, eq)
-        assert sign * math.exp(log) == pytest.approx(integral, rel=1e-5, abs=1e-12)
-
-
-def test_the_reversal_over_kappa():
-    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
-    a symmetric clip it is -2 s phi(e / s): no float holds it."""
-    result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
-    assert result["reversed"][53] == []
-    (start, end), = result["reversed"][56]
-    assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
-    assert min(result["log10"][53]) == pytest.approx(math.log10(372), abs=0.01)
-    assert theory.low_over_high(1e4) == pytest.approx(math.log10(369), abs=1e-4)
-    sign, log = theory.band_mean(0.01, (0.8, 1.0))
-    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
-
-
-@pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
-def test_the_slope_is_2_in_lemma_1s_own_model(n, vocabulary, left_out):
-    """Of two tokens, what eq. 15 leaves out is as large as what it keeps; the squares of V shares
-    of a softmax of N(0, 1) add up to about e / V."""
-    model = theory.tabular_model(n, vocabulary)
-    assert model["left_out"] == pytest.approx(left_out, rel=0.1)
-    assert model["slope"] == pytest.approx(2, abs=0.05)
-
-
 def test_slope_of_a_spread_that_is_known():
     g = torch.Generator().manual_seed(0)
     pi = torch.rand(1, 100_000, generator=g, dtype=torch.float64).clamp(1e-3, 1 - 1e-3)
@@ -111,13 +75,6 @@ def test_slope_of_a_spread_that_is_known():
         assert quantities.slope(quantities.ratio_spread(tokens)) == pytest.approx(power, abs=0.15)
     # too few tokens for a line
     assert quantities.own_slope(some_tokens([[0.5, 1.0]], [[1.1, 1.0]], [[1.0, 1.0]])) is None
-
-
-@pytest.mark.parametrize("s, low, high", [(0.2, 0.2, 0.2), (0.4, 0.2, 0.3), (0.8, 0.2, 0.28)])
-def test_equation_53_is_the_expectation_and_56_is_not(s, low, high):
-    mean, error = theory.monte_carlo(s, low, high)
-    assert abs(mean - theory.expected_gradient(s, low, high)) < 4 * error
-    assert abs(mean - theory.expected_gradient(s, low, high, 56)) > 20 * error
 
 
 def test_clipped_tokens_by_hand():
@@ -145,7 +102,7 @@ def test_clipped_tokens_by_hand():
 def test_a_mean_over_all_tokens_and_over_the_selected(name, kept):
     kept.coefficients, batch, method = {}, kept.batch, METHODS[name]
     kept.policy.double()
-    matrices = anatomy.sampled_matrices(kept.policy.model, 1)
+    matrices = subsets.sampled_matrices(kept.policy.model, 1)
     chosen = batch.mask & (batch.old_logprobs.exp() < 0.2)
     assert 0 < chosen.any(1).sum() < len(chosen)  # a completion without a chosen token is left out
 
@@ -157,21 +114,21 @@ def test_a_mean_over_all_tokens_and_over_the_selected(name, kept):
                 (gain.sum(1) / lengths.clamp(min=1)).sum() / lengths.count_nonzero())
         return dict(zip(matrices, torch.autograd.grad(-mean, [*matrices.values()]), strict=True))
     for found, counted in (
-            (anatomy.gradient_of(kept, matrices, method, chosen.double()), batch.mask),
-            (anatomy.gradient_of_selected(kept, matrices, method, chosen), chosen)):
+            (subsets.gradient_of(kept, matrices, method, chosen.double()), batch.mask),
+            (subsets.gradient_of_selected(kept, matrices, method, chosen), chosen)):
         expected = by_hand(counted)
         off = {n: found[n] - expected[n] for n in matrices}
-        assert 0 < anatomy.norm(expected) and anatomy.norm(off) < 1e-5 * anatomy.norm(expected)
+        assert 0 < subsets.norm(expected) and subsets.norm(off) < 1e-5 * subsets.norm(expected)
 
 
 def test_norms_and_principal_angles():
     e = torch.eye(6, dtype=torch.float64)
     turned = torch.stack([math.cos(0.5) * e[0] + math.sin(0.5) * e[3], e[1]])
     for other, degrees in ((e[:2], 0), (e[2:4], 90), (turned, math.degrees(0.5) / 2)):
-        assert anatomy.angle(e[:2], other) == pytest.approx(degrees, abs=1e-5)
-    largest = anatomy.right_subspace(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5])), 2)
-    assert anatomy.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
-    full = anatomy.Reference(dict(a=torch.tensor([[3.0, 0.0]]), b=torch.tensor([[0.0, 4.0]])), 1)
+        assert subsets.angle(e[:2], other) == pytest.approx(degrees, abs=1e-5)
+    largest = subsets.right_subspace(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.5])), 2)
+    assert subsets.angle(largest, e[:2, :4]) == pytest.approx(0, abs=1e-5)
+    full = subsets.Reference(dict(a=torch.tensor([[3.0, 0.0]]), b=torch.tensor([[0.0, 4.0]])), 1)
     part = full.compare(dict(a=torch.tensor([[1.0, 1.0]]), b=torch.tensor([[0.0, 1.0]])))
     assert part == pytest.approx(dict(norm=math.sqrt(3) / 5, angle=45 / 2), abs=1e-4)
     nothing = full.compare(dict(a=torch.zeros(1, 2), b=torch.ones(1, 2)))
@@ -190,5 +147,5 @@ def test_the_released_codes_selection_by_entropy():
     entropy = [[0.1, 0.2, 0.3, 0.9, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1], [0.3, 0.5] + [None] * 8]
     pi = [[0.5] * 10, [0.5] * 2 + [None] * 8]
     tokens = some_tokens(pi, pi, pi, entropy)
-    chosen = anatomy.top_entropy_of_each(tokens)
+    chosen = subsets.top_entropy_of_each(tokens)
     assert chosen.nonzero().tolist() == [[0, 3], [0, 4], [1, 1]]

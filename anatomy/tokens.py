@@ -1,6 +1,6 @@
 """The token page: one HTML file with the effect of an update on every token of a kept rollout.
 
-analysis/tokens.html is the page, with its style and script; here are the numbers that it shows.
+anatomy/tokens.html is the page, with its style and script; here are the numbers that it shows.
 Each method takes its own walk along the steps from the same start, and the rollout is looked at
 before the first step and after each. All texts and numbers are JSON, deflated and in base64, a
 piece for each problem and method, so that nothing of a text is ever markup.
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.rollout import bound, logged, open_rollout, walk
+from anatomy.rollout import bound, logged, open_rollout, walk
 from harness.files import numbers
 from harness.model import read_tokenizer
 from losses import correct, describe, weight_on_logprob
@@ -46,7 +46,7 @@ def token_texts(tokenizer, ids):
 def completions_of(kept, eos):
     """The page's facts of each completion of the rollout, the same for all methods."""
     batch, limit = kept.batch, kept.flags["max_tokens"]
-    last = batch.ids.gather(1, (batch.prompt_len + batch.completion_len - 1)[:, None])
+    last = batch.ids.gather(1, (batch.lengths - 1)[:, None])
     columns = batch.completion_len, kept.shaped_rewards, kept.rewards == 1, last
     return [dict(tokens=n, reward=round(reward, 6), right=right,
                  truncated=n >= limit and end not in eos)

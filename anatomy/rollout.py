@@ -20,7 +20,7 @@ def bound(text, methods=METHODS):
     name, *flags = text.split() or [""]
     if name not in methods:
         raise ValueError(f"no such method: {name}; there are {', '.join(methods)}")
-    method, parser = methods[name], Parser("analysis")
+    method, parser = methods[name], Parser("anatomy")
     for flag, value in method.flags.items():
         parser.flag(flag, value, "", type=float if value is None else None)
     values, unknown = parser.given(flags)
@@ -71,7 +71,7 @@ def open_rollout(path, model=None):
         method = method.bind(**{name: x for name, x in saved.pop("hp").items()
                                 if name in method.flags})
         kept = Kept(**saved, batch=batch, method=method, policy=None,
-                    coefficients={name: flags.get(name) for name in COEFFICIENTS})
+                    coefficients={name: flags.get(name) for name in COEFFICIENTS.split()})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
                          f"({type(e).__name__}: {hub.reason(e)})") from None

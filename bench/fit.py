@@ -1,19 +1,21 @@
-"""train.py --fit: does a run fit? Rehearsed without weights, on a CPU, before a GPU is rented.
+"""Does a run fit? Rehearsed without weights, on a CPU, before a GPU is rented.
 
-    python train.py --fit 8x80 --model Qwen/Qwen2.5-7B --max_tokens 3072       8 GPUs of 80 GB
-    python train.py --fit cpu24 --model models/gemma                           a CPU with 24 GB
+    python bench/fit.py 8x80 --model Qwen/Qwen2.5-7B --max_tokens 3072         8 GPUs of 80 GB
+    python bench/fit.py cpu24 --model models/gemma                             a CPU with 24 GB
 
-The run's own code loads, scores, updates and syncs, as rank 0 of a process group that sends
-nothing. Weights are fake tensors (torch's FakeTensorMode); ids, lengths and masks are real, because
-sizes depend on them. A Ledger adds up the bytes of the tensors alive. Not counted: workspaces,
-CUDA's context, NCCL's buffers, fragmentation, FSDP's next layer (USABLE leaves room for them).
+The flags are train.py's. Its code loads, scores, updates and syncs, as rank 0 of a process group
+that sends nothing. Weights are fake tensors (torch's FakeTensorMode); ids, lengths and masks are
+real, because sizes depend on them. A Ledger adds up the bytes of the tensors alive. Not counted:
+workspaces, CUDA's context, NCCL's buffers, fragmentation, FSDP's next layer (USABLE leaves room).
 """
 
 import gc
 import os
 import re
+import sys
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 from weakref import WeakValueDictionary
@@ -28,17 +30,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
+import harness.model
 from data.recipe import BASE
 from engine import kernels, loading, parallel
 from engine import policy as policies
 from engine.layout import lay
 from harness.check import by_size, longest_rollout, step_of
-from harness.flags import parse_args, refuse
-from harness.model import load_trainer
+from harness.failures import refuse
+from harness.flags import parse_args
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory
+NO_WORDS = SimpleNamespace(get_vocab=dict)  # in place of the tokenizers, which are not read
 MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), "
         "--lora_rank, and on a GPU less --gpu_memory_utilization (beside an awake vLLM), --offload "
         "(with torchrun) or more GPUs make room")
@@ -121,6 +126,14 @@ def rank_0(gpus, offload):
                            CUDA_VISIBLE_DEVICES="")
 
 
+def head_on_gpu(hidden, weight, bias=None, wide=False, own=kernels.head_logits):
+    """kernels.head_logits, with the product that it takes on a GPU: 16 bits in, float32 out."""
+    if not wide or hidden.dtype.itemsize > 2:
+        return own(hidden, weight, bias)
+    logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    return logits if bias is None else logits.add_(bias)
+
+
 @contextmanager
 def stage(memory, by_kernel):
     """Replaces the process group, the GPU's memory, the weights' files, and checks of numbers.
@@ -146,23 +159,24 @@ def stage(memory, by_kernel):
             on_gpu = mock.patch.object(parallel, "device", lambda: torch.device("cuda"))
             replace(loading, head_chunk=on_gpu(loading.head_chunk),
                     token_budget=on_gpu(loading.token_budget))  # their limits
-            replace(kernels, must_repeat=lambda _: not by_kernel,
-                    on_gpu=lambda x: type(x) is not torch.Tensor)
+            replace(kernels, must_repeat=lambda _: not by_kernel, head_logits=head_on_gpu)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see rehearse
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
         replace(data, encode=lambda *_: [1] * 64)
+        replace(harness.model, read_tokenizer=lambda _: [NO_WORDS])  # of the teacher
         yield
 
 
 def rehearse(args, method, memory, cpu=False):
     """-> the trainer's bytes on a GPU of `memory` bytes in each phase, and sizes of the run, whose
     prompts and completions are as long as they may be. cpu: in a CPU's memory."""
-    rollout = longest_rollout(args)
+    rollout = longest_rollout(args, "cpu")
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     with stage(memory, None if cpu else args.dtype != "float32"), ledger:
-        trainer = load_trainer(args, method, None, [2], None)
+        args.checksums = {"weights of --teacher": "not read"}
+        trainer = harness.model.load_trainer(args, method, NO_WORDS, [2], None)
         policy, optimizer = trainer.policy, trainer.optimizer
         trained = optimizer.param_groups[0]["params"]
 
@@ -235,20 +249,33 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together""")
     return 1 if fault else 0
 
 
-def main(argv):
-    """The mode --fit -> exit code."""
-    size = re.search(r"--fit[= ](?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)( |$)",
-                     " ".join(argv))
+def size_of(word):
+    """-> GPUs, the bytes of each, and whether they are a CPU's. Refuses a word that is no size."""
+    size = re.fullmatch(r"(?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)", word)
     if not size:
-        refuse("--fit is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 for a CPU with 24")
-    gpus, cpu, memory = int(size[1] or 1), bool(size[2]), float(size[3]) * GB
+        refuse("bench/fit.py", "its first word is GPUs x GB of each, as 8x80, or 80 for one GPU, "
+               "or cpu24 for a CPU with 24")
+    return int(size[1] or 1), float(size[3]) * GB, bool(size[2])
+
+
+def main(argv):
+    """-> the exit code."""
+    word, *flags = argv or [""]
+    if word in ("-h", "--help"):
+        parse_args(argv, __doc__, rehearsal=True)  # prints the page, and ends
+    gpus, memory, cpu = size_of(word)
     # the defaults of a CPU, or of a GPU with bfloat16 and vLLM
     dtype, sampler = ("float32", "transformers") if cpu else ("bfloat16", "vllm")
-    with rank_0(gpus, "--offload" in argv):
-        args, method = parse_args([f"--dtype={dtype}", f"--sampler={sampler}", *argv], __doc__)
+    with rank_0(gpus, "--offload" in flags):
+        args, method = parse_args([f"--dtype={dtype}", f"--sampler={sampler}", *flags], __doc__,
+                                  rehearsal=True)
         if args.model == BASE:
-            refuse("--fit needs --model; the embedded base fits anywhere")
+            refuse("bench/fit.py", "it needs --model; the embedded base fits anywhere")
         if cpu and (args.sampler == "vllm" or args.offload):
-            refuse(f"--fit cpu{size[3]} knows --sampler transformers alone, and no --offload")
+            refuse("bench/fit.py", f"{word} is for --sampler transformers, and not --offload")
         found = rehearse(args, method, memory, cpu)
         return report(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -3,11 +3,11 @@ probability."""
 
 from math import nan
 
-from analysis.figures import draw
-from analysis.rollout import logged, walk
+from anatomy.quantities import signed_gradient
+from anatomy.rollout import logged, walk
+from harness.curves import draw
 from harness.tables import markdown_table
 from losses import weight_on_logprob
-from study.quantities import signed_gradient
 
 
 def token_statistics(tokens, method, bins=5):

@@ -1,5 +1,5 @@
 """ACPO's measures of an update, as the paper defines them, of the tokens of one optimizer step or
-of a whole rollout, and the walk along which RESULTS.md has them.
+of a whole rollout, and the walk along which study/updates.py has them.
 
 The functions take losses.Tokens, or their numbers in one dimension, and return plain numbers or
 masks.
@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from analysis.rollout import walk
+from anatomy.rollout import walk
 from losses import weight_on_logprob
 
 LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
@@ -131,32 +131,31 @@ def effective_problems(rates, alpha):
 # ---------------------------------------------------------------------------- step by step
 
 
-def steps(kept, count=None):
+def measured_steps(kept, count=None):
     """Ratios, gradients and clipping along the optimizer steps of a method of one pass.
 
     The whole rollout is looked at before the first step and after 1, 2, 4, 8, ... and the last: its
-    reversal (Remark 1) and, once a step is taken, its ratio_spread (Lemma 1); own_slope is of
-    the tokens of the step just taken alone. clipped is of all steps' tokens as these met them,
-    ratio_std of the rollout after the last step; met has of each step how many of its tokens have
-    an advantage, and how many of these are in the lowest of ACPO's five bins, pi < 0.2."""
-    result = dict(spread={}, own_slope={}, reversal={}, met=[])
-    statuses, last = [], None
+    reversal (Remark 1), and after one step its ratio_spread (Lemma 1); own_slope is of that
+    step's own tokens alone. ratio_std is of the rollout after the last step; met has of each step
+    how many of its tokens have an advantage, and how many of these are in the lowest of ACPO's
+    five bins, pi < 0.2; clipped is of all steps' tokens as these met them."""
+    reversals, met, statuses, last = {}, [], [], None
     for taken, rows in walk(kept, count):
         if taken & (taken - 1) == 0 or rows is None:  # 0, 1, 2, 4, ...
             tokens = kept.tokens()
-            result["reversal"][taken] = reversal(tokens, kept.method)
-            if taken:
-                result["spread"][taken] = ratio_spread(tokens)
-                result["own_slope"][taken] = own_slope(kept.tokens(last))
-            else:
+            reversals[taken] = reversal(tokens, kept.method)
+            if taken == 0:
                 probs, entropy = tokens.old_logprobs.exp(), tokens.entropy
+            elif taken == 1:
+                spread, slope_of_step = ratio_spread(tokens), own_slope(kept.tokens(last))
         if rows is not None:
             own = kept.tokens(rows)
             with_advantage = own.mask & (own.advantages != 0)
-            result["met"].append([int(with_advantage.sum()),
-                                  int((with_advantage & (own.probs < LOW)).sum())])
+            met.append([int(with_advantage.sum()),
+                        int((with_advantage & (own.probs < LOW)).sum())])
             statuses.append(clip_status(own, kept.method, probs[rows], entropy[rows]))
         last = rows
     joined = map(torch.cat, zip(*statuses, strict=True))
     clipped = clipped_tokens(*joined, quantiles(entropy[tokens.mask]))
-    return dict(result, clipped=clipped, ratio_std=ratio_std(tokens))
+    return dict(reversal=reversals, spread=spread, own_slope=slope_of_step,
+                ratio_std=ratio_std(tokens), met=met, clipped=clipped)

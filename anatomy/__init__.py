@@ -1,0 +1,1 @@
+"""One update taken apart: python -m anatomy. Nothing of the tool imports it."""

@@ -1,0 +1,39 @@
+"""pass@k of runs before and after training."""
+
+from matplotlib.scale import LogScale
+
+from analysis.runs import interval
+from harness.curves import ERRORS, draw, over, scores
+
+CAPTION = f"mean over seeds, band: Student's 95% interval; of one seed, {ERRORS}"
+
+
+def pass_at_k(groups):
+    """{label: {k: (pass@k, low, high)}} at the end of the runs, where they were evaluated after
+    training, and as "base MODEL DATA" before it, for each seed once. k: those that all seeds have.
+    The interval is over the seeds, of one seed over the problems."""
+    before, after = {}, {}
+    for label, runs in groups.items():
+        for run in runs:
+            names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
+            for record in run["records"]:
+                if "pass@n" in record:
+                    curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
+                    curves.setdefault(key, {})[run["seed"]] = record
+    return {label: {k: over_seeds(records, name) for k, name in scores(records[0], "pass").items()
+                    if all(name in record for record in records)}
+            for label, of in {**before, **after}.items() for records in [[*of.values()]]}
+
+
+def over_seeds(records, name):
+    """-> mean, low, high of a score: Student's interval, of one seed as curves.over."""
+    if len(records) == 1:
+        return over(records, name)
+    values = [record[name] for record in records]
+    return over(records, name)[0], *interval(values)
+
+
+def draw_passk(results, out):
+    """results: of pass_at_k."""
+    lines = {name: [(k, *value) for k, value in curve.items()] for name, curve in results.items()}
+    draw({"pass@k": lines}, out, CAPTION, "k", ylim=(0, 1), xscale=LogScale(None, base=2))

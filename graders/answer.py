@@ -1,0 +1,832 @@
+r"""An answer is parsed once: LaTeX, plain text and Python's notation alike become a typed value.
+
+The grammar, from the whole to its parts, and behind each line an answer that takes it:
+
+    answer     [lead-in] list [condition | modulus]    The answer is 12
+    list       item {("," | ";" | "and" | "or") item}  x = 1 \text{ or } x = 2
+    condition  ("," | "where" | "for") name in a set   k\pi, k \in \mathbb{Z}
+    item       part {relation part}                    \frac{1}{2} = 0.5
+    part       words, or sets with \cup and \setminus  (-\infty, 0) \cup \{1\}
+               or sum {":" sum}                        2:3
+    sum        product {("+" | "-" | "\pm") product}   3 \pm \sqrt{2}
+    product    factor {["\cdot" | "/"] factor}         1/2x
+    factor     ["-"] power {"!" | "%" | "°" | "'"}     7!!
+    power      atom ["^" argument]                     x**2*y
+    atom       number, name, function, bracket, root, fraction, matrix or unit
+    number     digits: 12,000 0.8(3) 1 1/2             1\frac{1}{2}
+    name       [accent] letter ["_" subscript]         v_{\max}
+    function   word ["_" base] ["^" power] factors     \log_2 8
+    bracket    ( ) [ ] { } | | around a sum, or a list of two or more in ( ) [ ]   [2, 7)
+    set        "\{" list ["\mid" condition] "\}"       \{x \mid x > 2\}
+    matrix     "\begin" rows "\end"                    \begin{pmatrix} 1 & 2 \end{pmatrix}
+    unit       a word of words.txt, or a plural        5 \text{ cm}^2
+    based      digits "_" base, as a whole             213_5
+    choice     letter ["."] [number or words]          (C) Plane
+
+A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
+() (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,
+items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
+numbers, word, run (letters, and their product), where, based, mod, choice, dots; and unread: the
+letters of what the grammar does not take.
+"""
+
+import functools
+import itertools
+import re
+import unicodedata
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+LONGEST = 5000  # characters of an answer
+
+
+class Unread(ValueError):
+    """The grammar does not take a text."""
+
+
+class Token(NamedTuple):
+    kind: str          # num, name, run (of letters), word (in \text), FUNC, ..., or the sign itself
+    text: str = ""
+    gap: bool = False  # is white space before it?
+
+
+def table(name):
+    """The lines "kind: words" of a file of this folder, which go on in indented lines
+    -> {kind: words}"""
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    rows = (line.partition(": ") for line in re.sub(r"\n +", " ", text).splitlines()
+            if line[0] != "#")
+    return {kind: words.split(" ") for kind, _, words in rows}
+
+
+WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
+KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
+FUNCTIONS, GREEK = SPELLINGS["FUNC"], WORDS["GREEK"]
+UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
+         for unit in WORDS["SYMBOLS"]}
+UNITS |= {word: word for word in WORDS["COUNTED"]}
+UNITS |= {name: names.split("/")[0] for names in WORDS["ALIASES"] for name in names.split("/")}
+NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], map(float, WORDS["NUMBERS"][1::2])))
+PIECE = re.compile(r"""
+    (?P<mixed>(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
+        |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
+        \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
+    |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
+        |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
+    |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
+    |(?P<vulgar>[0-9]*[¼-¾⅐-⅞])
+    |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
+    |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
+        (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
+    |(?P<gap>\s+|~|\\[,;:!>\ ]|\\q?quad|np\.(?=arc)|\\(?:left|right)\ *\.(?![0-9])
+        |(?<=[a-z])\.(?!\.)|(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?
+        (?:st|nd|rd|th)\b(?:[\ }]*\})?|\\(?:text)?color(?:box)?\ *\{\w+\})
+    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *
+        (?:\\?[A-Za-z]+(?:_\{?\w+\}?)?)?\ *\}
+        \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
+    |(?P<matrix>\\(?:begin|end)\ *\{\ *\w+\*?\ *\}(?:\ *\{[lcr|]+\})?)
+    |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
+    |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
+    |(?P<degree>\^\ *(?:\\circ(?![A-Za-z])|°|\{\ *(?:\\circ|°)\ *\}))
+    |(?P<mark>\^\ *(?:\{(?:\ *(?:\\prime|'))+\ *\}|\\prime(?![A-Za-z])
+        |\{?\ *(?:\*|\\ast|\\star)\ *\}?|\{?[ds]\}?(?=\ *\()))
+    |(?P<raised>[⁰¹²³⁴-⁹⁻]+)|(?P<lowered>[₀-₉]+)|(?P<greek>[Α-ω])
+    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
+    |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
+    |(?P<sign>\\.|\{,\}|\*\*|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+
+
+# ------------------------------------------------------------------ tokens
+
+def numeral(kind, piece):
+    """The digits of a token as Fraction reads them; "" of a mixed number that is none."""
+    match kind:
+        case "mixed":
+            digits = re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))
+            whole, top, bottom = map(int, digits[:3])
+            return str(whole + Fraction(top, bottom)) if top < bottom else ""
+        case "repeating":
+            start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
+            period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
+            nines = 10 ** len(tail) * (10 ** len(period) - 1)
+            return f"{int(start + tail + period) - int(start + tail or 0)}/{nines}"
+        case "thousands":  # but 0,111
+            return re.sub("[^0-9.]", "", piece.replace(",", "." * (piece[:2] == "0,"), 1))
+        case "vulgar":
+            part = unicodedata.normalize("NFKC", piece[-1]).replace("⁄", "/")
+            return str(int(piece[:-1] or 0) + Fraction(part))
+    return piece.replace("−", "-").replace(" ", "")
+
+
+def letters(piece, font, after):
+    """The tokens of letters, or of a command. font: are they in \\text; after: the next
+    character"""
+    name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
+    kind = KINDS.get(piece if piece[0] == "\\" else name)
+    if name in FUNCTIONS or kind in FUNCTIONS:
+        return [("FUNC", name if name in FUNCTIONS else kind)]
+    if piece[0] == "\\" and name.removeprefix("var") in GREEK:
+        return [("name", name.removeprefix("var"))]
+    if kind in WORDS["SIGNS"]:
+        return [("unit", kind)]
+    if piece[0] == "\\" or kind and (kind != "TODO" or after == "("):
+        return [] if kind == "skip" else [(kind or piece, piece)]
+    return [("word" if font else "run" if len(name) > 1 else "name", name)]
+
+
+def special(kind, piece):
+    """The tokens of what stands for itself: a raised number, dx/dt, a mark, a Greek letter."""
+    plain = unicodedata.normalize("NFKC", piece)
+    match kind:
+        case "raised" | "lowered":
+            return [("^" if kind == "raised" else "_",), *tokens("{%s}" % plain)]
+        case "derivative":
+            text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
+            return [("TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text)]
+        case "matrix":
+            return [(piece[1:4], re.findall(r"\w+", piece)[1])]
+        case "row" | "numbers":
+            return [(kind, re.findall("[A-Z]|$", plain)[0])]
+        case "clock":
+            return [(kind, piece.replace("\\!", ""))]
+        case "mark":
+            marks = re.sub(r"\\ast|\\star", "*", piece.replace("\\prime", "'"))
+            return [("'", c) for c in marks if c in "'*ds"]
+        case "greek":
+            name = unicodedata.name(piece).split()[-1].lower().replace("lamda", "lambda")
+            name = name if piece.islower() else name.capitalize()
+            return [("π", "π") if name == "pi" else ("name", name)]
+    return [("°",)]
+
+
+def tokens(text, commas=True):
+    """-> the Tokens of a text, without its markup. commas: may they part thousands?"""
+    text = re.sub("[\uff01-\uff5e]+", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    if "\\begin" not in text:
+        text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
+    found, braces, gap, font, opened, at, depth = [], [], False, False, False, 0, 0
+    while at < len(text):
+        match = PIECE.match(text, at)
+        kind, piece, at = match.lastgroup, match[0], match.end()
+        if kind == "thousands" and (not commas or depth) and re.fullmatch(
+                "[0-9]+(?:,[1-9][0-9]{2})+", piece):  # (1,234) has two entries
+            kind, piece = "num", piece.split(",")[0]
+            at = match.start() + len(piece)
+        last = found[-1].kind if found else ""
+        new = [(KINDS.get(piece, piece), piece)]
+        match kind:
+            case "gap":
+                new = []
+            case "mixed" | "repeating" | "thousands" | "vulgar" | "num":
+                text_ = numeral(kind, piece)
+                if not text_ or kind == "mixed" and last == "/":  # 1 3/2, 2/3 1/2
+                    text_ = re.match("[0-9]+", piece)[0]
+                    at = match.start() + len(text_)
+                new = [("num", text_)]
+            case "brace":
+                if piece == "{":
+                    braces.append("font" if opened else "{")
+                closed = (braces[-1] if piece == "{" else braces.pop()) if braces else "font"
+                new = new * (closed == "{")
+            case "letters" | "command":
+                known = next((n for n in range(len(piece), 2, -1) if piece[:n] in KINDS or (
+                    piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)), len(piece))
+                if kind == "command" and known < len(piece):  # \pix
+                    piece, at = piece[:known], match.start() + known
+                font = KINDS.get(piece) == "FONT"
+                new = [] if font else letters(piece, "font" in braces, text[at:at + 1])
+            case "sign" if piece == "**":  # a power, or Markdown
+                operand = last in ("num", "name", "run", "word", ")", "}", "π")
+                new = [("^", "^")] * (operand and bool(text[at:].strip("* .")))
+            case "sign":
+                new = letters(piece, False, "") if KINDS.get(piece) in (
+                    "skip", *WORDS["SIGNS"]) else new
+            case _:
+                new = special(kind, piece)
+        depth += (piece in ("(", "[", "\\{")) - (piece in (")", "]", "\\}"))
+        found += [Token(*token[:2], gap=gap and not i) for i, token in enumerate(new)]
+        gap, opened, font = (gap or kind == "gap" or kind == "brace") and not new, font, False
+    while found and found[-1].kind in (".", ",", "。"):
+        found.pop()
+    if found and found[-1].kind == "num":
+        found[-1] = found[-1]._replace(text=found[-1].text.rstrip("."))
+    return found
+
+
+# ------------------------------------------------------------------ the grammar
+
+RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
+CLOSING = ["", *") ] } \\} row & end".split()]
+ENDS = CLOSING + SEPARATORS + RELATIONS
+LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
+NAMED_SETS = dict(zip(SETS, SETS), natural="N", positive="N", integer="Z", integers="Z")
+BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
+SQUARES = {"square": 2, "sq": 2, "cubic": 3}
+SUM, PRODUCT, IMPLICIT, POWER = 10, 20, 30, 50  # how firmly an operator binds
+BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-±", SUM), **dict.fromkeys("*/", PRODUCT),
+         "^": POWER, **dict.fromkeys("!%°'", 60)}
+FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
+OPAQUE = "fghFGH"  # functions that nothing is known of
+OPERATIONS = "gcd lcm max min det".split()  # left to do: names in a gold answer
+LISTS = "list set seq chain word".split()
+
+
+def num(value):
+    return ("num", Fraction(value))
+
+
+def scaled(kind, left, right):
+    """A product or a quotient; a factor of a matrix is one of all entries."""
+    for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
+        if node[:2] == ("seq", "") and other[0] not in LISTS:
+            return ("seq", "", "", tuple(scaled(kind, entry, other) for entry in node[3]))
+    if {left[0], right[0]} & {*LISTS}:
+        raise Unread("a list is no factor")
+    return (kind, left, right)
+
+
+def unit(name):
+    """A unit is a name with white space in front."""
+    return ("name", " " + name)
+
+
+def negative(node):
+    return num(-node[1]) if node[0] == "num" else ("*", num(-1), node)
+
+
+class Parser:
+    """A recursive descent over Tokens. constants: the letters of "ei" that are no names; signs:
+    what stands for each ± in turn."""
+
+    def __init__(self, found, constants="ei", signs=()):
+        self.tokens, self.i, self.constants, self.signs = [*found], 0, constants, [*signs]
+        self.pluses = 0  # the ± that were read
+        # open | |; brackets in which a comma parts entries; is : such that; within a function?
+        self.bars, self.depth, self.colon, self.angle = 0, 0, False, False
+
+    # -------------------------------------------------------------- taking tokens
+
+    def peek(self, ahead=0):
+        at = self.i + ahead
+        return self.tokens[at] if 0 <= at < len(self.tokens) else Token("")
+
+    @property
+    def kind(self):
+        return self.peek().kind
+
+    @property
+    def text(self):
+        return self.peek().text
+
+    @property
+    def word(self):
+        """The next token in small letters, if it is letters; else ""."""
+        return self.text.lower() if self.kind in LETTERS else ""
+
+    def take(self, *kinds):
+        """The next token, which is taken if it is of these kinds, or of any; else None."""
+        if self.kind and (not kinds or self.kind in kinds):
+            self.i += 1
+            return self.tokens[self.i - 1]
+
+    def expect(self, *kinds):
+        if token := self.take(*kinds):
+            return token
+        raise Unread(f"{self.text!r} in place of {' or '.join(kinds) or 'a sign'}")
+
+    def attempt(self, rule, *given, keep=True):
+        """What a rule reads, or None where it reads nothing. Then, or without `keep`, nothing is
+        taken."""
+        state, found = self.__dict__.copy(), None
+        try:
+            found = rule(*given)
+        except Unread:
+            keep = False
+        if not keep:
+            self.__dict__.update(state)
+        return found
+
+    def within(self, rule, *given, bars=0, depth=0, colon=False):
+        """What a rule reads within brackets."""
+        state = self.bars, self.depth, self.colon
+        self.bars, self.depth, self.colon = bars, self.depth + depth, colon
+        node = rule(*given)
+        self.bars, self.depth, self.colon = state
+        return node
+
+    # -------------------------------------------------------------- lists, items, parts
+
+    def answer(self, *closing):
+        """A list, up to one of the tokens `closing`, which stays."""
+        items, separators, where = [self.item()], [], None
+        while self.kind not in ("", *closing):
+            signs = [self.take().kind for _ in iter(lambda: self.kind in SEPARATORS, False)]
+            if where := self.attempt(self.condition, bool(signs)):
+                break
+            if not signs and not (self.kind == "num" and self.peek(-1).kind == "word"):
+                raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
+            separators += signs[-1:] or [","]
+            items.append(self.item())
+        node = ("list", tuple(items), tuple(separators)) if separators else items[0]
+        return ("where", node, *where) if where else node
+
+    def condition(self, separated=False):
+        """", k \\in Z", "(k \\in Z)", "for any integer k" -> its name, its set"""
+        bracket, name, found = self.take("("), None, []
+        while self.kind not in CLOSING:
+            token = self.take()
+            if token.kind == "name" and name is None and token.text != "a":
+                name = token.text
+            elif token.kind in ("numbers", "∈", "∀", "|", ":", ",") or (
+                    token.text in WORDS["FILLERS"] or token.text in SETS and found[-1:] == ["∈"]):
+                found.append(token.kind if token.kind in "∈∀|:" else token.text)
+            else:
+                raise Unread("no condition")
+        if bracket:
+            self.expect(")")
+        if not name or not found or not (separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
+            raise Unread("no condition")
+        return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
+
+    def item(self):
+        """Parts with relations between them."""
+        self.take("≈")
+        parts, relations = [self.part()], []
+        while token := self.take(*RELATIONS):
+            relations.append(token.kind)
+            self.take("≈")
+            is_set = token.kind == "∈" and self.text in SETS
+            parts.append(("numbers", self.take().text) if is_set else self.part())
+        if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
+            raise Unread("relations that do not go together")
+        return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
+
+    def part(self):
+        """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
+        node = self.words() or self.ratio()
+        while self.kind in ("∪", "∖") or self.text == "U" or (
+                node[0] in ("numbers", "union", "minus") and self.kind == "-"):
+            node = ("minus" if self.take().kind in "∖-" else "union", node, self.ratio())
+        return node
+
+    def words(self):
+        """Letters with nothing beside them: words, or a run that may be one; else None."""
+        n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
+        while self.peek(n).kind in (*LETTERS, "-", *title) and not (
+                n and self.peek(n).text in WORDS["QUANTIFIERS"]):
+            n += 1
+        found = self.tokens[self.i:self.i + n]
+        long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
+        if self.peek(n).kind not in ENDS or not long or n > 1 and not title and (
+                len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
+            return None
+        text, product = " ".join(t.text for t in found), None
+        if n == 1 and found[0].kind == "run":
+            inner = Parser([found[0]._replace(gap=False)], self.constants)
+            product = inner.attempt(inner.expression)
+            product = product if inner.i == len(inner.tokens) else None
+        self.i += n
+        if text.lower().removeprefix("the set of ") in ("all real numbers", "all reals"):
+            return ("numbers", "R")
+        return ("run", text, product) if product else ("name" if text in GREEK else "word", text)
+
+    def ratio(self):
+        if token := self.take("numbers", "∅", "…"):
+            return {"∅": ("set", (), ()), "…": ("dots",)}.get(token.kind, ("numbers", token.text))
+        if token := self.take("clock"):
+            half = self.take().text.lower() if self.word in ("am", "pm") else ""
+            return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
+        parts = [self.expression()]
+        while not self.colon and self.take(":"):
+            parts.append(("dots",) if self.take("…") else self.expression())
+        if ("dots",) not in parts and len(parts) > 1:
+            parts = [("/", left, right) for left, right in itertools.pairwise(parts)]
+        return parts[0] if len(parts) == 1 else ("seq", ":", "", tuple(parts))
+
+    # -------------------------------------------------------------- sums and products
+
+    def expression(self, least=0):
+        """A sum of which every operator binds at least so firmly."""
+        node = self.prefix()
+        while True:
+            kind = self.kind.lstrip("\\")
+            binds = BINDS.get(kind, IMPLICIT if self.starts_a_factor() else -1)
+            if binds < least or node[0] in LISTS and node[1] != "":
+                return node
+            if binds == IMPLICIT:
+                node = self.product(node)
+            else:
+                self.i += 1
+                node = self.infix(node, kind)
+
+    def starts_a_factor(self):
+        """Does the next token begin a factor? A number side by side with one does not, nor [ where
+        it closes ]2, 3[, nor | where it closes |x|, nor a bracket with a condition."""
+        token, before, after = self.peek(), self.peek(-1).kind, self.peek(1).kind
+        match token.kind:
+            case "|":
+                return not self.bars and not self.colon
+            case "[":
+                return not self.depth or after not in ("", "∪", *SEPARATORS)
+            case "num":
+                return before not in ("num", "°", "unit", "%", "word")
+            case "(":
+                return not self.attempt(self.condition, keep=False)
+            case "run" | "word" if token.gap or token.kind == "word":
+                return self.word not in (*WORDS["FILLERS"], "am", "pm")
+        return token.kind in FACTORS and not (token.text == "U" and after in ("(", "[", "\\{", "]"))
+
+    def product(self, left):
+        """A factor behind another. Brackets behind a name are marked: they may be arguments."""
+        if self.word in NUMBER_WORDS:
+            return ("*", left, num(int(NUMBER_WORDS[self.take().text.lower()])))
+        if left == num(0) and self.kind in ("name", "run"):
+            raise Unread("letters behind 0")
+        bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
+        right = self.expression(IMPLICIT + 1)
+        if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
+            return ("f", left[1], *(right[3] if right[0] == "seq" else [right]))
+        return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
+
+    def infix(self, left, kind):
+        match kind:
+            case "+" | "-" | "±":
+                kind = self.sign() if kind == "±" else kind
+                right = self.expression(SUM + 1)
+                return scaled("+", left, negative(right) if kind == "-" else right)
+            case "*":
+                return scaled("*", left, self.expression(PRODUCT + 1))
+            case "/" | "over":
+                numbers = left[0] == "num" and self.kind == "num"  # 1/2x is x/2
+                least = 0 if kind == "over" else POWER if numbers else PRODUCT + 1
+                return scaled("/", left, self.expression(least))
+            case "choose":
+                return ("f", "binom", left, self.expression())
+            case "!":
+                double = bool(self.take("!"))
+                if self.kind == "!":
+                    raise Unread("!!!")
+                return ("f", "factorial2" if double else "factorial", left)
+            case "%":
+                return ("*", left, unit("%"))
+            case "°":
+                return self.degrees(left)
+            case "^":
+                return self.power(left)
+        raise Unread("a prime behind no name")
+
+    def sign(self):
+        self.pluses += 1
+        return self.signs.pop(0) if self.signs else "+"
+
+    def degrees(self, left):
+        """25 °C, 30° 15', and within a function 30° as radians."""
+        if self.text in ("C", "F") and not self.angle:
+            return ("*", left, unit("°" + self.take().text))
+        if self.kind == "num" and self.peek(1).kind == "'":
+            left = ("+", left, num(Fraction(self.take().text) / 60))
+            self.i += 1
+        return ("*", left, ("/", ("const", "π"), num(180)) if self.angle else unit("deg"))
+
+    def power(self, left):
+        """What stands behind ^: a group, a number, or a factor without brackets."""
+        if left[0] in LISTS:
+            raise Unread("a power of a matrix is left to do")
+        minus, token = self.take("-"), self.take("num")
+        if self.kind == "run":
+            self.cut(1)
+        exponent = (num(token.text) if token else self.argument() if self.kind in "{("
+                    else self.prefix())
+        if self.take("^"):
+            exponent = self.power(exponent)
+        if self.kind == "_":
+            if left[0] != "name" or "_" in left[1]:
+                raise Unread("a subscript behind a power")
+            left = ("name", left[1] + self.subscript())
+        return ("^", left, negative(exponent) if minus else exponent)
+
+    # -------------------------------------------------------------- atoms
+
+    def prefix(self):
+        """A value, or the sign before a product."""
+        if self.kind == "run":
+            self.segment()
+        token, before = self.take() or Token(""), self.peek(-2).kind
+        match token.kind:
+            case "+" | "-" | "±" if before not in ("-", "±"):
+                kind = self.sign() if token.kind == "±" else token.kind
+                node = self.expression(PRODUCT)
+                return negative(node) if kind == "-" else node
+            case "num":
+                return num(token.text)
+            case "{" | "(" | "[" | "]":
+                node = self.bracket(token)
+                if token.kind == "{" and self.kind == "num":
+                    raise Unread("a number beside a group")
+                return node
+            case "\\{":
+                return self.set()
+            case "FUNC":
+                return self.function(token.text)
+            case "name" if token.text == "Gamma" and self.kind in ("(", "^"):
+                return self.function("Gamma")
+            case "unit" if self.kind not in ENDS:  # \$5
+                return ("*", self.expression(PRODUCT), unit(token.text))
+            case "unit" | "word" | "name" if (node := self.unit(token)):
+                return node
+            case "name" | "word" if len(token.text) == 1 or token.kind == "name":
+                return self.name(token.text)
+            case "ACCENT":
+                return self.name(f"{token.text} {self.argument_text()}")
+            case "π" | "∞":
+                return ("const", "π") if token.kind == "π" else ("inf",)
+            case "|" | "⌊" | "⌈":
+                return self.rounded(token.kind)
+            case "√":
+                return self.root(token)
+            case "frac" | "binom":
+                kind = ("/",) if token.kind == "frac" else ("f", "binom")
+                return (*kind, self.argument(), self.argument())
+            case "beg" if token.text.strip("pbB") in ("matrix", "array", "smallmatrix"):
+                return self.matrix()
+            case "TODO" if self.kind == "(" and token.text.strip("\\") in OPERATIONS:
+                node = self.argument()
+                return ("f", token.text.strip("\\"), *(node[3] if node[0] == "seq" else [node]))
+        raise Unread(f"no value at {token.text!r}")
+
+    def rounded(self, opening):
+        """|x|, \\lfloor x \\rfloor, \\lceil x \\rceil"""
+        kind = "|⌊⌈".index(opening)
+        node = self.within(self.expression, bars=opening == "|")
+        self.expect("|⌋⌉"[kind])
+        return ("f", ("abs", "floor", "ceil")[kind], node)
+
+    def root(self, token):
+        """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
+        index = num(2)
+        if self.take("["):
+            index = self.expression()
+            self.expect("]")
+        number = token.text[0] != "\\" and self.take("num")
+        return ("^", num(number.text) if number else self.argument(), ("/", num(1), index))
+
+    def segment(self):
+        """Cuts the next run of letters: a unit behind a number, else functions, Greek letters, and
+        single letters. Four letters or more with a vowel are a word."""
+        text, before = self.text, self.peek(-1).kind
+        at = next((n for n in range(len(text), 1, -1) if text[:n] in GREEK + FUNCTIONS
+                   or KINDS.get(text[:n]) in ("π", "√", "∞", *FUNCTIONS)), 1)
+        if before in BEHIND and (
+                text.lower() in SQUARES or unit_name(text)) and (
+                self.peek().gap or not text.isupper()):
+            self.tokens[self.i] = Token("word", text)
+        elif at == 1 and re.fullmatch("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])"
+                                      "[a-z]{3,}", text) and len(text) > 3:
+            raise Unread(f"{text!r} is a word")
+        else:
+            self.cut(at)
+
+    def cut(self, at):
+        first, rest = self.text[:at], self.text[at:]
+        kind = "FUNC" if first in FUNCTIONS else KINDS.get(first, "name") if at > 1 else "name"
+        new = [Token("FUNC", kind) if kind in FUNCTIONS else Token(kind, first, self.peek().gap)]
+        new += [Token("run" if len(rest) > 1 else "name", rest)] * bool(rest)
+        self.tokens[self.i:self.i + 1] = new
+
+    def argument(self):
+        """An argument of \\frac or \\sqrt: brackets, one digit, or one factor."""
+        if self.kind in ("{", "("):
+            return self.bracket(self.take())
+        if self.kind == "run":
+            self.cut(1)
+        if self.kind != "num":
+            return self.prefix()
+        text = self.take().text
+        if text[1:].isdigit():  # the other digits stay
+            self.i -= 1
+            self.tokens[self.i] = Token("num", text[1:])
+        return num(text[0] if text[1:].isdigit() else text)
+
+    def bracket(self, opening):
+        """{ } around an argument or a list; ( ), [ ] or one of each around a sum, or a list of
+        two."""
+        node = self.within(self.answer, ")", "]", "[", "}", depth=opening.kind != "{")
+        pair = opening.kind + self.expect(")", "]", "[", "}").kind
+        if node[0] == "list" and "{" not in pair:
+            return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
+        if pair not in ("{}", "()", "[]"):
+            raise Unread("brackets of two kinds around one value")
+        if node[0] == "word" and pair == "{}" and unit_name(node[1]):
+            return unit(unit_name(node[1]))
+        if node[0] == "name" and self.kind == "_":
+            return ("name", node[1] + self.subscript())
+        return node[2] if node[0] == "run" else node
+
+    def set(self):
+        """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
+        if self.take("\\}"):
+            return ("set", (), ())
+        node = self.within(self.answer, "\\}", "|", ":", bars=1, depth=1, colon=True)
+        if self.take("|", ":"):
+            where = self.attempt(self.condition, True)
+            inner = where or self.within(self.answer, "\\}")
+            if inner[-1] == ("=",):
+                raise Unread("a set of equations")
+            node = ("where", node, *where) if where else ("union", inner)
+        elif node[0] != "where":
+            node = ("set", node[1] if node[0] == "list" else (node,), ())
+        self.expect("\\}")
+        return node
+
+    def argument_text(self):
+        """The letters of an argument: of a subscript, or under an accent."""
+        depth, text, token = 0, "", None
+        while depth or token is None:
+            token = self.expect()
+            depth += (token.kind == "{") - (token.kind == "}")
+            text += token.text.lstrip("\\") if token.kind not in ("{", "}") else ""
+        return text
+
+    def subscript(self):
+        self.expect("_")
+        return "_" + self.argument_text()
+
+    def name(self, name):
+        """A letter with subscript and primes, or the constant that it is."""
+        if name in self.constants and self.kind not in ("_", "'"):
+            return ("const", name)
+        while self.kind in ("_", "'"):
+            name += self.subscript() if self.kind == "_" else self.take().text.translate(PRIMES)
+        return ("name", name)
+
+    def function(self, function):
+        """\\sin^2 x, \\log_2(8), \\arcsin \\frac12: the argument is in brackets, or the factors up
+        to a sign, another function or a bracket."""
+        base, exponent = num(10), None
+        while token := self.take("_", "^"):
+            if token.kind == "^":
+                exponent = self.power(num(1))[2]
+            elif function != "log":
+                raise Unread("a subscript of a function")
+            else:
+                base = self.argument()
+        outer, self.angle = self.angle, self.angle or function in FUNCTIONS[:9]
+        if self.kind in ("(", "[", "{"):
+            argument = self.bracket(self.take())
+        else:
+            argument = self.expression(POWER - 1)
+            while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "beg"):
+                if self.kind == "run":
+                    self.segment()
+                else:
+                    argument = ("*", argument, self.expression(POWER - 1))
+        self.angle = outer
+        if argument[0] in LISTS:
+            raise Unread("a function of a list")
+        if exponent == num(-1) and function in FUNCTIONS[:9]:
+            function, exponent = "arc" + function, None
+        node = ("f", "log", argument, base) if function in ("log", "lg") else (
+            "f", function, argument)
+        return ("^", node, exponent) if exponent else node
+
+    def matrix(self):
+        """The rows as a sequence of sequences, a column as one."""
+        rows = [[]]
+        while not self.take("end"):
+            if self.take("row"):
+                rows.append([])
+            elif not self.take("&"):
+                rows[-1].append(self.within(self.item, depth=1))
+        rows = [("seq", "", "", tuple(row)) for row in rows if row]
+        if len({len(row[3]) for row in rows}) != 1:
+            raise Unread("rows of two lengths")
+        return ("seq", "", "", tuple(row[3][0] if len(row[3]) == 1 else row for row in rows))
+
+    def unit(self, token):
+        """A unit, if letters that were taken are one: words in \\text, a letter in \\text behind a
+        factor, 5 m² with white space, km/h, square meters, apples; else None."""
+        word, before, start = token.text, self.peek(-2).kind, self.peek(-3).kind
+        if word.lower() in SQUARES:
+            node = self.unit(self.expect(*LETTERS))
+            return node and ("^", node, num(SQUARES[word.lower()]))
+        if word == "mu" and self.kind == "word":
+            return unit("μ" + self.take().text)
+        ahead = 0 if self.kind != "^" else 4 if self.peek(1).kind == "{" else 2
+        letter = before == "/" and start in ("word", "unit") or before == "num" and token.gap and (
+            start in ENDS and self.peek(ahead).kind in ENDS) if token.kind == "name" else (
+            before in BEHIND or before == "{" and start in ("frac", "}"))
+        name = word if token.kind == "unit" else unit_name(word)
+        alone = self.peek(-2).kind != "word" and self.kind not in ("word", "run")
+        if name and (len(word) > 1 or letter) and (alone or name in UNITS.values()):
+            return unit(name)
+
+
+PRIMES = str.maketrans({"′": "'", "’": "'", "″": "''", "d": "^d", "s": "^s"})
+
+
+def unit_name(word):
+    """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
+    for form in (word, word.lower()) if word.istitle() and len(word) > 2 else (word,):
+        for end in ("", "s", "es"):
+            if form.endswith(end) and form.removesuffix(end) in UNITS:
+                return UNITS[form.removesuffix(end)]
+    plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", word)
+    return word if plural and word[:-1] not in WORDS["NO THINGS"] else None
+
+
+# ------------------------------------------------------------------ the whole of an answer
+
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
+CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"
+                    r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
+BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
+                   r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
+MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
+LEAD_IN = re.compile(r"(?i)^\W*(?:text\w* *\{\W*)?(?:(?:so|thus|the|final|correct)[ ,]+)*"
+                     r"answer *(?:is|[:=*\s}])*")
+
+
+def plain(found):
+    """The texts of tokens, for what is told of an answer as a whole."""
+    return "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
+
+
+@functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
+def read(text, constants="ei", commas=True):
+    """-> the typed value of an answer. constants: the letters of "ei" that are no names; commas:
+    may one part the thousands of a number, as in 1,000?"""
+    if len(text) > LONGEST:
+        return ("unread", text)
+    found = tokens(LEAD_IN.sub("", ", ".join(BOX.findall(text)) or text), commas)
+    whole = plain(found)
+    try:
+        if picked := CHOICE.fullmatch(re.sub("[{}]", "", whole)):
+            said = picked[2].strip("()")
+            value = said and read(said, constants)
+            words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
+            if not said or value[0] in ("word", "run") and not re.search("[0-9]", said) and (
+                    not words & {*WORDS["DOUBTS"], "and", *"bcdefghij"}) or (
+                    not words and value[0] in "num * / ^".split()):
+                return ("choice", picked[1], value or None)
+        if based := BASED.fullmatch(whole):
+            base = WORDS["BASES"].index(based[2]) + 2 if based[2] in WORDS["BASES"] else based[2]
+            return ("based", based[1], int(base))
+        if modulus := MODULUS.fullmatch(whole):
+            m, node = int(modulus[2]), read(modulus[1], constants)
+            match node:
+                case ("chain", (name, ("num", residue)), how):
+                    return ("mod", name, how, residue % m, m)
+            return ("mod", node, m)
+        return parsed(found, constants)
+    except (ValueError, RecursionError, ZeroDivisionError):
+        return ("unread", " ".join(t.text.lower() if t.kind == "word" else t.text
+                                   if t.text.isalnum() else t.kind for t in found))
+
+
+def parsed(found, constants):
+    """-> the value of tokens; with ± a list, of all signs."""
+    parser = Parser(found, constants)
+    node = parser.answer()
+    if parser.i < len(parser.tokens) or parser.pluses > 4:
+        raise Unread("more than an answer")
+    signs = itertools.product("+-", repeat=parser.pluses)
+    return merged([Parser(found, constants, s).answer() for s in signs]) if parser.pluses else node
+
+
+def merged(values):
+    """The values of all signs as one list, of lists their entries, each once."""
+    first = values[0]
+    if first[0] == "chain":
+        return ("chain", (*first[1][:-1], merged([value[1][-1] for value in values])), first[2])
+    items = values if first[0] not in ("list", "set") else [x for value in values for x in value[1]]
+    return (first[0] if first[0] == "set" else "list", tuple(dict.fromkeys(items)), ())
+
+
+# ------------------------------------------------------------------ boxes
+
+# Between two boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
+JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)\b)"
+                   r"(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*")
+
+
+def last_boxed(text):
+    """The content of the complete \\boxed{...} that begins last in a text, braces balanced, behind
+    those of other boxes that "and", "or" or a comma joins to it; None without one."""
+    still_open, boxes = [], []
+    # \{ groups nothing; some write \\boxed.
+    for brace in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
+        if brace[0] == "{" or len(brace[0]) > 2:
+            still_open.append(brace)
+        elif brace[0] == "}" and still_open:
+            opening = still_open.pop()
+            if opening[0] != "{":
+                boxes.append((opening.start(), opening.end(), brace.start()))
+    answers, begin = [], None
+    for start, inside, end in sorted(boxes, reverse=True):
+        if answers and not (end < begin < end + 99 and JOINT.fullmatch(text, end + 1, begin)):
+            break
+        if text[inside:end] not in answers:
+            answers.insert(0, text[inside:end])
+        begin = start
+    return ", ".join(answers) if answers else None

@@ -1,0 +1,694 @@
+"""Are two mathematical answers the same? One table of RULES for two typed values (answer.read).
+
+Expressions are compared at points. A value is a Fraction where it is rational, else a number of
+mpmath with 120 digits, of which 80 count.
+"""
+
+import functools
+import itertools
+import math
+import operator
+import random
+import re
+from fractions import Fraction
+
+import mpmath
+
+from graders import Hedge, Unparsed, UnparsedGold
+from graders.answer import (
+    LONGEST,
+    OPERATIONS,
+    RELATIONS,
+    SEPARATORS,
+    UNITS,
+    WORDS,
+    negative,
+    num,
+    read,
+    tokens,
+    unit,
+)
+
+mp = mpmath.mp.clone()
+mp.dps = 120
+SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of their size
+CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
+BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
+INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
+COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
+SETS = ("seq", "set", "union", "minus", "numbers")
+NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
+
+
+class NoValue(ArithmeticError):
+    """An expression has no value: "none" of its kind, at a "pole", "complex", or too "large"."""
+
+
+# ------------------------------------------------------------------ the value of an expression
+
+def exact(*numbers):
+    return all(isinstance(x, Fraction) for x in numbers)
+
+
+def inexact(x):
+    return mp.mpf(x.numerator) / x.denominator if exact(x) else x
+
+
+def tidy(x, real):
+    """A number without rounding: a Fraction if it is a simple one. real: a complex one is none."""
+    if isinstance(x, (int, Fraction)):
+        return Fraction(x)
+    if not mp.isfinite(x):
+        raise NoValue("pole")
+    if isinstance(x, mp.mpc):
+        x = mp.mpc(*(part if abs(part) > SAME * abs(x) else 0 for part in (x.real, x.imag)))
+        if x.imag and real:
+            raise NoValue("complex")
+        if x.imag:
+            return x
+        x = x.real
+    near = mp.nint(60 * x)
+    return Fraction(int(near), 60) if abs(x) < CANCEL and abs(60 * x - near) < SAME * abs(x) else x
+
+
+def add(a, b):
+    if exact(a, b):
+        return a + b
+    a, b = inexact(a), inexact(b)
+    total, size, least = abs(a + b), max(abs(a), abs(b)), min(abs(a), abs(b))
+    if total <= SAME * size <= SAME * CANCEL:
+        return 0
+    if size > CANCEL * total:  # large terms cancel, and rounding is left
+        raise NoValue("pole")
+    if 0 < least < SAME * size:  # a term is lost
+        raise NoValue("large")
+    return a + b
+
+
+def power(a, b):
+    """a^b. A root of odd degree of a negative number is real."""
+    if a == 0:
+        if exact(b) and b > 0:
+            return 0
+        raise NoValue("pole")
+    if abs(inexact(b)) * abs(mp.log(abs(inexact(a)), 2)) > BITS:
+        raise NoValue("large")
+    if exact(a, b) and b.denominator == 1:
+        return a ** b.numerator
+    if exact(b) and b.denominator % 2 and not isinstance(a, mp.mpc) and a < 0:
+        return (-1) ** b.numerator * mp.power(-inexact(a), inexact(b))
+    return mp.power(inexact(a), inexact(b))
+
+
+def log(x, base=CANCEL):
+    if x == 0 or base in (0, 1) or base < 0:
+        raise NoValue("pole")
+    return mp.log(inexact(x)) / mp.log(inexact(base))
+
+
+def whole(function, limit):
+    """A function of whole numbers from 0 to a limit."""
+    def of(*given):
+        if not exact(*given) or any(x.denominator > 1 or x < 0 for x in given):
+            raise NoValue("pole")
+        if max(given) > limit:
+            raise NoValue("large")
+        return function(*map(int, given))
+    return of
+
+
+def analytic(name, most=10**6, real=False):
+    """A function of mpmath, 0 where it is as small as rounding. most: of the size of its argument,
+    which is real, with `real`."""
+    def of(x):
+        if real and (isinstance(x, mp.mpc) or abs(x) > most):
+            raise NoValue("pole")
+        if abs(inexact(x)) > most:
+            raise NoValue("large")
+        return mp.chop(getattr(mp, name)(inexact(x)), tol=SAME)
+    return of
+
+
+def round_(function):
+    def of(x):
+        if isinstance(x, mp.mpc):
+            raise NoValue("pole")
+        return function(x)
+    return of
+
+
+INTEGER = {"floor": round_(math.floor), "ceil": round_(math.ceil),
+           "factorial": whole(math.factorial, 9000), "binom": whole(math.comb, 20_000),
+           "factorial2": whole(lambda n: math.prod(range(n, 0, -2)), 9000)}
+CIRCULAR = {name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()}
+FUNCTIONS = {
+    **INTEGER, **CIRCULAR, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
+    "Gamma": analytic("gamma"), "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
+    "exp": lambda x: power(mp.e, x), "sec": lambda x: 1 / CIRCULAR["cos"](x),
+    "arcsin": analytic("asin", 1, real=True), "arccos": analytic("acos", 1, real=True),
+    "arctan": analytic("atan", real=True), "+": add, "^": power, "()": lambda x: x,
+    "*": lambda a, b: a * b if exact(a, b) else inexact(a) * inexact(b),
+    "/": lambda a, b: a / b if exact(a, b) else inexact(a) / inexact(b)}
+CONSTANTS = {"π": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}
+
+
+def value(node, at=(), real=False):
+    """The value of an expression with these numbers for its names. real: a complex value is none.
+    Raises NoValue or another of NO_VALUE."""
+    match node:
+        case ("num", number):
+            return number
+        case ("name", name) if name in at:
+            return at[name]
+        case ("const", name):
+            return CONSTANTS[name]
+        case ("run", _, product):
+            return value(product, at, real)
+        case ("f", name, *parts) | (("+" | "*" | "/" | "^" | "()") as name, *parts):
+            given = [value(part, at, real) for part in parts]
+            if name in FUNCTIONS:
+                return tidy(FUNCTIONS[name](*given), real)
+            seed = repr([name, *(mp.nstr(inexact(x), 50) for x in given)])  # f(x), gcd(m, n)
+            return Fraction(random.Random(seed).randint(1, 10**9), 10007)
+    raise NoValue("none")
+
+
+def closed(node):
+    """The value of an expression without names, or None."""
+    try:
+        return value(node)
+    except NO_VALUE:
+        return None
+
+
+def inside(node):
+    """A value and all values in it."""
+    if isinstance(node, tuple) and node:
+        if isinstance(node[0], str):
+            yield node
+        for part in node:
+            yield from inside(part)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(node):
+    return frozenset(n[1] for n in inside(node) if n[0] == "name")
+
+
+@functools.lru_cache(maxsize=4096)
+def functions_of(node):
+    """Its functions and constants. (-1)^n is a function of whole numbers."""
+    return {n[1] for n in inside(node) if n[0] in ("f", "const")} | {
+        "floor" for n in inside(node)
+        if n[0] == "^" and n[1][-1] in (-1, num(-1)) and names_of(n[2])}
+
+
+def points(a, b, integers=False):
+    """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
+    and of the numbers in them. integers: whole numbers; None for both kinds."""
+    names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
+    sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
+                    if 1 < abs(x) < 10**9})[:10]
+    sizes += [*(2 * n for n in sizes[:4]), 1000, 10**6 + 3]
+    for k in range(12 + 4 * len(sizes)):
+        at = {}
+        for name in names:
+            size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
+            x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
+                size * Fraction(draw.randint(100, 1999), 997))
+            if integers or integers is None and k % 2:
+                x = Fraction(round(6 * x if size == 1 else x) or k % 5 + 1)
+            at[name] = abs(x) * (1 if k < 4 else draw.choice((1, -1)))
+        yield at
+
+
+def same_number(a, b):
+    """Are two values equal? Rational ones exactly."""
+    if exact(a, b):
+        return a == b
+    a, b = inexact(a), inexact(b)
+    return a == b or bool(mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b)))
+
+
+@functools.lru_cache(maxsize=4096)
+def same_expression(a, b):
+    """Have two expressions the same value, wherever both have one? Without names they are large, or
+    have one."""
+    if not names_of(a) and not names_of(b):
+        found = values_at((a, b), {})
+        return found[0] == found[1] == "large" and a == b or not any(
+            isinstance(x, str) for x in found) and same_number(*found)
+    if a == b or not names_of(a) or not names_of(b):
+        return a == b
+    functions, equal = functions_of(a) | functions_of(b), 0
+    whole_ = [bool(functions_of(node) & {*INTEGER}) for node in (a, b)]
+    for at in points(a, b, integers=True if all(whole_) else None if any(whole_) else False):
+        found = values_at((a, b), at, "i" not in functions)
+        if "complex" in found and "abs" in functions and found[0] != found[1]:
+            return False  # |x| and \sqrt{x}
+        if not any(isinstance(x, str) for x in found):
+            equal += 1
+            if not same_number(*found):
+                return False
+    return equal > 2
+
+
+def values_at(nodes, at, real=False):
+    """The values of expressions, or why they have none."""
+    found = []
+    for node in nodes:
+        try:
+            found.append(value(node, at, real))
+        except NO_VALUE as e:
+            found.append(str(e))
+    return found
+
+
+# ------------------------------------------------------------------ units and names
+
+def units_of(node):
+    return {name for name in names_of(node) if name[0] == " "}
+
+
+def without_unit(node):
+    """An expression with 1 for its units."""
+    return renamed(node, dict.fromkeys(units_of(node), num(1)))
+
+
+def spelled_out(node):
+    """6W, or 6 m²: an expression with units for the letters that may be one."""
+    return renamed(node, {x: unit(UNITS[x]) for x in names_of(node) & {*UNITS}})
+
+
+def renamed(node, new):
+    """A value with other values for names."""
+    if isinstance(node, tuple):
+        return new.get(node[1], node) if node[:1] == ("name",) else tuple(
+            renamed(x, new) for x in node)
+    return node
+
+
+def label(node):
+    """May it stand left of an equals sign? x, f(x), P(A), AB^2, |AB|, \\sin A, a:b, (x, y), a word,
+    or a quotient of such."""
+    match node:
+        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _):
+            return True
+        case ("word" | "run", text, *_):
+            return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
+                text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
+        case ("f", "sin" | "cos" | "tan" | "abs", part):
+            return points_only(part)
+        case ("f", name, *_):
+            return name not in (*FUNCTIONS, *OPERATIONS)
+        case ("*" | "^", *_):
+            return points_only(node)
+        case ("/", *parts) | ("seq", _, _, parts):
+            return all(map(label, parts))
+    return False
+
+
+def points_only(node):
+    """Is it a product of points, AB, or with a square, AB^2?"""
+    return bool(names_of(node)) and all(
+        n[0] in ("num", "run") or n[0] == "name" and n[1][0].isupper()
+        or n[0] == "*" and n[2][0] != "*" or n[0] == "^" and n[2] == num(2) for n in inside(node))
+
+
+def bare(name):
+    """A name without the number of a solution: x of x_1 and x_{1,2}."""
+    return ("name", re.sub(r"_[\d,]+$", "", name[1])) if name and name[0] == "name" else name
+
+
+def named(node):
+    """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
+    to be equal besides. A value without a name has that of the last one, or None."""
+    names, values, claims = [], [], []
+    for item in items_of(node) if node[0] == "list" else [node]:
+        if item[0] != "chain" or not {*item[2]} <= {*"=≈∈"}:
+            names, values = [*names, names[-1] if names else None], [*values, item]
+            continue
+        sides = [*item[1]]
+        if len(sides) == 2 and label(sides[1]) and not label(sides[0]):
+            sides.reverse()
+        own = [*itertools.takewhile(label, sides[:-1])]
+        rest = sides[len(own):]
+        if item[2][-1] == "≈" and len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
+            del rest[-1]
+        claims += itertools.pairwise(rest)
+        match (own or [None])[0], rest[-1]:
+            case ("seq", _, _, mine), ("seq", _, _, several) if (
+                    len(mine) == len(several) and item is node):
+                names, values = [*mine], [*several]
+            case name, ("list", several, _):
+                names, values = names + [name] * len(several), values + [*several]
+            case name, last:
+                names, values = [*names, name], [*values, last]
+    return names, values, claims
+
+
+def put_together(names, values):
+    """One value, a sequence of those of several names, or a list of those of one."""
+    if len(values) == 1:
+        return values[0]
+    several = len({*names}) == len(names)
+    return ("seq", "(", ")", (*values,)) if several else ("list", (*values,), ())
+
+
+# ------------------------------------------------------------------ sets of real numbers
+
+def is_set(node):
+    """Is it a set of real numbers that is no list, tuple or open interval?"""
+    return node[0] in ("union", "minus", "numbers") or (
+        node[0] == "list" and any(map(is_set, node[1]))) or (
+        node[0] == "chain" and bool({*node[2]} & {*COMPARE})) or (
+        node[0] == "seq" and node[1] + node[2] in ("(]", "[)"))
+
+
+def end(node):
+    """A real number or an infinity. One with more digits than are compared is none."""
+    x = INFINITIES[node] if node in INFINITIES else value(without_unit(node), real=True)
+    if exact(x) and x.denominator > CANCEL**3:
+        raise NoValue("none")
+    return inexact(x)
+
+
+def unknown(side):
+    """x of x, -x and |x|, else None."""
+    while side[0] in ("f", "*") and side[1] in ("abs", num(-1)):
+        side = side[2]
+    return bare(side) if label(side) else None
+
+
+def side_at(side, x):
+    match side:
+        case ("f", "abs", inner):
+            return abs(side_at(inner, x))
+        case ("*", minus, inner) if minus == num(-1):
+            return -side_at(inner, x)
+    return x if label(side) else end(side)
+
+
+def holds(node, x, either):
+    """Is x in a set of real numbers? either: is a comma between relations an "or"?"""
+    match node:
+        case ("seq", left, right, (low, high)):
+            low, high = end(low), end(high)
+            if not low < high or left == "[" and low == -mp.inf or right == "]" and high == mp.inf:
+                raise NoValue("none")
+            return low < x < high or x == low and left == "[" or x == high and right == "]"
+        case ("set", items, _):
+            return any(same_number(end(item), x) for item in items)
+        case ("union", *sets):
+            return any([holds(item, x, either) for item in sets])
+        case ("minus", every, but):
+            return holds(every, x, either) and not holds(but, x, either)
+        case ("numbers", "R"):
+            return True
+        case ("chain", (name, found), ("∈",) | ("=",)) if found[0] in SETS and label(name):
+            return holds(found, x, either)
+        case ("chain", sides, relations):
+            sides = [side_at(side, x) for side in sides]
+            return all(COMPARE.get(r, operator.eq)(p, q)
+                       for r, p, q in zip(relations, sides, sides[1:]))
+        case ("list", items, separators):
+            found, *others = [holds(item, x, either) for item in items]
+            for separator, other in zip(separators, others):
+                joined = separator == "or" or separator == "," and either
+                found = found or other if joined else found and other
+            return found
+    raise NoValue("none")
+
+
+def same_reals(a, b):
+    """Are two sets of real numbers the same? Their members are, at all ends and between them. Of
+    two relations with a comma between them both hold, if they can."""
+    chains = [[side for n in inside(node) if n[0] == "chain"
+               for side in n[1] if side[0] not in SETS] for node in (a, b)]
+    names = [{name for side in sides if (name := unknown(side))} for sides in chains]
+    if max(map(len, names)) > 1 or all(names) and names[0] != names[1]:
+        return False
+    try:
+        found = [end(side) for side in chains[0] + chains[1] if not unknown(side)]
+        found += [-x for x in found] + [end(part) for n in inside((a, b)) if n[0] in ("seq", "set")
+                                        for part in items_of(n)]
+        found = sorted(x for x in found if mp.isfinite(x)) or [mp.mpf(0)]
+        tests = [*found, *((x + y) / 2 for x, y in zip(found, found[1:])),
+                 found[0] - 1, found[-1] + 1]
+        members = [[[holds(node, x, either) for x in tests] for either in (False, True)]
+                   for node in (a, b)]
+        return operator.eq(*(both if any(both) else any_ for both, any_ in members))
+    except NO_VALUE:
+        return False
+
+
+# ------------------------------------------------------------------ the rules
+
+def alike(a, b):
+    """Are two typed values the same? a: of an answer, b: of the gold answer."""
+    if "unread" in (a[0], b[0]):
+        return a == b
+    return next((bool(verdict) for rule in RULES if (verdict := rule(a, b)) is not None), False)
+
+
+def items_of(node):
+    return node[3] if node[0] == "seq" else node[1] if node[0] in ("list", "set") else (node,)
+
+
+def all_alike(x, y):
+    return len(x) == len(y) and all(map(alike, x, y))
+
+
+def choices(a, b):
+    """(C) is C, c and (C) Plane, but (D) 2 is not (D) 1."""
+    letters = [node[1].upper() if node[0] in ("choice", "name") and len(node[1]) == 1 else ""
+               for node in (a, b)]
+    if not all(letters) or not (b[0] == "choice" or b[1] in [*"ABCDEFGHIJ"]):
+        return False if "choice" in (a[0], b[0]) else None
+    said = [node[2] if node[0] == "choice" else None for node in (a, b)]
+    return letters[0] == letters[1] and (None in said or alike(*said))
+
+
+def conditions(a, b):
+    """k\\pi, k \\in \\mathbb{Z} is n\\pi, n \\in \\mathbb{Z} and k\\pi,
+    but not k\\pi, k \\in \\mathbb{N}."""
+    match a, b:
+        case ("where", x, name, numbers), ("where", y, gold_name, gold_numbers):
+            return numbers == gold_numbers and alike(renamed(x, {name: ("name", gold_name)}), y)
+        case (("where", x, *_), y) | (x, ("where", y, *_)):
+            return alike(x, y)
+
+
+def words(a, b):
+    """Words by their letters, small or not; letters without spaces as products, but for those that
+    are a word or points: act is not cat, BA is not AB, and yx is xy."""
+    kinds = {a[0], b[0]}
+    if not kinds & {"word", "run"} or "chain" in kinds:
+        return None
+    if kinds <= {"word", "run"}:
+        mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
+                     or text == "No" else text for text in (a[1], b[1]))
+        word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
+        if mine == its or "word" in kinds or any(
+                len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(
+                word.fullmatch(text) for text in (a[1], b[1])):
+            return mine == its
+    return "word" not in kinds and alike(*(
+        node[2] if node[0] == "run" else node for node in (a, b)))
+
+
+def real_sets(a, b):
+    """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
+    if not is_set(a) and not is_set(b):
+        return None
+    if b[0] == "list" and not is_set(b) and "or" not in b[2]:
+        return False
+    return same_reals(a, b) or (
+        a[0] == b[0] in ("chain", "list") and a[2] == b[2] and all_alike(a[1], b[1]))
+
+
+def equations(a, b):
+    """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
+    2x - y + 3 = 0; x + y = 5 is not 5."""
+    if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))}:
+        return None
+    if a == b or a[0] == b[0] == "chain" and same_equation(a, b):
+        return True
+    (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
+    if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
+        return False
+    mine, its = [*map(bare, names)], [*map(bare, its_names)]
+    if any(mine) and any(its):
+        for x, y in (names, its_names), (mine, its):
+            if len({*x}) == len(x) and sorted(x, key=repr) == sorted(y, key=repr):
+                told = dict(zip(x, values))
+                return all(alike(told[name], gold) or same_but_constants(told[name], gold, True)
+                           for name, gold in zip(y, its_values))
+        if {*mine} != {*its} or len({*mine}) == len(mine):
+            return False
+    elif any(its) and its_values[-1][0] in ("run", "word"):
+        return False  # MR = SRMC
+    return alike(put_together(mine, values), put_together(its, its_values))
+
+
+def same_equation(a, b):
+    """Have two equations the same sides, or is one a multiple of the other? x = 5 is a value, and
+    2x = 10 is a question."""
+    if a[2] != b[2]:
+        return False
+    if any(all_alike(sides, b[1]) for sides in (a[1], a[1][::-1])):
+        return True
+    return len(a[1]) == len(b[1]) == 2 and a[2] == ("=",) and (
+        len(names_of(b)) > any(map(label, b[1])) and bool(proportion(a, b)))
+
+
+def difference(chain):
+    return ("+", chain[1][0], negative(chain[1][1]))
+
+
+def proportion(a, b):
+    """Is the quotient of the differences of two equations one number other than 0?"""
+    pairs = [values_at((difference(a), difference(b)), at, True) for at in points(a, b)]
+    found = [FUNCTIONS["/"](y, x) for x, y in pairs
+             if not (isinstance(x, str) or isinstance(y, str) or x == 0)]
+    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
+
+
+def lists(a, b):
+    """Lists and sets without order, each value as often as the gold answer has it; (1, 2) in its
+    order and with its brackets, but (1, 2) is the list 1, 2."""
+    kinds = {a[0], b[0]}
+    if not kinds & {"list", "set", "seq"}:
+        return None
+    x, y = items_of(a), items_of(b)
+    if len(x) == len(y) == 1:
+        return alike(x[0], y[0])
+    if "seq" in kinds or ("dots",) in x + y:
+        brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
+        if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
+            return "list" not in kinds and len(x) == len(y) and (
+                not brackets & {"(]", "[)"} and all_alike(x, y))
+        return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
+            ":" in brackets and ("/", *y) == a or ("/", *x) == b)
+    if not any(alike(p, q) for p, q in itertools.combinations(y, 2)):
+        x = [p for i, p in enumerate(x) if not any(alike(p, q) for q in x[:i])]
+    left = [*x]
+    for gold in y:
+        if (found := next((p for p in left if alike(p, gold)), None)) is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def quantities(a, b):
+    """Numbers exactly, expressions at points; the unit is that of the gold answer, if both have
+    one; 28\\% is 28 and 0.28."""
+    if {a[0], b[0]} & {*SETS, "chain", "dots", "mod", "based"}:
+        return a == b or b[0] == "based" and a == num(int(b[1]))  # 213 is 213_5
+    units, its, x, y = units_of(a), units_of(b), without_unit(a), without_unit(b)
+    if (" %" in units) != (" %" in its):
+        p, q = (x, y) if units else (y, x)
+        return not (units and its) and (same_value(x, y) or same_value(("/", p, num(100)), q))
+    if units and its or {" am", " pm"} & (units | its):
+        return same_value(a, b)
+    spelled = units and same_value(a, spelled_out(b)) or its and same_value(spelled_out(a), b)
+    return spelled or same_value(x, y)
+
+
+def same_value(x, y):
+    """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
+    if x in INFINITIES or y in INFINITIES:
+        return x == y
+    if functions_of(x) & {"abs", "floor", "ceil", "binom"} and all(
+                n[0] in ("num", "/", "*") for n in inside(without_unit(y))):
+        return False  # of a number these are the question
+    if same_expression(x, y) or same_but_constants(x, y, False):
+        return True
+    p, q = closed(x), closed(y)
+    return rounds(p, q) or rounds(q, p)
+
+
+HEDGES = (*RELATIONS, *SEPARATORS, "TODO", "|", "±", "∪")
+RULES = (conditions, words, real_sets, equations, lists, quantities)
+
+
+def same_but_constants(a, b, named_function):
+    """Are functions or sums of t, u, x, y or z the same but for the names of the constants of
+    integration, C, c or K, with numbers or without?"""
+    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n))
+                 for x in (a, b))
+    one_letter = len({n[0] for n in mine}) == len({n[0] for n in its}) == 1
+    return one_letter and len(mine) == len(its) < 5 and names_of(b) & {*"tuxyz"} and (
+        named_function or b[0] == "+") and any(
+        same_expression(renamed(a, {name: ("name", new) for name, new in zip(mine, order)}), b)
+        for order in itertools.permutations(its))
+
+
+def has_end(x):
+    """Have the digits of a number an end?"""
+    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
+
+
+def rounds(decimal, other, least=10**5):
+    """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
+    if decimal is None or other is None or not has_end(decimal) or has_end(other) or (
+            isinstance(other, mp.mpc)):
+        return False
+    unit_ = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
+    half_units = 2 if abs(decimal) * unit_ >= 10**15 else 1  # a float's last digit is off
+    return abs(decimal) * unit_ >= least and (unit_ > 1 or least == 1) and (
+        2 * abs(inexact(decimal) - inexact(other)) * unit_ <= half_units)
+
+
+# ------------------------------------------------------------------ answers
+
+def constants(gold):
+    """The letters of "ei" that are no names in a gold answer: names have an index, are one, stand
+    left of an equals sign, or are squared, as in i^2 + 1."""
+    alone = r"(?<![A-Za-z\\])"
+    used = {"e": rf"{alone}e *[_=]", "i": rf"{alone}i *(?:_|=|\^ *\{{?2)|_ *\{{?i\b"}
+    return "".join(c for c in "ei" if not re.search(used[c], gold))
+
+
+def final(gold):
+    return str(gold).rpartition("####")[2].strip()  # as GSM8K has it
+
+
+def equal(pred, gold):
+    """Are two bare answers the same? Never raises."""
+    pred, gold = str(pred).strip(), final(gold)
+    if not pred or not gold or max(len(pred), len(gold)) > LONGEST:
+        return False
+    readings = ({read(text, constants(gold), commas): 0 for commas in (True, False)}
+                for text in (pred, gold))  # 1,234 may be two
+    try:
+        pairs = [*itertools.product(*readings)]
+        verdict = choices(*pairs[0])
+        return any(alike(a, b) for a, b in pairs) if verdict is None else verdict
+    except NO_VALUE:
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def readable(gold):
+    """Is a gold answer read, and equal to itself?"""
+    text = final(gold)
+    braces = text.replace("\\{", "").replace("\\}", "")
+    if text.lower().lstrip("-") in ("", "nan", "inf") or braces.count("{") != braces.count("}"):
+        return False
+    return read(text, constants(text))[0] != "unread" and equal(text, text)
+
+
+def refuse(pred, gold):
+    """Raises UnparsedGold; Hedge where a wrong answer has more candidates than the gold answer, a
+    relation that it has not, or an operation that is left to do; Unparsed where it is unread."""
+    if not readable(gold):
+        raise UnparsedGold(gold)
+    a, b = (read(text, constants(final(gold))) for text in (str(pred).strip(), final(gold)))
+    several = a[0] in ("list", "set") and len(a[1]) > len(items_of(b))
+    relation = is_set(a) or a[0] == "chain" and not any(named(a)[0])
+    if several or a[0] != b[0] and relation or a[0] == "unread" and {*HEDGES} & {
+            token.kind for token in tokens(str(pred))}:
+        raise Hedge(pred)
+    if a[0] == "unread":
+        raise Unparsed(pred)

@@ -1,0 +1,110 @@
+"""The figure of a run: its numbers, read from its folder, and the curves."""
+
+import json
+import re
+from math import nan
+
+import matplotlib.pyplot as plt
+
+from harness.files import writing
+
+plt.switch_backend("agg")  # there may be no screen
+plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
+                     "savefig.dpi": 150, "figure.constrained_layout.use": True})
+
+NORMAL = 1.96  # standard errors to either side of a 95% interval
+PANELS = {  # metric: label of its panel
+    "mean@n": "held-out mean@n", "pass@n": "held-out pass@n", "reward/mean": "reward",
+    "policy/entropy": "entropy (nats)", "clip/frac": "share of tokens clipped",
+    "policy/kl_old": "KL within the rollout (nats)"}
+ERRORS = "band: 1.96 standard errors over problems to either side"
+OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: least and most; "
+            f"held-out scores of one seed, {ERRORS}")
+
+
+# ---------------------------------------------------------------------------- reading
+
+def read(path):
+    """The run of a folder of train.py: a dict of its name (the folder's, less the seed), seed,
+    flags, records (of the rollouts, in order) and steps (records of the optimizer steps). A
+    record's "mean@n" and "pass@n" are those of the largest n, with their standard errors,
+    "mean@n_stderr" and "pass@n_stderr"."""
+    flags = json.loads((path / "config.json").read_text())["flags"]
+    # a run that was killed may have cut its last line off: it has no line end
+    lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
+    records = list(map(json.loads, lines))
+    for record in records:
+        for kind in ("mean", "pass"):
+            if names := scores(record, kind):
+                name = names[max(names)]
+                record.update({f"{kind}@n": record[name],
+                               f"{kind}@n_stderr": record.get(f"{name}_stderr")})
+    steps = [dict(step, step=i) for record in records
+             for i, step in enumerate(record.get("steps", ()), 1)]
+    name = path.resolve().name.removesuffix(f"-{flags['seed']}")
+    return dict(name=name, seed=flags["seed"], flags=flags, records=records, steps=steps)
+
+
+def scores(record, kind):
+    """{n: name} of a record's scores, as {16: "eval/countdown/mean@16"}."""
+    found = (re.fullmatch(rf"eval/.+/{kind}@(\d+)", name) for name in record)
+    return {int(match[1]): match[0] for match in found if match}
+
+
+def over(records, name):
+    """-> mean, low, high of a metric: low and high are the least and the most, of one record NORMAL
+    standard errors over the problems to either side, or nan where none was logged."""
+    values = [record[name] for record in records]
+    mean, error = fmean(values), records[0].get(f"{name}_stderr")
+    if len(values) > 1:
+        return mean, min(values), max(values)
+    half = nan if error is None else NORMAL * error
+    return mean, mean - half, mean + half
+
+
+# ---------------------------------------------------------------------------- drawing
+
+def save(figure, out, caption):
+    figure.supxlabel(caption, fontsize=7, color="0.3")
+    aside = out.with_name(f".{out.name}")
+    with writing(out, aside):
+        figure.savefig(aside, format=out.suffix[1:] or "png")
+    plt.close(figure)
+
+
+def draw(panels, out, caption, xlabel, **axes):
+    """A panel for each of {label: {name of a line: [(x, y, low, high)]}}. A line has one colour in
+    all panels, and a band from low to high where these are not nan."""
+    columns = min(3, len(panels))
+    rows = len(panels) // columns
+    figure, grid = plt.subplots(rows, columns, figsize=(1 + 3.4 * columns, 0.6 + 2.8 * rows),
+                                squeeze=False)
+    shown = {}
+    for axis, (label, lines) in zip(grid.flat, panels.items()):
+        for i, (name, points) in enumerate(lines.items()):
+            if points:
+                x, y, low, high = zip(*points)
+                shown[name], = axis.plot(x, y, ".-", ms=3, lw=1.2, color=f"C{i}")
+                axis.fill_between(x, low, high, color=f"C{i}", alpha=0.15, lw=0)
+        axis.set(xlabel=xlabel, ylabel=label, **axes)
+    figure.legend(shown.values(), shown, loc="outside upper center", ncols=2 * columns)
+    save(figure, out, caption)
+
+
+def line_of(records, name, x):
+    """[(x, mean, low, high)] of a metric, over the records of one x as `over`."""
+    found = {}
+    for record in records:
+        if record.get(name) is not None:
+            found.setdefault(record[x], []).append(record)
+    return [(place, *over(same, name)) for place, same in sorted(found.items())]
+
+
+def draw_curves(groups, out, panels=PANELS, kept="records", x="rollout"):
+    """Panels over the rollouts, or for kept="steps" over the optimizer steps x="step" of a rollout.
+    groups: {label: [run]}."""
+    drawn = {label: {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
+                     line_of([record for run in runs for record in run[kept]], name, x)
+                     for group, runs in groups.items()}
+             for name, label in panels.items()}
+    draw(drawn, out, OF_SEEDS, x)

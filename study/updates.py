@@ -1,0 +1,77 @@
+"""Measures what study/mechanism.py has of single updates: study/results/updates.json, of the first
+rollouts of eight runs, and updates_gemma.json; and the rank of a run's change of the LM head."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from anatomy.quantities import measured_steps
+from anatomy.rollout import open_rollout
+from anatomy.subsets import compare_subsets
+from data.recipe import BASE
+from engine.loading import pretrained
+from harness.files import checkpoint_folders, numbers
+from study import theory
+from study.runs import RESULTS, TASKS, write_problems
+
+UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"
+
+
+def head_ranks(run):
+    """-> {rollout: s1^2 / sum s^2} of the singular values of the LM head's change since the run's
+    start, at each of its checkpoints: 1 is a change of rank one (FADE)."""
+    def head(folder):
+        return pretrained(folder).get_output_embeddings().weight.detach()
+    first = head(json.loads((run / "config.json").read_text())["flags"]["model"] or BASE)
+    squares = {int(folder.name[-6:]): torch.linalg.svdvals(head(folder) - first) ** 2
+               for folder in checkpoint_folders(run)}
+    return {rollout: (s[0] / s.sum()).item() for rollout, s in squares.items()}
+
+
+def steps_of(file):
+    """The numbers of a rollout of Gemma's: those of the run's own steps."""
+    kept = open_rollout(file)
+    own = measured_steps(kept)
+    return dict(near=own.pop("reversal"), **own, solve_rates=kept.rewards.mean(1).tolist())
+
+
+def anatomy_of(file):
+    """The numbers of one kept rollout of a run in 16 steps; near is of its own steps, far of 64,
+    each on a fourth of the completions: reversal by their number. Every analysis opens the rollout
+    anew: the one before has moved the policy."""
+    return dict(steps_of(file), far=measured_steps(open_rollout(file), 64)["reversal"],
+                subsets=compare_subsets(open_rollout(file))["subsets"])
+
+
+def write_updates(path, measure_one, flags, **more):
+    """Writes measure_one(file) of the first rollout of GRPO's runs of eight seeds, to four
+    digits."""
+    import train
+    seeds = []
+    for seed in range(8):
+        with tempfile.TemporaryDirectory() as folder:
+            train.main(["--out", f"{folder}/run", "--seed", str(seed), *flags.split(), *(
+                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
+                "--sampler transformers").split()])
+            seeds.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
+    content = json.loads(json.dumps(numbers(dict(more, seeds=seeds))),
+                         parse_float=lambda number: float(f"{float(number):.4g}"))
+    path.write_text(json.dumps(content) + "\n")
+
+
+def measure():
+    """Writes UPDATES: anatomy_of the first rollouts, and the theory's numbers."""
+    write_updates(UPDATES, anatomy_of, "--lr 1e-4 --problems_per_rollout 32",
+                  theory=theory.everything())
+
+
+def measure_gemma():
+    """Writes UPDATES_OF_GEMMA: steps_of the first rollouts, all weights trained."""
+    task = TASKS["comparisons"]
+    with tempfile.TemporaryDirectory() as folder:
+        write_problems("comparisons", Path(folder))
+        write_updates(UPDATES_OF_GEMMA, steps_of, "--lr 5e-7 --problems_per_rollout 16 "
+                      "--steps_per_rollout 16 "
+                      f"{task.flags} {task.training.format(folder=folder)}")
