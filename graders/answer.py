@@ -116,7 +116,7 @@ def numeral(kind, piece):
         case "vulgar":
             part = unicodedata.normalize("NFKC", piece[-1]).replace("⁄", "/")
             return str(int(piece[:-1] or 0) + Fraction(part))
-    return piece.replace("−", "-").replace(" ", "")
+    return piece.replace("−", "-").replace(" ", "").rstrip(".")
 
 
 def letters(piece, font, after):
@@ -209,8 +209,6 @@ def tokens(text, commas=True):
         gap, opened, font = (gap or kind == "gap" or kind == "brace") and not new, font, False
     while found and found[-1].kind in (".", ",", "。"):
         found.pop()
-    if found and found[-1].kind == "num":
-        found[-1] = found[-1]._replace(text=found[-1].text.rstrip("."))
     return found
 
 

@@ -8,10 +8,10 @@ from graders.equal import closed, without_unit
 
 
 def key(answer):
-    """A number by its value, another answer as it is read."""
+    """A number by its value, another answer as it is read, in small letters or not."""
     node = without_unit(read(str(answer)))
     value = closed(node)
-    return value if isinstance(value, Fraction) else node
+    return value if isinstance(value, Fraction) else str(node).lower()
 
 
 def majority(wrong, right):

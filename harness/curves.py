@@ -3,6 +3,7 @@
 import json
 import re
 from math import nan
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 
