@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from graders import Ungraded, Unparsed, UnparsedGold, sandbox, worker
 from graders.answer import last_boxed
+from graders.equal import equal, readable, refuse
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
@@ -85,7 +86,6 @@ def countdown_gold(gold):
 
 
 # ------------------------------------------------------------------ mathematics
-# math_equal is imported where it is used: sympy, which comes with it, takes a second to load.
 
 def after_thinking(completion):
     """The text after </think>; "" if it was cut off while it was thinking."""
@@ -106,15 +106,8 @@ def final_answer(completion):
     return answer.strip()
 
 
-def equal(pred, gold):
-    """Are two bare mathematical answers the same? Never raises. See graders/math_equal.py."""
-    from graders import equal
-    return equal.equal(pred, gold)
-
-
 def math(completion, gold):
     """1 for a final answer that equals the gold answer, else 0."""
-    from graders.equal import refuse
     answer = final_answer(completion)
     if equal(answer, gold):
         return 1.0
@@ -123,7 +116,6 @@ def math(completion, gold):
 
 
 def math_gold(gold):
-    from graders.equal import readable
     return type(gold) in (str, int, float) and readable(gold)
 
 
@@ -228,12 +220,6 @@ def call(name, *arguments):
     """What a worker process runs: the verifier of this name, or for "gold NAME" its gold_ok."""
     row = verifier(name.removeprefix("gold "))
     return (row.gold_ok if name.startswith("gold ") else row.grade)(*arguments)
-
-
-def prepare(names):
-    """Imports what these need in a worker, before the clock of a completion runs."""
-    if names & {"math", "gold math"}:
-        import graders.equal  # noqa: F401  (sympy takes a second)
 
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):

@@ -3,9 +3,9 @@
 from matplotlib.scale import LogScale
 
 from analysis.runs import interval
-from harness.curves import ERRORS, draw, over, scores
+from harness import curves
 
-CAPTION = f"mean over seeds, band: Student's 95% interval; of one seed, {ERRORS}"
+CAPTION = f"mean over seeds, band: Student's 95% interval; of one seed, {curves.ERRORS}"
 
 
 def pass_at_k(groups):
@@ -18,9 +18,9 @@ def pass_at_k(groups):
             names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
             for record in run["records"]:
                 if "pass@n" in record:
-                    curves, key = (after, label) if record["rollout"] else (before, f"base {names}")
-                    curves.setdefault(key, {})[run["seed"]] = record
-    return {label: {k: over_seeds(records, name) for k, name in scores(records[0], "pass").items()
+                    found, key = (after, label) if record["rollout"] else (before, f"base {names}")
+                    found.setdefault(key, {})[run["seed"]] = record
+    return {label: {k: over_seeds(records, name) for k, name in curves.scores(records[0], "pass").items()
                     if all(name in record for record in records)}
             for label, of in {**before, **after}.items() for records in [[*of.values()]]}
 
@@ -28,12 +28,12 @@ def pass_at_k(groups):
 def over_seeds(records, name):
     """-> mean, low, high of a score: Student's interval, of one seed as curves.over."""
     if len(records) == 1:
-        return over(records, name)
+        return curves.over(records, name)
     values = [record[name] for record in records]
-    return over(records, name)[0], *interval(values)
+    return curves.over(records, name)[0], *interval(values)
 
 
 def draw_passk(results, out):
     """results: of pass_at_k."""
     lines = {name: [(k, *value) for k, value in curve.items()] for name, curve in results.items()}
-    draw({"pass@k": lines}, out, CAPTION, "k", ylim=(0, 1), xscale=LogScale(None, base=2))
+    curves.draw({"pass@k": lines}, out, CAPTION, "k", ylim=(0, 1), xscale=LogScale(None, base=2))

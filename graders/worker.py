@@ -2,10 +2,10 @@
 
     python -m graders.worker rewards LIFE TOKEN      a worker: jobs on stdin, results on stdout
 
-The module that the command line names has a function call(name, *arguments), which does a job, and
-may have prepare(names), which imports what jobs need. Jobs are sent as a JSON line of [name,
-arguments]s. The worker answers with a line [TOKEN] after its imports, then with [TOKEN, reward,
-fault] for each. The token tells them from what a verifier writes.
+The module that the command line names has a function call(name, *arguments), which does a job.
+Jobs are sent as a JSON line of [name, arguments]s. The worker answers with a line [TOKEN] after
+its imports, then with [TOKEN, reward, fault] for each. The token tells them from what a verifier
+writes.
 """
 
 import fcntl
@@ -175,10 +175,8 @@ def serve(module, token):
     os.dup2(nothing, 1)
     os.register_at_fork(after_in_child=lambda: os.close(results))
     module = importlib.import_module(module)
-    prepare = getattr(module, "prepare", lambda names: None)
     for line in lines:
         jobs = json.loads(line)
-        prepare({name for name, *_ in jobs})
         os.write(results, json.dumps([token]).encode() + b"\n")
         for job in jobs:
             result = json.dumps([token, *graded(module.call, *job)])
