@@ -20,7 +20,8 @@ def pass_at_k(groups):
                 if "pass@n" in record:
                     found, key = (after, label) if record["rollout"] else (before, f"base {names}")
                     found.setdefault(key, {})[run["seed"]] = record
-    return {label: {k: over_seeds(records, name) for k, name in curves.scores(records[0], "pass").items()
+    return {label: {k: over_seeds(records, name)
+                    for k, name in curves.scores(records[0], "pass").items()
                     if all(name in record for record in records)}
             for label, of in {**before, **after}.items() for records in [[*of.values()]]}
 
