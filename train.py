@@ -200,7 +200,7 @@ def main(argv=None):
         if not run.stopping and parallel.rank() == 0:
             draw_curves(run.out)
 
-    sampler.close()  # before the process group ends
+    sampler.close()
     parallel.stop()
     if run.stopping:
         sys.exit(128 + run.stopping[0])

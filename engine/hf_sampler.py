@@ -80,10 +80,11 @@ class TransformersSampler:
         self.device = parallel.device()
         self.model = pretrained(model, dtype).to(self.device).eval()
         own = type(self.model)
+        takes = {*inspect.signature(own.forward).parameters}
+        self.cache = "cache" if "cache" in takes else "past_key_values"  # since 5.24
         if (own.prepare_inputs_for_generation != GenerationMixin.prepare_inputs_for_generation
                 or own._is_stateful or not own._supports_default_dynamic_cache()
-                or not {"position_ids", "past_key_values", "logits_to_keep"}
-                <= {*inspect.signature(own.forward).parameters}):
+                or not {"position_ids", self.cache, "logits_to_keep"} <= takes):
             raise ValueError(f"is a {own.__name__}, which decodes from more than ids, mask, "
                              "positions and a key-value cache: take --sampler vllm")
         head = self.model.get_output_embeddings()
@@ -122,7 +123,7 @@ class TransformersSampler:
         position = (real.cumsum(1) - 1).clamp(min=0)
         for t in range(max_tokens):
             logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
-                                past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+                                use_cache=True, logits_to_keep=1, **{self.cache: cache}).logits
             if t == 0:  # from prompts to completions
                 cache.reorder_cache(rows)
                 logits, real, position = logits[rows], real[rows], position[rows, -1:]

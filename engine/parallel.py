@@ -52,8 +52,9 @@ def world():
 
 
 def sharded():
-    """Whether weights are sharded: wherever torchrun started this process, also alone."""
-    return dist.is_initialized()
+    """Whether weights are sharded: wherever torchrun started this process, also alone. Without it,
+    vLLM's engine makes a group of its own."""
+    return "RANK" in os.environ and dist.is_initialized()
 
 
 def say(text):

@@ -115,5 +115,7 @@ class VLLMSampler:
             self.engine.wake_up(tags=["weights"])
 
     def close(self):
-        """To be called before the process group goes, or vLLM complains at exit."""
-        self.engine.llm_engine.engine_core.shutdown()
+        """To be called before parallel.stop(). Under torchrun the worker alone ends: its core would
+        end the trainer's process groups, while other ranks still use them."""
+        core = self.engine.llm_engine.engine_core
+        (core.engine_core.model_executor if parallel.sharded() else core).shutdown()

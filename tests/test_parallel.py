@@ -169,6 +169,24 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
 
 
 @needs_vllm
+def test_an_engine_ends_and_leaves_the_process_group(base, tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text("""import sys
+from engine import parallel
+from engine.sampler import make_sampler
+if __name__ == "__main__":
+    parallel.start()
+    engine = make_sampler("vllm", sys.argv[1], dtype="float32", max_length=32, eos=[1])
+    assert parallel.sharded()
+    engine.close()
+    assert parallel.sharded() and parallel.on_rank0(lambda: 5) == 5
+    parallel.stop()
+    assert not parallel.sharded()
+""")
+    torchrun(2, script, base, PYTHONPATH=".")
+
+
+@needs_vllm
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
     torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
              "--out", tmp_path / "out")
