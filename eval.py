@@ -254,8 +254,7 @@ def main(argv=None):
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)
-        if parallel.rank() == 0:
-            report(args, problems, groups, others, out)
+        parallel.on_rank0(report, args, problems, groups, others, out)
         parallel.stop()
     except (OSError, FloatingPointError, failures.RunFailed, KeyboardInterrupt) as e:
         print(f"eval.py: {str(e) or 'interrupted'}; the same command continues", file=sys.stderr)

@@ -197,8 +197,8 @@ def main(argv=None):
                     metrics.update(evaluate(sampler, tokenizer, test_set, args))
             run.log(batch, advantages, steps, metrics, examples)
             run.save()
-        if not run.stopping and parallel.rank() == 0:
-            draw_curves(run.out)
+        if not run.stopping:
+            parallel.on_rank0(draw_curves, run.out)
 
     sampler.close()
     parallel.stop()

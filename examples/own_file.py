@@ -10,7 +10,7 @@ sys.path[0] += "/.."  # imports begin at the project's folder
 import data
 from rewards import grade
 
-for path in sys.argv[1:]:
+for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
     try:
         problems = data.load(path, "train")
     except data.DataError as e:

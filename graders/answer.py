@@ -79,9 +79,10 @@ PIECE = re.compile(r"""
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
-    |(?P<gap>\s+|~|\\[,;:!>\ ]|\\q?quad|np\.(?=arc)|\\(?:left|right)\ *\.(?![0-9])
-        |(?<=[a-z])\.(?!\.)|(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?
-        (?:st|nd|rd|th)\b(?:[\ }]*\})?|\\(?:text)?color(?:box)?\ *\{\w+\})
+    |(?P<gap>\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
+        |\A(?:=|\\therefore(?![a-z]))|\\(?:left|right)\ *\.(?![0-9])
+        |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?
+        |\\(?:text)?color(?:box)?\ *\{\w+\})
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *
         (?:\\?[A-Za-z]+(?:_\{?\w+\}?)?)?\ *\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
@@ -92,6 +93,7 @@ PIECE = re.compile(r"""
     |(?P<mark>\^\ *(?:\{(?:\ *(?:\\prime|'))+\ *\}|\\prime(?![A-Za-z])
         |\{?\ *(?:\*|\\ast|\\star)\ *\}?|\{?[ds]\}?(?=\ *\()))
     |(?P<raised>[⁰¹²³⁴-⁹⁻]+)|(?P<lowered>[₀-₉]+)|(?P<greek>[Α-ω])
+    |(?P<times>(?<=[0-9]\ )x(?=\ 10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
     |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
     |(?P<sign>\\.|\{,\}|\*\*|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
@@ -148,6 +150,8 @@ def special(kind, piece):
             return [(piece[1:4], re.findall(r"\w+", piece)[1])]
         case "row" | "numbers":
             return [(kind, re.findall("[A-Z]|$", plain)[0])]
+        case "times":  # 1.5 x 10^5
+            return [("*", piece)]
         case "clock":
             return [(kind, piece.replace("\\!", ""))]
         case "mark":

@@ -289,16 +289,19 @@ def renamed(node, new):
 
 
 def label(node):
-    """May it stand left of an equals sign? x, f(x), P(A), AB^2, |AB|, \\sin A, a:b, (x, y), a word,
-    or a quotient of such."""
+    """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
+    word, (x, y), or a quotient of such."""
     match node:
-        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _):
+        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _) | (
+                "*", ("^", ("name", _), ("num", -1)), ("name", _)):
             return True
         case ("word" | "run", text, *_):
             return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
                 text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
-        case ("f", "sin" | "cos" | "tan" | "abs", part):
-            return points_only(part)
+        case ("f", "sin" | "cos" | "tan", part):
+            return names_of(part)
+        case ("f", "abs", part):
+            return points_only(part) or part == ("name", "z")
         case ("f", name, *_):
             return name not in (*FUNCTIONS, *OPERATIONS)
         case ("*" | "^", *_):
@@ -503,7 +506,7 @@ def real_sets(a, b):
         return None
     if b[0] == "list" and not is_set(b) and "or" not in b[2]:
         return False
-    return same_reals(a, b) or (
+    return a == b or same_reals(a, b) or (
         a[0] == b[0] in ("chain", "list") and a[2] == b[2] and all_alike(a[1], b[1]))
 
 
