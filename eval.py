@@ -27,7 +27,7 @@ from graders import sandbox
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
-from harness.log import versions
+from harness.log import versions, warn_of_versions
 from harness.model import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
@@ -85,6 +85,8 @@ def parse_args(argv=None):
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
         refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
+    if args.temperature > 2 and args.sampler == "vllm":
+        refuse(f"--temperature {args.temperature}: --sampler vllm takes 2 at most")
     if args.completions:
         if unused := given.keys() & SAMPLING:
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
@@ -111,6 +113,7 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
+    warn_of_versions()
     with failures.refusing("eval.py"):
         tokenizer, eos, lengths = read_tokenizer(
             args.model, problems, args.template, args.template_kwargs,
@@ -143,10 +146,12 @@ def read_groups(path, problems, n=None, flag=None, size=1):
             try:
                 row = json.loads(line)
                 name, id = row["benchmark"], str(row["id"])
+                tokens, cut = int(float(row.get("tokens") or 0)), row.get("truncated") or False
+                if tokens < 0 or not isinstance(cut, bool):
+                    raise ValueError("tokens is a number from 0 on, truncated true or false")
                 found[name, id] += [dict(
                     benchmark=name, id=id, completion=str(row["completion"]), reward=None,
-                    tokens=int(float(row.get("tokens") or 0)),
-                    truncated=bool(row.get("truncated")))]
+                    tokens=tokens, truncated=cut)]
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
@@ -167,23 +172,23 @@ def read_groups(path, problems, n=None, flag=None, size=1):
              for row, result in zip(rows, results)] for rows in groups[:whole]]
 
 
-def claim(args, out):
+def claim(args, problems, out):
     """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
-    weights = args.model and checksums.of_weights(args.model)
+    sums = {"weights of --model": args.model and checksums.of_weights(args.model),
+            "problems": checksums.of_problems(problems)}
     path, rows = out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)
         if not rows.exists() or not rows.stat().st_size:
-            write(path, json.dumps(dict(settings, checksum=weights), indent=1))
+            write(path, json.dumps({**settings, **sums}, indent=1))
         before = json.loads(path.read_text())
         for name, value in settings.items():
             if value != before.get(name):
                 refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
-        # None: they could not be read
-        if None not in (weights, before.get("checksum")) and weights != before["checksum"]:
-            refuse(f"--out {out} was begun with other weights in --model {args.model}; another "
-                   "--out evaluates these")
+        for name, value in sums.items():  # None: they could not be read
+            if None not in (value, before.get(name)) and value != before[name]:
+                refuse(f"--out {out} was begun with other {name}; another --out evaluates these")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
     except Exception as e:  # settings.json may hold anything
@@ -246,7 +251,7 @@ def main(argv=None):
         problems, out = load_benchmarks(args), Path(args.out)
         parallel.start()
         size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))
-        parallel.on_rank0(claim, args, out)
+        parallel.on_rank0(claim, args, problems, out)
         groups = parallel.on_rank0(previous_rows, args, problems, out, size)
         others = args.against and parallel.on_rank0(
             read_groups, Path(args.against, "completions.jsonl"), problems,

@@ -2,15 +2,18 @@
 
 A verifier is a pure function (completion, answer) -> reward. To add one, write or import it
 directly below the table REWARDS, and add it: REWARDS["mine"] = mine. A problem names its verifier.
-A completion that makes its verifier hang or crash costs its own time limit, is counted, and gets 0.
+A completion that cannot be read, or makes its verifier hang or crash, is counted, and gets the
+least reward that the verifier gives: no policy learns to avoid being graded.
 """
 
+import ast
 import json
 import operator
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -27,6 +30,8 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 
 def the_answer(completion):
     """The text in the only <answer> and </answer> of a completion. Raises Unparsed."""
+    if not after_thinking(completion):
+        raise Unparsed("it was cut off while it was thinking")
     parts = re.split("(</?answer>)", completion)
     if parts[1::2] != ["<answer>", "</answer>"]:
         raise Unparsed("not exactly one answer")
@@ -55,8 +60,8 @@ def arithmetic(text, longest=200):
 
     def atom():
         token = tokens.pop(0)
-        if token == "-":
-            return -atom()
+        if token in "+-":
+            return atom() if token == "+" else -atom()
         if token == "(":
             value = chain("+-", product)
             if tokens.pop(0) != ")":
@@ -124,8 +129,9 @@ def math_gold(gold):
 def cell(value):
     """A table's entry: a float, without "," "$" "%", or a lower-case text, both without LaTeX."""
     text = re.sub(r"\\(?:text|math|mbox)\w* *\{([^{}]*)\}", r"\1", str(value)).replace("{,}", ",")
-    text = text.replace("\\", "").strip().strip("\"'").lower().replace("\u2212", "-")  # minus sign
-    plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ")
+    text = text.replace("\\", "").strip().strip("\"'").removesuffix(".").lower()
+    text = re.sub("[\u2013\u2212]", "-", text)  # en dash, minus sign
+    plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ").replace("-$", "-")
     is_number = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,2})?", plain)
     return float(plain) if is_number else text
 
@@ -137,13 +143,18 @@ def same_cell(pred, gold):
 
 
 def entries(text, count):
-    """The entries of an answer: a JSON list, or split at | or commas, if that gives `count`."""
-    try:
-        value = json.loads(text)
-        value = value.get("answer") if isinstance(value, dict) else value
-        value = value if isinstance(value, list) else [value]
-    except (ValueError, RecursionError):
-        value = []
+    """The entries of an answer: a list of JSON or Python, or split at | or commas, if that gives
+    `count`. Raises Unparsed for an object without an answer."""
+    value = []
+    for read in (json.loads, ast.literal_eval)[:1 + text.startswith("[")]:
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = read(text)
+            break
+    if isinstance(value, dict):
+        value = value.get("answer")
+        if value is None:
+            raise Unparsed("an object without an answer")
+    value = value if isinstance(value, list) else [value]
     text = re.sub(r"(?s)^\[(.*)\]$", r"\1", text)  # [1,234] may be one entry
     splits = value, [text], text.split("|"), re.split(r",\s+", text)
     return next((split for split in splits if len(split) == count), [text])
@@ -166,7 +177,7 @@ def table_gold(gold):
 def code(completion, answer):
     """1 for a program, a fenced block after </think>, that passes all of answer["tests"], else 0.
     They call the function answer["fn_name"]; without it they use stdin and stdout."""
-    blocks = sandbox.BLOCK.findall(after_thinking(completion))
+    blocks = sandbox.fenced_blocks(after_thinking(completion))
     if not blocks:
         raise Unparsed("no fenced block")
     if not answer["tests"]:
@@ -176,15 +187,17 @@ def code(completion, answer):
 
 
 def code_gold(gold):
-    """Tests are texts, those of a function JSON lines (else ValueError): arguments, and result."""
+    """Tests are texts, those of a function JSON lines (else ValueError): arguments, and result. No
+    program prints more than sandbox.OUTPUT, or returns NaN."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
     if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
         return False
     for test in tests if name is not None else ():
-        for text in [*filter(str.strip, test["input"].split("\n")), test["output"]]:
+        for text in filter(str.strip, test["input"].split("\n")):
             json.loads(text)
-    return True
+        json.dumps(json.loads(test["output"]), allow_nan=False)
+    return all(len(test["output"].encode()) <= sandbox.OUTPUT for test in tests)
 
 
 # ------------------------------------------------------------------ the table
@@ -195,13 +208,14 @@ class Verifier(NamedTuple):
     grade: Callable                        # (completion, answer) -> reward
     gold_ok: Callable = lambda gold: True  # can it grade this gold answer?
     seconds: float = 4.0                   # its limit for one completion
+    least: float = 0.0                     # the least reward, also of what cannot be graded
 
     def __call__(self, completion, answer):
-        """The reward; 0 for what `grade` counts: a hedge, or an answer that cannot be read."""
+        """The reward; `least` for what `grade` counts: a hedge, or an unreadable answer."""
         try:
             return self.grade(completion, answer)
         except Ungraded:
-            return 0.0
+            return self.least
 
 
 REWARDS = {
@@ -229,9 +243,10 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=N
     problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
     each, a list of texts. timeout: seconds for one, instead of its verifier's. details: a list to
     which the worker.Result of each is added."""
-    jobs = [worker.Job(name, [text, p["answer"]], timeout or verifier(name).seconds)
+    jobs = [worker.Job(name, [text, p["answer"]], timeout or row.seconds, row.least)
             for p, texts in zip(problems, completions, strict=True)
-            for name in [p.get("verifier") or p["reward"]] for text in texts]
+            for name in [p.get("verifier") or p["reward"]] for row in [verifier(name)]
+            for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     if details is not None:
         details.extend(results)

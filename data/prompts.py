@@ -30,12 +30,19 @@ def template_kwargs(text, template):
                      f"for the templates chat and qwen_boxed: not {text} for {template}")
 
 
+def as_text(messages):
+    """The prompt of a row that has messages alone: of several it is for the eye."""
+    return "\n\n".join(message["content"] for message in messages)
+
+
 def in_turns(tokenizer, messages):
-    """The text of messages in the chat template. A system message that the template refuses, or
-    leaves out, begins the user's turn."""
+    """The text of messages in the chat template; a last one of the assistant's is continued. A
+    system message that the template refuses, or leaves out, begins the user's turn."""
     from jinja2 import TemplateError  # of raise_exception in a template
 
-    form = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    begun = messages[-1]["role"] == "assistant"
+    form = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=not begun,
+                   continue_final_message=begun)
     system = messages[0]["content"]
     if messages[0]["role"] == "system":
         with suppress(TemplateError):
@@ -49,16 +56,20 @@ def in_turns(tokenizer, messages):
 
 def encode(tokenizer, problem, template=None):
     """The token ids of a problem's prompt. template: one of TEMPLATES; None is "none" without a
-    chat template, with one "qwen_boxed" for mathematics without messages, else "chat"."""
+    chat template, with one "qwen_boxed" for mathematics without messages, else "chat". Raises
+    ValueError for several messages, and no prompt beside them, without a chat template."""
+    turns = problem.get("messages")
     if template is None:
-        mathematics = problem["verifier"] == "math" and "messages" not in problem
+        mathematics = problem["verifier"] == "math" and not turns
         chat = "qwen_boxed" if mathematics else "chat"
         template = chat if tokenizer.chat_template else "none"
     if template in PLAIN:
+        if turns and len(turns) > 1 and problem["prompt"] == as_text(turns):
+            raise ValueError("several messages take a chat template, or a field prompt")
         return tokenizer.encode(PLAIN[template].format(question=problem["prompt"]))
     user = dict(role="user", content=problem["prompt"])
     messages = ([dict(role="system", content=BOXED), user] if template == "qwen_boxed" else
-                problem.get("messages") or [user])
+                turns or [user])
     return tokenizer.encode(in_turns(tokenizer, messages), add_special_tokens=False)
 
 

@@ -43,12 +43,12 @@ def gold(value):
 
 
 def maths(row):
-    """The answer is a field, or its one element, else the last box of the solution."""
+    """The answer is a field, or its elements, else the last box of the solution."""
     if isinstance(row.get("solution"), str):
         row = {"solution with \\boxed{}": last_boxed(row["solution"]), **row}
     answer = first(row, ("answer", "final_answer", "solution with \\boxed{}"))
-    answer = answer[0] if isinstance(answer, list) else answer
-    return dict(prompt=first(row, ("problem", "question")), answer=gold(answer),
+    answer = ", ".join(map(gold, answer if isinstance(answer, list) else [answer]))
+    return dict(prompt=first(row, ("problem", "question")), answer=answer,
                 solution=row.get("solution"))
 
 

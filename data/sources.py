@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from data import hub
+from data.prompts import as_text
 from data.sets import IDS, SETS, first
 from rewards import REWARDS, gradable
 
@@ -114,8 +115,8 @@ def problem_of_row(place, row, number):
     if row["verifier"] not in list(REWARDS):
         raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}")
     with suppress(TypeError, LookupError):
-        prompt = row.get("prompt") or row["messages"][-1]["content"]
-        if isinstance(prompt, str):
+        prompt = row.get("prompt") or as_text(row["messages"])
+        if prompt and isinstance(prompt, str):
             return {**row, "prompt": prompt, "id": str(row.get("id", number))}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 

@@ -93,7 +93,8 @@ class TransformersSampler:
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.eos, self.stop = eos, stop
         self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model) if stop else None
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+            model, trust_remote_code=False) if stop else None
 
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):

@@ -14,7 +14,7 @@ from engine.policy import Policy, make_batch
 
 def eos_ids(model, tokenizer):
     """The tokens that end a completion; chat models have several: <|im_end|>, <|endoftext|>."""
-    config = AutoConfig.from_pretrained(model).get_text_config()
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
     with suppress(OSError):  # of a folder without generation_config.json
         found.append(GenerationConfig.from_pretrained(model).eos_token_id)
@@ -33,8 +33,8 @@ def layers_of(model):
 def pretrained(folder, dtype="float32"):
     """The model of a folder, on the CPU. Raises ValueError where weights are missing."""
     logging.set_verbosity_error()  # a table of all missing weights, before our sentence
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype,
-                                                       output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     if info["missing_keys"]:
         raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     return model

@@ -2,19 +2,19 @@
 
 
 class Ungraded(ValueError):
-    """What a verifier raises in place of a reward: 0, counted by its kind."""
+    """What a verifier raises in place of a reward: it gives its least one, counted by kind."""
 
 
 class Unparsed(Ungraded):
-    """The completion has no answer to be graded: reward 0, counted apart from wrong ones."""
+    """The completion has no answer to be graded: counted apart from wrong ones."""
     kind = "unparsed_answer"
 
 
 class Hedge(Ungraded):
-    """The answer is several candidates, a relation, or an operation left to do: reward 0."""
+    """The answer is several candidates, a relation, or an operation left to do."""
     kind = "hedge"
 
 
 class UnparsedGold(Ungraded):
-    """The gold answer cannot be graded: reward 0, counted."""
+    """The gold answer cannot be graded."""
     kind = "unparsed_gold"

@@ -35,13 +35,14 @@ STACK = 256 << 20  # bytes of stack: Codeforces' limit
 # The machine's number in linux/audit.h, those of pivot_root, clone, socket and socketpair, and of
 # what is refused: add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf,
 # perf_event_open, userfaultfd, io_uring_setup, open_tree, fsopen; setsid (the kernel shares the CPU
-# out among sessions); shmget, msgget, semget, mq_open, io_setup (no limit counts their memory)
+# out among sessions); shmget, msgget, semget, mq_open, io_setup (no limit counts their memory);
+# flock, inotify_init, inotify_init1 (on files of the host they reach other programs)
 CALLS = {"x86_64": (0xC000003E, 155, 56, (41, 53), (
              248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 425, 428, 430, 112,
-             29, 68, 64, 240, 206)),
+             29, 68, 64, 240, 206, 73, 253, 294)),
          "aarch64": (0xC00000B7, 41, 220, (198, 199), (
              217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 425, 428, 430, 157,
-             194, 186, 190, 180, 0))}
+             194, 186, 190, 180, 0, 32, 26))}
 CLONE3 = 435  # Its flags lie in memory, which no filter reads; without it libc takes clone.
 NEW_NAMESPACES = 0x7E020000  # of clone(2): all but that of time
 
@@ -176,10 +177,14 @@ def call_function(job, scope, results):
     dumps = json.dumps  # The program may put another function into the module.
     calls = [[json.loads(line) for line in text.split("\n") if line.strip()]
              for text in job["inputs"]]
-    scope["__name__"] = "solution"
+    name = job["fn_name"]
+    scope.update(__name__="solution")
+    scope.pop(name, None)  # the prelude's does not answer for the program
     exec(compile(job["code"], "solution.py", "exec"), scope)
-    solution, name = scope.get("Solution"), job["fn_name"]
-    function = getattr(solution(), name) if hasattr(solution, name) else scope[name]
+    solution = scope.get("Solution")
+    own = any(name in vars(kind) for kind in getattr(solution, "__mro__", ())
+              if kind.__module__ == "solution")
+    function = getattr(solution(), name) if own else scope[name]
     for arguments in calls:
         # The limit is one for each call, so the soft limit of the process moves on.
         used, (_, hard) = int(time.process_time()), resource.getrlimit(resource.RLIMIT_CPU)

@@ -99,6 +99,12 @@ def announce(problems, allow_unsafe):
         check_isolation(allow_unsafe)
         found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
         print(f"isolation: {found}")
+        told = sum(all(text.strip() in p["prompt"] for test in p["answer"]["tests"]
+                       for text in (test["input"], test["output"]))
+                   for p in problems if p["verifier"] == "code")
+        if told:
+            print(f"WARNING  {told} of {len(problems)} prompts have all of their tests in them: a "
+                  "program that prints the samples' outputs is right")
 
 
 # ------------------------------------------------------------------ running a program
@@ -232,13 +238,34 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
 
 # ------------------------------------------------------------------ testing a program
 
-# (mark, text): a line with a fence ends the block, unless it opens the next one
-BLOCK = re.compile(r"^[^`\n]*`{3,}[ \t]*+(\w*)[^`\n]*+\n((?:(?!.*```).*\n)*+).*```(?!\w)", re.M)
+FENCE = re.compile(r"([^`~\n]*)(```+|~~~+)[ \t]*+(\w*)([^`\n]*)")
+MARGIN = re.compile(r"[ \t>]*+(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?")  # of a list or quotation, too
+
+
+def fenced_blocks(text):
+    """-> the (mark, content) of each block between two fences, ``` or ~~~, without the margin that
+    its first fence has (CommonMark 4.5). A line with that fence ends it, unless it opens the next
+    one; a block that is not ended is none."""
+    blocks, lines, fence, margin, mark = [], [], "", "", ""
+    for line in text.split("\n"):
+        at = line.find(fence[:3]) if fence else -1
+        if at >= 0 and not re.match(r"\w", line[at:].lstrip(fence[0])):
+            blocks.append((mark, "".join(lines)))
+            fence = ""
+        elif (not fence or at >= 0) and (opening := FENCE.fullmatch(line)):
+            before, fence, mark, _ = opening.groups()
+            margin, lines = before if MARGIN.fullmatch(before) else "", []
+        elif at >= 0:
+            fence = ""
+        elif fence:
+            in_margin = not line[:len(margin)].strip(" \t>")
+            lines.append((line[len(margin):] if in_margin else line.lstrip(" \t")) + "\n")
+    return blocks
 
 
 def final_program(blocks, fn_name=None):
     """The text of the last block that defines fn_name, or else of the last one: of those marked as
-    Python, else of those without a mark, else of all. blocks: matches of BLOCK, one or more."""
+    Python, else of those without a mark, else of all. blocks: of fenced_blocks, one or more."""
     definition = rf"\bdef\s+{re.escape(fn_name)}\b" if fn_name else ""
     return max(reversed(blocks), key=lambda block: (
         bool(re.search(definition, block[1])), bool(re.fullmatch("py(thon)?3?", block[0], re.I)),
@@ -255,12 +282,13 @@ def lines_equal(printed, expected):
 
 
 def decimals(line):
-    """The finite numbers that a line consists of; None if anything else is in it."""
+    """The finite numbers that a line consists of; None if anything else is in it, as in 1_000."""
     try:
         values = [Decimal(word) for word in line.split()]
     except InvalidOperation:
         return None
-    return values if all(value.is_finite() for value in values) else None
+    plain = line.isascii() and "_" not in line and all(value.is_finite() for value in values)
+    return values if plain else None
 
 
 def parsed(text):
@@ -296,5 +324,6 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=MEMORY_MB):
             # After its last call, a function's process has to end well, too.
             return (all(passes(test, result, fn_name) for test in tests)
                     and (fn_name is None or json.loads(result(1024))[0] == 0))
-    except (ValueError, TypeError, LookupError, EOFError, TimeoutError, RecursionError):
+    except (ValueError, TypeError, LookupError, EOFError, TimeoutError, RecursionError,
+            BlockingIOError):  # the last of a byte out of band
         return False

@@ -12,7 +12,6 @@ import fcntl
 import functools
 import importlib
 import json
-import math
 import os
 import signal
 import subprocess
@@ -32,12 +31,14 @@ START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 # A small machine gets more workers than cores, so that some can hang while others work.
 WORKERS = max(4, CORES // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-Job = namedtuple("Job", "name arguments seconds")  # seconds: its limit
+# seconds: its limit; least: its least reward, which it has where it fails
+Job = namedtuple("Job", "name arguments seconds least", defaults=[0.0])
 Result = namedtuple("Result", "reward fault")  # fault: None where there is none
+LARGEST = 3.4e38  # of a reward: float32's
 
 
 class Fault(namedtuple("Fault", "kind detail")):
-    """Why a job has the reward 0: one of FAULTS, and words on it or ""."""
+    """Why a job has its least reward: one of FAULTS, and words on it or ""."""
 
     def __str__(self):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
@@ -133,7 +134,15 @@ def run_jobs(module, jobs, size):
 
     with ThreadPoolExecutor(size) as threads:
         blocks = threads.map(run_block, range(0, len(jobs), step))
-        return [result for results in blocks for result in results]
+        return [*map(settled, jobs, (result for results in blocks for result in results))]
+
+
+def settled(job, result):
+    """A result with the job's least reward where there is a fault. A reward below it is one."""
+    reward, fault = result
+    if not (fault or job.least <= reward <= LARGEST):
+        fault = Fault("error", f"the reward is {reward}, and the verifier's least is {job.least:g}")
+    return Result(job.least if fault else reward, fault)
 
 
 # ------------------------------------------------------------------ the worker's side
@@ -141,10 +150,7 @@ def run_jobs(module, jobs, size):
 def graded(call, name, arguments):
     """-> [reward, fault as a pair, or None] of a job. An exception is a fault and is not raised."""
     try:
-        reward = float(call(name, *arguments))
-        if math.isfinite(reward):
-            return [reward, None]
-        fault = "error", f"the reward is {reward}"
+        return [float(call(name, *arguments)), None]
     except Ungraded as e:
         fault = e.kind, ""
     except Exception as e:  # A verifier's bug must not look like a wrong answer.

@@ -84,10 +84,11 @@ def check_rewards(s):
 def check_wrong(s):
     """Does a wrong answer get nothing? (Gold answers were tried when they were read.)"""
     problems = data.batch(s.train_set, 256, s.args.seed, 0) + s.test_set[:256]
-    rewards, _ = grade(problems, [[WRONG]] * len(problems))
-    wrong = rewards.count([1])
-    yield ("a wrong answer grades as wrong", f"{wrong} of {len(problems)} taken for right",
-           wrong == 0, "--data, REWARDS in rewards.py")
+    rewards, faults = grade(problems, [[WRONG]] * len(problems))
+    wrong, failed = rewards.count([1]), faults["error"] + faults["timeout"]
+    yield ("a wrong answer grades as wrong",
+           f"{wrong} of {len(problems)} taken for right, {failed} not graded",
+           wrong == failed == 0, "--data, REWARDS in rewards.py")
 
 
 def gradient(s, batch, budget):

@@ -12,9 +12,13 @@ LOCKED = set()  # folders that this process has locked, as (device, inode): name
 
 
 def lock(out):
-    """Makes a folder and keeps other processes out of it while this one lives. Raises OSError; for
-    another process's BlockingIOError."""
+    """Makes a folder and keeps other processes out of it while this one lives. Raises OSError, also
+    for a symbolic link in it, which would lead our files elsewhere; for another process's
+    BlockingIOError."""
     out.mkdir(parents=True, exist_ok=True)
+    for path in out.iterdir():
+        if path.is_symlink():
+            raise OSError(f"{path} is a symbolic link, where a file or folder of ours belongs")
     place = out.stat().st_dev, out.stat().st_ino
     if place not in LOCKED:
         fcntl.flock(os.open(out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +41,9 @@ def write(path, content):
     """Replaces a file, by a text or bytes, atomically. Raises OSError."""
     aside = path.with_name(f".{path.name}")
     with writing(path, aside):
-        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        aside.unlink(missing_ok=True)
+        with open(aside, "xb") as file:  # a new one, and not a link's
+            file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def numbers(x):

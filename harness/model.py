@@ -14,6 +14,7 @@ from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
 from harness.flags import refuse, refusing
+from harness.log import warn_of_versions
 from losses import require
 
 
@@ -32,8 +33,8 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
     from engine.loading import eos_ids
     try:
         hub.reach(model)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        config = AutoConfig.from_pretrained(model).get_text_config()
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
         eos = eos_ids(model, tokenizer)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if Path(model).exists()
@@ -130,6 +131,7 @@ def load_tokenizer(args, train_set, test_set):
     held out whose prompts are not too long. Refuses a model that cannot make prompts of them."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
+    warn_of_versions()
     made = not isinstance(train_set, list)
     rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
     with refusing():

@@ -1,6 +1,8 @@
 """Combinations of flags that cannot work, and faults in a row of METHODS: each is a sentence."""
 
 import os
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +14,7 @@ import losses
 from data import hub
 from engine import parallel
 from engine.sampler import has_vllm
-from harness import failures
+from harness import checksums, failures
 from harness.files import default_out, folder_fault
 from losses import Tokens, require
 
@@ -36,6 +38,11 @@ def check(args, method, rehearsal):
     for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
+    rows = re.findall(r'^(?:METHODS\[|    )"(\w+)"\]? ?[=:] ?Method\(',
+                      checksums.CODE["losses.py"], re.M)
+    if rows.count(args.loss) > 1:
+        print(f"train.py: losses.py has two rows METHODS[{args.loss!r}]; the last is used",
+              file=sys.stderr)
     if args.wandb and parallel.rank() == 0:
         try:
             import wandb
@@ -64,6 +71,8 @@ def combinations(args, method, rehearsal):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
+        (vllm and args.sampler_temperature > 2,
+         "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
         (vllm and not has_vllm() and not rehearsal,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
@@ -92,15 +101,15 @@ def named(f):
 
 
 def toy():
-    """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 4 A = 0; the halves have other
-    means, and prompts in common."""
+    """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 3 no token, row 4 A = 0; the
+    halves have other means, and prompts in common."""
     rows = torch.arange(8)[:, None]
     draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
-    logprobs, noise = -0.05 - 3 * draw / (1 + rows), rows * (noise - 0.5)
+    logprobs, noise = -0.05 - 6 * draw ** (1 + rows / 4), rows * (noise - 0.5)
     tokens = Tokens(
         logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
-        mask=torch.arange(6) <= 5 * rows % 6, entropy=entropy + 0.2 * rows,
+        mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * rows,
         sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6)).masked()
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
@@ -139,7 +148,10 @@ def gradient(method, tokens, size):
     """d loss / d log pi [B, T] of a step or of a part of it. Raises ValueError."""
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
     for f in dict.fromkeys([method.select, *method.passes]):
-        call(method, f, tokens.mask.shape, tokens)
+        weight = call(method, f, tokens.mask.shape, tokens)
+        require(not weight.requires_grad,
+                f"{named(f)} returns a weight with a gradient: a select weighs tokens, and "
+                ".detach() makes a weight without one")
     token_loss = call(method, method.objective, tokens.mask.shape, tokens)
     require(token_loss.requires_grad,
             f"{named(method.objective)} has no gradient: it has to depend on tokens.logprobs, "
@@ -173,15 +185,19 @@ def check_step(method):
         halves = gradient_of(lambda x: x[:4]), gradient_of(lambda x: x[4:])
         require(torch.allclose(torch.cat(halves), whole, 1e-5),
                 "its gradient depends on how the optimizer step is cut into micro-batches: a "
-                "function that looks at other completions has @whole_step above it, and the "
-                "denominators of an aggregate are those of size")
+                "function that looks at other completions has @whole_step above it, an aggregate, "
+                "too, unless its denominators are those of size")
     require(not (method.skips_zero_advantage and whole[4].any()),
             "its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
     pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
-    require(not method.like_reinforce or max(pushed[:4].sum(), pushed[5:].sum()) <= 0,
-            "at ratio 1 its gradient has the other sign than the policy gradient's: is a minus "
-            "missing? like_reinforce=False in the row says that this is meant")
+    require(not method.like_reinforce or pushed.max() <= 0,
+            "at ratio 1 its gradient has the other sign than the policy gradient's on some token: "
+            "is a minus missing, or a .detach() of the ratio before log pi? like_reinforce=False "
+            "in the row says that this is meant")
+    if not pushed.any():
+        print("train.py: at ratio 1 the method has no gradient: it cannot learn from the first "
+              "optimizer step of a rollout", file=sys.stderr)
 
 
 def check_advantage(method, group_size, shaped):
@@ -189,8 +205,16 @@ def check_advantage(method, group_size, shaped):
     shaped: rewards are other than 0 and 1."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
-    advantages = call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
-                      dict(entropy=1.0))
+    before = torch.get_rng_state()
+
+    def advantages_of(rewards):
+        return call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
+                    dict(entropy=1.0))
+    advantages, draws = advantages_of(rewards), not torch.equal(before, torch.get_rng_state())
+    turned, expected = (torch.cat([x[:1].flip(1), x[1:]]) for x in (rewards, advantages))
+    require(draws or torch.allclose(advantages_of(turned), expected),
+            f"{named(method.advantage)} depends on the order of a group's completions, as "
+            "argsort does among equal rewards, and rewards.mean(0), which is of other prompts")
     gain = (advantages * (rewards - rewards.mean(1, True))).sum()
     require(gain >= 0 or not method.like_reinforce,
             f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "

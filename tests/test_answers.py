@@ -167,7 +167,11 @@ def test_final_answer(completion, answer):
     # too few, too many, the right number with one that is wrong
     ("[1, 2, 3]", [1, 2], 0), ("[1, 2]", [1, 2, 3], 0), ("[1, 3]", [1, 2], 0), ("[]", [], 1),
     ('{"answer": 5}', [5], 1), ('{"result": 5}', [5], 0), ('{"answer": [5, 6]}', [5], 0),
-    ('[{"answer": 5}]', [5], 0)])
+    ('[{"answer": 5}]', [5], 0),
+    # no answer; Python's lists; dashes, a full stop and a sign before the dollars
+    ("{}", ["none"], 0), ('{"answer": null}', ["none"], 0), ('{"x": 1}', ["none"], 0),
+    ("None", ["none"], 1), ("['it is', 5]", ["it is", 5], 1), ("\u20135", [-5], 1),
+    ("a\u2013b", ["a-b"], 1), ("5.", [5], 1), ("-$5", [-5], 1), ("$-5", [-5], 1)])
 def test_table(answer, gold, reward):
     boxed = answer.startswith("\\boxed")
     assert REWARDS["table"](answer if boxed else f"<answer>{answer}</answer>", gold) == reward

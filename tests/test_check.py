@@ -100,12 +100,13 @@ def without_eos(self, *args):
     (TransformersSampler, "generate",
      lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), [AT_07]),
     (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
-    (check, "grade", lambda problems, texts: ([[1.0] for _ in texts], {}),
-     ["a wrong answer grades as wrong"]),
+    *((check, "grade", lambda problems, texts, x=x, n=n: (
+        [[x] for _ in texts], dict(error=0, timeout=n)), ["a wrong answer grades as wrong"])
+      for x, n in ((1.0, 0), (0.0, 3))),
     (parallel, "memory", lambda: 1e8, ["memory of an update of 4 x 48 tokens"]),
     # every micro-batch by its own denominators
     (policy, "step_size", lambda mask, max_tokens, group: None, [SPLIT]),
-], ids=["weights", "temperature", "eos", "verifier", "memory", "split"])
+], ids=["weights", "temperature", "eos", "verifier", "timeouts", "memory", "split"])
 def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypatch):
     monkeypatch.setattr(owner, name, broken)
     assert failing(capsys) == rows

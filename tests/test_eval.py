@@ -391,13 +391,24 @@ OTHER = dict(
 def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     args = eval.parse_args(["--out", str(tmp_path), "--samples", "1"])
     assert set(vars(args)) == set(OTHER) | eval.NOT_OF_COMPLETIONS  # a new flag is among them
-    eval.claim(args, tmp_path)
+    problems = [dict(id="0", prompt="?", answer="1")]
+    eval.claim(args, problems, tmp_path)
     write_rows(tmp_path / "completions.jsonl", [dict(benchmark="own", id="0", completion="x")])
     for flag, value in OTHER.items():
         changed = SimpleNamespace(**{**vars(args), flag: value})
-        said = helpers.refused(capsys, lambda _: eval.claim(changed, tmp_path))
+        said = helpers.refused(capsys, lambda _: eval.claim(changed, problems, tmp_path))
         assert f"was begun with --{flag} {getattr(args, flag)}, not {value}\n" in said
-    eval.claim(SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": 1}), tmp_path)
+    said = helpers.refused(capsys, lambda _: eval.claim(args, [dict(problems[0], answer="2")],
+                                                        tmp_path))
+    assert "was begun with other problems; another --out" in said
+    same = SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": 1})
+    eval.claim(same, problems, tmp_path)
+    # a stranger's folder does not lead our files elsewhere
+    outside = tmp_path.with_name("outside")
+    outside.write_text("kept")
+    (tmp_path / ".eval.md").symlink_to(outside)
+    said = helpers.refused(capsys, lambda _: eval.claim(same, problems, tmp_path))
+    assert ".eval.md is a symbolic link" in said and outside.read_text() == "kept"
 
 
 def test_completions_of_unknown_settings(sampled, tmp_path, refused):

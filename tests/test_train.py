@@ -23,6 +23,7 @@ from engine.policy import make_batch
 from engine.sampler import Completion
 from engine.trainer import Trainer
 from graders import sandbox
+from harness import checksums
 from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
@@ -253,6 +254,14 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=learns_without_an_advantage), "are in BY_ADVANTAGE, and it"),
     (mine(objective=lambda t: -plain(t)), "mine: at ratio 1 its gradient has the other sign"),
     (mine(objective=lambda t: -abs(t.advantages) * t.ratio), "gradient has the other sign"),
+    (mine(objective=lambda t: -t.advantages * t.ratio * t.logprobs), "a .detach() of the ratio"),
+    (mine(select=lambda t: t.ratio.clamp(max=2)), "returns a weight with a gradient"),
+    (mine(advantage=lambda r, state: r.argsort(1).argsort(1) - 3.5), "the order of a group's"),
+    (mine(advantage=lambda r, state: r - r.mean(0)), "the order of a group's"),
+    (mine(advantage=lambda r, state: centred(r, state) * torch.arange(1, r.shape[1] + 1)),
+     "the order of a group's"),
+    (mine(aggregate=lambda loss, mask, size: ((loss * mask).sum(1) / mask.sum(1)).sum()),
+     "returns nan"),
     (mine(advantage=prefers_failures), "gives successes less than"),
 ], ids=lambda x: x if isinstance(x, str) else "row")
 def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
@@ -275,6 +284,19 @@ def test_sketches_that_are_not_refused(row, monkeypatch):
     assert train.parse_args(["--loss", "mine"])[0].loss == "mine"
     assert torch.equal(before, torch.get_rng_state())
     assert "mine = " in losses.card("mine")
+
+
+def test_what_is_said_of_a_row_and_not_refused(monkeypatch, capsys):
+    """No gradient at ratio 1, and a row that replaces another."""
+    monkeypatch.setitem(METHODS, "mine", mine(
+        objective=lambda t: -t.advantages * (t.ratio - 1)**2, like_reinforce=False))
+    train.parse_args(["--loss", "mine"])
+    assert "at ratio 1 the method has no gradient" in capsys.readouterr().err
+    source = checksums.CODE["losses.py"] + '\nMETHODS["grpo"] = Method(zscore, plain, seq_mean)\n'
+    monkeypatch.setitem(checksums.CODE, "losses.py", source)
+    for name, said in ("grpo", True), ("fade", False):
+        train.parse_args(["--loss", name])
+        assert ("two rows METHODS" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize("name", [
