@@ -129,7 +129,8 @@ def math_gold(gold):
 def cell(value):
     """A table's entry: a float, without "," "$" "%", or a lower-case text, both without LaTeX."""
     text = re.sub(r"\\(?:text|math|mbox)\w* *\{([^{}]*)\}", r"\1", str(value)).replace("{,}", ",")
-    text = text.replace("\\", "").strip().strip("\"'").removesuffix(".").lower()
+    text = text.replace("\\", "").strip().strip("\"'").lower()
+    text = text.removesuffix(".") or text
     text = re.sub("[\u2013\u2212]", "-", text)  # en dash, minus sign
     plain = re.sub("(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text).strip("$% ").replace("-$", "-")
     is_number = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,2})?", plain)

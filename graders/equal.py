@@ -17,7 +17,6 @@ import mpmath
 from graders import Hedge, Unparsed, UnparsedGold
 from graders.answer import (
     LONGEST,
-    OPERATIONS,
     RELATIONS,
     SEPARATORS,
     UNITS,
@@ -143,7 +142,7 @@ INTEGER = {"floor": round_(math.floor), "ceil": round_(math.ceil),
 CIRCULAR = {name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()}
 FUNCTIONS = {
     **INTEGER, **CIRCULAR, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
-    "Gamma": analytic("gamma"), "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
+    "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
     "exp": lambda x: power(mp.e, x), "sec": lambda x: 1 / CIRCULAR["cos"](x),
     "arcsin": analytic("asin", 1, real=True), "arccos": analytic("acos", 1, real=True),
     "arctan": analytic("atan", real=True), "+": add, "^": power, "()": lambda x: x,
@@ -303,7 +302,7 @@ def label(node):
         case ("f", "abs", part):
             return points_only(part) or part == ("name", "z")
         case ("f", name, *_):
-            return name not in (*FUNCTIONS, *OPERATIONS)
+            return name not in (*FUNCTIONS, *WORDS["OPERATIONS"])
         case ("*" | "^", *_):
             return points_only(node)
         case ("/", *parts) | ("seq", _, _, parts):
@@ -573,14 +572,14 @@ def lists(a, b):
                 not brackets & {"(]", "[)"} and all_alike(x, y))
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and ("/", *y) == a or ("/", *x) == b)
-    if not any(alike(p, q) for p, q in itertools.combinations(y, 2)):
-        x = [p for i, p in enumerate(x) if not any(alike(p, q) for q in x[:i])]
+    if not all(any(alike(p, gold) for gold in y) for p in x):
+        return False
     left = [*x]
     for gold in y:
         if (found := next((p for p in left if alike(p, gold)), None)) is None:
             return False
         left.remove(found)
-    return not left
+    return not left or not any(alike(p, q) for p, q in itertools.combinations(y, 2))
 
 
 def quantities(a, b):

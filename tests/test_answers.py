@@ -68,7 +68,7 @@ def test_a_huge_power_takes_no_time(power):
 def test_a_gold_answer_has_a_minute(monkeypatch):
     monkeypatch.setattr(worker, "run_jobs", lambda module, jobs, size: jobs)
     job, = rewards.gradable([dict(verifier="math", answer="5")])
-    assert job == ("gold math", ["5"], 60)
+    assert job == ("gold math", ["5"], 60, 0)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, TypeError])
@@ -87,8 +87,8 @@ def test_spaces_around_an_answer_and_what_is_none():
 
 def test_numbers_are_exact():
     assert equal("0.1 * 3", "0.3") and not equal("1e-20", "2e-20") and equal("1e1000", "10^{1000}")
-    assert [grammar.read(text)[0] for text in ("1/0", "--1", "1 2", "1..2", "1,00 2")] == [
-        "/", *["unread"] * 4] and not equal("1/0", "1/0")
+    assert [grammar.read(text)[0] for text in ("1/0", "1 2", "1..2", "1,00 2")] == [
+        "/", *["unread"] * 3] and not equal("1/0", "1/0")
 
 
 @pytest.mark.parametrize("text, value", [
@@ -96,7 +96,7 @@ def test_numbers_are_exact():
     ("3(4)(5)", 60), ("12,000", 12000), ("1/2 \\cdot 4", 2), ("\\frac{7}{2^{3} 13}", "7/104"),
     ("7!!", 105), ("2^10", 1024), ("\\sqrt{16}", 4), ("\\log_2 8", 3), ("\\sin 30^\\circ", "1/2"),
     ("\\lfloor -1.5 \\rfloor", -2), ("4^{-1/2}", "1/2"), ("(-8)^{1/3}", -2), ("0^{2}", 0),
-    ("\\binom{5}{2}", 10), ("\\Gamma(5)", 24), ("5 0/7", 5), ("0,111", "111/1000")])
+    ("\\binom{5}{2}", 10), ("5 0/7", 5), ("0,111", "111/1000")])
 def test_the_value_of_a_number(text, value):
     assert grading.value(grammar.read(text)) == grading.Fraction(value)
 

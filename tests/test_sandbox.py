@@ -394,7 +394,8 @@ def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
 @pytest.mark.parametrize("got, wanted, same", [
     ("6", "6\n", True), ("6 \n\n", "6", True), ("6.0", "6", True), ("1e3", "1000", True),
     ("1_000", "1000", False), ("\u0663", "3", False), ("0.10", "0.1", True),
-    ("0.333", "0.3333", False), ("1 2", "1\n2", False), ("1  2", "1 2", True), ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
+    ("0.333", "0.3333", False), ("1 2", "1\n2", False), ("1  2", "1 2", True),
+    ("Yes", "YES", False), ("a\n\nb", "a\nb", False),
     ("NaN", "NaN", True), ("nan", "NaN", False), ("sNaN", "1", False), ("1e999999999", "1", False),
     ("", "", True), ("", "0", False), ("Infinity", "inf", False), ("-0", "0", True),
     ("x" * 10**6, "x", False)])
