@@ -1,5 +1,6 @@
-"""RESULTS.md, study/results/claims.csv and the figures, from the numbers in study/results: the runs
-of plan.toml, what rule.py says of the claims of claims.toml, and the updates of mechanism.py.
+"""RESULTS.md, the tables behind it (study/results/tables.md), claims.csv and the figures, from the
+numbers in study/results: the runs of plan.toml, what rule.py says of the claims of claims.toml, and
+the updates of mechanism.py.
 
 There are two models: the toy (data/base and study/worked/base), and Gemma 3 270M."""
 
@@ -7,6 +8,7 @@ import csv
 import json
 import math
 import statistics
+from collections import Counter
 
 from harness.curves import plt, save
 from harness.files import write
@@ -17,6 +19,21 @@ from study.updates import UPDATES, UPDATES_OF_GEMMA
 
 BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
 MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power", "fade")
+GRID = (("countdown", 16), ("countdown", 2), ("comparisons", 16), ("comparisons", 4))
+SUMMARY = dict(acpo_grpo="ACPO", p3o_grpo="P3O", fade_grpo="FADE")
+LEAD = 0.033  # ACPO's over DAPO in its table 1, as a share of the gain there
+UPDATES_SHOWN = {  # the claim of a row of mechanism.py: its words in RESULTS.md
+    "std(rho) at pi <= 0.2 over that at pi > 0.8": "ratios spread most where tokens are unlikely",
+    "size of G_L less that of G_H after 1 of 16 steps":
+        "unlikely tokens dominate the gradient after 1 of 16 steps",
+    "size of G_L less that of G_H after 16 of 16 steps": "likely tokens dominate it after 16 of 16",
+    "size of G_L less that of G_H after 64 of 64 steps": "the same after 64 of 64",
+    "mean pi, clipped less passed tokens": "clipped tokens are unlikely",
+    "entropy where pi < 0.2, clipped less passed tokens":
+        "clipped tokens among the unlikely have low entropy",
+    "share clipped, top fifth by entropy less other fifths":
+        "tokens of high entropy are clipped less",
+    "norm, no clip": "without a clip the gradient is 200 times as long (toy: 1.2 times)"}
 TRACES = (  # what shows whether a method adapts: a metric, its name, and settings that have it
     ("clip/range", "ACPO's mean clip range", ("acpo",)),
     ("clip/frac", "share of tokens clipped", ("acpo", "dapo", "cispo_gated")),
@@ -63,14 +80,14 @@ def settings_of(runs, steps, task="countdown"):
     return settings, sorted({lr for setting in settings.values() for lr in setting})
 
 
-def map_table(runs):
+def map_table(runs, names=MAP, grid=GRID):
     """mean@n of each method at each rate, and with three rates its own rate."""
-    lines, head = [(name,) for name in MAP], ["method"]
-    for task, steps in (("countdown", 16), ("countdown", 2), ("comparisons", 16),
-                        ("comparisons", 4)):
+    lines, head = [(name,) for name in names], ["method"]
+    for task, steps in grid:
         settings, rates = settings_of(runs, steps, task)
-        own = ["own rate"] * (task == "countdown")
-        head += [*(f"{'Gemma, ' * (not own)}{steps} steps, {lr:g}" for lr in rates), *own]
+        settings, own = {name: settings[name] for name in names}, ["own rate"] * (
+            task == "countdown" and grid is GRID)
+        head += [*(f"{'Gemma, ' * (task != 'countdown')}{steps} steps, {lr:g}" for lr in rates), *own]
         for i, setting in enumerate(settings.values()):
             found = [[rule.score(run, "test") for run in setting.get(lr, {}).values()]
                      for lr in rates]
@@ -136,6 +153,39 @@ def draw_map(runs, base, file):
     save(figure, file, "mean and standard error over seeds; dotted: the base")
 
 
+def draw_summary(models, file):
+    """The differences from GRPO. models: {name: (rows, gain)}"""
+    figure, axis = plt.subplots(figsize=(7, 2.6))
+    for i, (model, (rows, gain)) in enumerate(models.items()):
+        of = {row.claim["id"]: row for row in rows if not row.beside and row.score == "test"}
+        for y, name in enumerate(SUMMARY):
+            low, high = (x / gain for x in of[name].interval.ends(of[name].level))
+            axis.plot([low, high], [-y - 0.2 * i] * 2, f"C{i}", lw=2, label=None if y else model.capitalize())
+            axis.plot([of[name].interval.mean / gain], [-y - 0.2 * i], f"C{i}o")
+    axis.axvline(0, color="0.3", lw=0.8)
+    axis.axvspan(-LEAD, LEAD, color="0.9")
+    axis.set_yticks([-y - 0.1 for y in range(len(SUMMARY))], SUMMARY.values())
+    axis.set(xlabel="difference from GRPO, as a share of what GRPO gains")
+    axis.legend()
+    save(figure, file, "corrected 95% intervals over eight seeds; grey: the size of ACPO's lead "
+                       "over DAPO in its paper")
+
+
+def certain_table(rows, gain, of_gemma, gemma_gain):
+    """The claims with a verdict on either model."""
+    of = {row.claim["id"]: row.verdict(gemma_gain) for row in of_gemma if not row.beside}
+    lines = [(row.claim["paper"], row.claim["words"], row.verdict(gain),
+              of.get(row.claim["id"], "")) for row in rows if not row.beside]
+    return markdown_table(("paper", "claim", "toy", "Gemma"), [
+        line for line in lines if {*line[2:]} - {"not certain", ""}])
+
+
+def updates_table(rows):
+    return markdown_table(("claim", "toy", "Gemma"), [
+        (UPDATES_SHOWN[row.claim], row.verdict, row.gemma_verdict)
+        for row in rows if row.claim in UPDATES_SHOWN])
+
+
 def draw_gemma(runs, file):
     """Gemma's validation scores over rollouts, the mean over seeds and its 95% interval."""
     figure, axis = plt.subplots(figsize=(6.5, 4))
@@ -157,13 +207,18 @@ def draw_gemma(runs, file):
 
 
 def numbers(rows, missing, gain, base, suffix=""):
-    """What the sentences of RESULTS.in.md name, of one model."""
+    """What the sentences of RESULTS.in.md and tables.in.md name, of one model."""
     primary = [row for row in rows if not row.beside and row.score == "test"]
+    verdicts = Counter(row.verdict(gain) for row in rows if not row.beside)
+    three = {row.claim["id"]: f"{100 * rule.detectable(row) / gain:.0f}%" for row in primary}
     of_claims = sorted(map(rule.detectable, primary)) or [math.nan]
     seen = statistics.median(of_claims)
     found = dict(
         seeds=min((row.interval.n for row in rows), default=0), family=len(rows),
-        gain=f"{gain:.3f}", margin=f"{rule.MARGIN * gain:.4f}", base=rule.of_test(base, "test"),
+        gain=f"{gain:.3f}", after=f"{rule.of_test(base, 'test') + gain:.3f}",
+        counted=f"{sum(verdicts.values())} (" + ", ".join(
+            f"{n} *{name}*" for name, n in sorted(verdicts.items())) + ")",
+        seen_three=", ".join(three.get(name, "-") for name in SUMMARY), margin=f"{rule.MARGIN * gain:.4f}", base=f"{rule.of_test(base, 'test'):.3f}",
         base_pass=rule.of_test(base, "pass"), seen=f"{seen:.3f}",
         seen_share=f"{100 * seen / gain:.0f}%",
         seen_range=" to ".join(f"{100 * x / gain:.0f}%" for x in (of_claims[0], of_claims[-1])),
@@ -188,15 +243,20 @@ def write_results():
     draw_map(runs, base, RESULTS / "map.png")
     draw_gemma(runs, RESULTS / "gemma.png")
     mechanism.draw(updates, gemma, RESULTS / "mechanism.png")
-    write_csv(dict(toy=(rows, gain), gemma=(of_gemma, gemma_gain)), of_updates)
-    page = HERE.parent / "RESULTS.md"
-    write(page, (HERE / "RESULTS.in.md").read_text().format(
-        claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
+    models = dict(toy=(rows, gain), gemma=(of_gemma, gemma_gain))
+    write_csv(models, of_updates)
+    draw_summary(models, RESULTS / "summary.png")
+    fields = dict(
+        certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
+        acpo_map=map_table(runs, ("grpo", "acpo", "cispo"), GRID[:1]), claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base),
-        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, "_gemma")))
-    return [page, *(RESULTS / name for name in ("claims.csv", "map.png", "gemma.png",
-                                                "mechanism.png"))]
+        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, "_gemma"))
+    pages = {"RESULTS.in.md": HERE.parent / "RESULTS.md", "tables.in.md": RESULTS / "tables.md"}
+    for template, path in pages.items():
+        write(path, (HERE / template).read_text().format(**fields))
+    return [*pages.values(), *(RESULTS / name for name in (
+        "claims.csv", "summary.png", "map.png", "gemma.png", "mechanism.png"))]

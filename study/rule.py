@@ -206,7 +206,7 @@ class Row(NamedTuple):
             return ("holds" if low > -margin else "opposite" if high < -margin else "not certain")
         if low > 0 or high < 0:
             if says == "open":
-                return "more" if low > 0 else "less"
+                return "higher" if low > 0 else "lower"
             if (low > 0) != (says == "more"):
                 return "opposite"
             if "size" not in self.claim:

@@ -19,7 +19,8 @@ from helpers import CORE, needs_venv, paste, python, run_all
 from losses import METHODS, every_token
 
 README = (ROOT / "README.md").read_text()
-PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md")),
+PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md",
+                                    "study/results/tables.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
 LESSONS, THEORY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("lessons", "theory"))

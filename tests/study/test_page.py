@@ -30,7 +30,8 @@ def written(tmp_path, monkeypatch):
     (tmp_path / "bases.json").write_text(json.dumps(dict(countdown=of_base, comparisons=of_base)))
     here = tmp_path / "study"
     here.mkdir()
-    shutil.copy(runs.HERE / "RESULTS.in.md", here)
+    for name in ("RESULTS.in.md", "tables.in.md"):
+        shutil.copy(runs.HERE / name, here)
     for module, name, folder in ((runs, "RESULTS", tmp_path), (page, "RESULTS", tmp_path),
                                  (page, "HERE", here)):
         monkeypatch.setattr(module, name, folder)
@@ -39,7 +40,7 @@ def written(tmp_path, monkeypatch):
 
 
 def test_the_page_has_every_claim_and_names_those_without_runs(written):
-    text = (written / "RESULTS.md").read_text()
+    text = (written / "RESULTS.md").read_text() + (written / "tables.md").read_text()
     rows, missing = rule.rows()
     of_gemma, missing_of_gemma = rule.rows(rule.read_claims(gemma=True))
     assert not missing + missing_of_gemma and len(of_gemma) > 8
@@ -55,21 +56,23 @@ def test_the_page_has_every_claim_and_names_those_without_runs(written):
             rule.Runs(rule.GEMMA), 0.1, task="comparisons"))
     assert all((written / f"{name}.png").stat().st_size > 30_000
                for name in ("map", "gemma", "mechanism"))
+    assert (written / "summary.png").stat().st_size > 10_000
     (written / "cold.jsonl").unlink()
     page.write_results()
-    named = (written / "RESULTS.md").read_text().split("Not trained yet: ")[1].split("\n")[0]
+    named = (written / "tables.md").read_text().split("Not trained yet: ")[1].split("\n")[0]
     assert "T = 0.6" in named and "ACPO" not in named
 
 
 def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
     """./run_all.sh results would write the same again."""
     monkeypatch.setattr(page, "write", lambda path, text: (tmp_path / path.name).write_text(text))
-    for name in ("write_csv", "draw_map", "draw_gemma"):
+    for name in ("write_csv", "draw_map", "draw_gemma", "draw_summary"):
         monkeypatch.setattr(page, name, lambda *args: None)
     monkeypatch.setattr(page.mechanism, "draw", lambda *args: None)
     page.write_results()
     assert (tmp_path / "RESULTS.md").read_text() == RESULTS_MD
-    assert len(RESULTS_MD.splitlines()) <= 175
+    assert (tmp_path / "tables.md").read_text() == (runs.RESULTS / "tables.md").read_text()
+    assert len(RESULTS_MD.split()) <= 1500
 
 
 def test_what_the_page_says_in_words_is_what_the_rule_says():
@@ -77,17 +80,13 @@ def test_what_the_page_says_in_words_is_what_the_rule_says():
     rows, of_gemma = rule.rows()[0], rule.rows(rule.read_claims(gemma=True))[0]
     ends = {row.claim["id"]: row.interval.ends(row.level) for row in rows if not row.beside}
     assert all(ends[name][0] <= 0 for name in ("acpo_grpo", "p3o_grpo", "fade_grpo"))
-    assert ends["acpo_grpo"][1] < 0 and "rates, is lower (*less*)" in RESULTS_MD
+    assert ends["acpo_grpo"][1] < 0 and "ACPO is lower than GRPO, because" in RESULTS_MD
     assert all(low <= 0 <= high for low, high in (x.interval.ends(x.level) for x in of_gemma))
-    base, runs_of_gemma = runs.read_bases()["comparisons"], rule.Runs(rule.GEMMA)
-    gain = rule.gain(runs_of_gemma, rule.of_test(base, "test"), task="comparisons")
-    seen = {x.claim["id"]: f"{rule.detectable(x) / gain:.0%}" for x in of_gemma if not x.beside}
-    assert ("with eight seeds {fade_grpo} for FADE and {p3o_grpo} for P3O, {acpo_dapo} and "
-            "{acpo_grpo} for ACPO").format(**seen) in RESULTS_MD
+    runs_of_gemma = rule.Runs(rule.GEMMA)
     collapsed = [name for name in ("grpo", "acpo", "dapo", "p3o", "fade")
                  for run in runs_of_gemma.of["comparisons", name, 16][4e-5].values()
                  if run["test"]["pass@4"] < run["test"]["mean@4"] + 0.01]
-    assert collapsed == ["acpo"] * 2 and "of two of its eight runs, which collapsed" in RESULTS_MD
+    assert collapsed == ["acpo"] * 2 and "two of ACPO's eight runs collapsed" in RESULTS_MD
     half = rule.Runs(["gemma_half"])
     x = rule.Interval.of(rule.values(half, ["acpo/16 - grpo/16"]).values())
     assert "is {:+.3f} ({:+.3f} to {:+.3f}; 95%".format(x.mean, *x.ends()) in RESULTS_MD
@@ -101,5 +100,5 @@ def test_what_the_page_says_in_words_is_what_the_rule_says():
                               for seed, run in of["countdown", "grpo", steps][lr].items())
             for steps in (2, 16) for setting in [of["countdown", "acpo", steps]] for lr in setting}
     assert gaps[16, 2e-4] < sum(gaps.values()) / 2
-    assert "More than half of the toy's is one cell" in RESULTS_MD
+    assert "More than half of ACPO's difference on the toy is the last column" in RESULTS_MD
     assert max(abs(gaps[16, 5e-5]), abs(gaps[2, 1e-4])) < 0.002

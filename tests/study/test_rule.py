@@ -101,7 +101,7 @@ def test_a_parabola_through_three_rates_finds_its_own_rate():
     ("more", 0.001, 0.02, "holds"), ("more", -0.02, -0.001, "opposite"),
     ("less", -0.02, -0.001, "holds"), ("less", 0.001, 0.02, "opposite"),
     ("more", -0.003, 0.003, "no difference above m"), ("more", -0.003, 0.005, "not certain"),
-    ("open", 0.001, 0.02, "more"), ("open", -0.02, -0.001, "less"),
+    ("open", 0.001, 0.02, "higher"), ("open", -0.02, -0.001, "lower"),
     ("open", -0.002, 0.003, "no difference above m"),
     ("no loss", -0.003, 0.02, "holds"), ("no loss", -0.005, 0.02, "not certain"),
     ("no loss", -0.02, -0.005, "opposite"), ("no loss", -0.003, -0.001, "holds")])
