@@ -661,6 +661,8 @@ class Parser:
         if word.lower() in SQUARES:
             node = self.unit(self.expect(*LETTERS))
             return node and ("^", node, num(SQUARES[word.lower()]))
+        if word == "mu" and self.kind == "word":
+            return unit("μ" + self.take().text)
         letter = before == "/" and start in ("word", "unit") or before == "num" and token.gap and (
             start in ENDS and self.peek(4 * (self.kind == "^")).kind in ENDS  # m^{2}
             ) if token.kind == "name" else (

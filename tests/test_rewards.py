@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -144,6 +145,26 @@ def test_the_program_is_the_last_that_defines_the_function(completion):
     right = "def f(a): 1"
     blocks = sandbox.fenced_blocks(completion.replace("RIGHT", right))
     assert sandbox.final_program(blocks, "f") == right + "\n"
+
+
+PIECES = ["```", "~~~", "1", "\\right ", "\\boxed{", "}", "{", "<answer>", "</answer>", "<think>", "(",
+          "[", ",", " ", "\n", "x", "^", "_", "-", "=", "\\", "$", "and", "1 1/2", "\\pm", "> ", "a" * 20]
+
+
+@pytest.mark.parametrize("text", [
+    *(piece * (100_000 // len(piece)) for piece in PIECES),
+    *("".join(random.Random(i).choices(PIECES, k=9000)) for i in range(20)),
+    "```" + "a" * 80_000, "1" + "\\right " * 10_000, "({" * 40_000, "\t(" * 40_000])
+def test_what_reads_a_completion_is_linear_in_it(text, monkeypatch):
+    """Below a second, of 100,000 characters, or of a box of as many as are read."""
+    monkeypatch.setattr(rewards, "run_tests", lambda *args: True)
+    golds = dict(countdown=RIGHT, math="5", table=["5"], code=dict(tests=["a test"]))
+    for name, gold in golds.items():
+        for form in (text, f"<answer>{text[:4900]}</answer>", f"\\boxed{{{text[:4900]}}}",
+                     f"```py\n{text}\n```"):
+            began = time.process_time()
+            REWARDS[name](form, gold)
+            assert time.process_time() - began < 2, (name, form[:40])  # on a slow machine
 
 
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
