@@ -190,6 +190,10 @@ def tokens(text, commas=True):
                 closed = (braces[-1] if piece == "{" else braces.pop()) if braces else "font"
                 new = new * (closed == "{")
             case "letters" | "command":
+                known = next((n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS or (
+                    piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)), len(piece))
+                if kind == "command":  # \pix
+                    piece, at = piece[:known], match.start() + known
                 font = KINDS.get(piece) == "FONT"
                 new = [] if font else letters(piece, "font" in braces)
             case "sign" if piece == "**":  # a power, or Markdown
