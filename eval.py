@@ -32,6 +32,7 @@ from harness.model import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade
+from rollout import Sampling, sample_on_engines
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
@@ -164,12 +165,10 @@ def read_groups(path, problems, n=None, flag=None, size=1):
                    f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; --limit N "
                    "takes the first N problems")
         whole -= whole % size
-    details = []
-    grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups[:whole]],
-          details=details)
-    results = iter(details)
+    graded = grade(problems[:whole], [[row["completion"] for row in rows]
+                                      for rows in groups[:whole]])
     return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
-             for row, result in zip(rows, results)] for rows in groups[:whole]]
+             for row, result in zip(rows, results)] for rows, results in zip(groups, graded)]
 
 
 def claim(args, problems, out):
@@ -212,15 +211,13 @@ def sample_rest(args, problems, groups, path, size):
     because engines wait for its longest completion; each rank's engine samples a share of it."""
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, problems)
-    sample = partial(data.sample_groups, sampler, tokenizer, samples=args.samples,
-                     template=args.template, top_p=args.top_p, temperature=args.temperature,
-                     max_tokens=args.max_tokens)
+    sampling = Sampling(args.samples, args.temperature, args.max_tokens, args.template, args.top_p)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
         chunk = problems[start:start + size]
         seed = partial(seed_of, "eval.py", args.seed, *chunk[0]["place"])
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
-                   for group in parallel.map_over_engines(sample, chunk, seed)]
+                   for group in sample_on_engines(sampler, tokenizer, chunk, sampling, seed)]
         parallel.on_rank0(append, path, [row for rows in sampled for row in rows])
         groups += sampled
     sampler.close()

@@ -237,29 +237,24 @@ def call(name, *arguments):
     return (row.gold_ok if name.startswith("gold ") else row.grade)(*arguments)
 
 
-def grade(problems, completions, timeout=None, workers=worker.WORKERS, details=None):
-    """-> P lists of rewards, and a counter of each of worker.FAULTS: a verifier's exceptions are
-    counted and not raised.
+def grade(problems, completions, timeout=None, workers=worker.WORKERS):
+    """-> P lists of worker.Results, (reward, fault): a verifier's exceptions are faults and not
+    raised; errors and time-outs are printed, those of a kind once.
 
     problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
-    each, a list of texts. timeout: seconds for one, instead of its verifier's. details: a list to
-    which the worker.Result of each is added."""
+    each, a list of texts. timeout: seconds for one, instead of its verifier's."""
     jobs = [worker.Job(name, [text, p["answer"]], timeout or row.seconds, row.least)
             for p, texts in zip(problems, completions, strict=True)
             for name in [p.get("verifier") or p["reward"]] for row in [verifier(name)]
             for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
-    if details is not None:
-        details.extend(results)
-    faults = Counter((job.name, job.seconds, result.fault)
-                     for job, result in zip(jobs, results) if result.fault)
-    counts, rewards = dict.fromkeys(worker.FAULTS, 0), (result.reward for result in results)
+    faults = Counter((job.name, job.seconds, result.fault) for job, result in zip(jobs, results)
+                     if result.fault and result.fault.kind in ("error", "timeout"))
     for (name, seconds, fault), times in faults.items():
-        counts[fault.kind] += times
-        if fault.kind in ("error", "timeout"):
-            print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
-                  + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
-    return [[next(rewards) for _ in texts] for texts in completions], counts
+        print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
+              + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
+    in_order = iter(results)
+    return [[next(in_order) for _ in texts] for texts in completions]
 
 
 def gradable(problems):

@@ -10,7 +10,6 @@ The method is a row of losses.METHODS; its functions' keyword-only arguments are
 """
 
 import sys
-from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from harness.failures import RunFailed
 from harness.model import load_data, load_sampler, load_tokenizer, load_trainer
 from harness.stats import summarise
 from losses import group_advantages
+from rollout import Sampling, sample_on_engines
 
 
 def parse_args(argv):
@@ -43,14 +43,6 @@ class Rollout(NamedTuple):
     examples: list           # for samples.jsonl
 
 
-def sample_on_engines(sampler, tokenizer, problems, samples, args, seed_of_engine, temperature,
-                      timed=nullcontext):
-    """-> a data.Group of each problem, on every rank: each engine samples and grades its share."""
-    sample = partial(data.sample_groups, sampler, tokenizer, samples=samples, timed=timed,
-                     temperature=temperature, max_tokens=args.max_tokens, template=args.template)
-    return parallel.map_over_engines(sample, problems, seed_of_engine, args.tp)
-
-
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     """-> the P groups to learn from, and all that were sampled. number: the rollout's, from 0.
 
@@ -58,11 +50,12 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     by a new draw, up to --max_refills times (0 without the flag). If there are still too few,
     uniform groups fill the batch up to its size."""
     mixed, uniform = [], []
+    sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + args.max_refills):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, number, attempt)
-        for group in sample_on_engines(
-                sampler, tokenizer, problems, args.group_size, args,
-                partial(seed_of, args.seed, number, attempt), args.sampler_temperature, timed):
+        seeds = partial(seed_of, args.seed, number, attempt)
+        for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
+                                       timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
         if len(mixed) >= args.problems_per_rollout:
             break
@@ -128,8 +121,9 @@ def evaluate(sampler, tokenizer, test_set, args):
     """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights.
 
     All evaluations of a run have one seed: equal weights have equal scores."""
-    groups = sample_on_engines(sampler, tokenizer, test_set, args.eval_samples, args,
-                               partial(seed_of, "eval", args.seed), args.temperature)
+    sampling = Sampling(args.eval_samples, args.temperature, args.max_tokens, args.template)
+    groups = sample_on_engines(sampler, tokenizer, test_set, sampling,
+                               partial(seed_of, "eval", args.seed), args.tp)
     scores = summarise(test_set, [group.rows() for group in groups])
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 

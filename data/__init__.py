@@ -7,15 +7,12 @@ data/sets.py has the table of sets.
 
 import functools
 import random
-from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 from data import countdown, sources
 from data.prompts import TEMPLATES, decode, encode, template_kwargs  # noqa: F401
 from data.sets import SETS
 from data.sources import DataError
-from rewards import grade
 
 NAMES = *countdown.FORMS, *SETS  # computed, and read
 
@@ -57,40 +54,3 @@ def cluster(problem):
     if problem["verifier"] != "countdown":
         return problem["prompt"]
     return f"{sorted(problem['answer']['nums'])} {problem['answer']['target']}"
-
-
-class Group(NamedTuple):
-    """The completions of one problem, with their rewards as graded."""
-
-    problem: dict
-    prompt: list        # token ids
-    completions: list   # engine.completion.Completion
-    texts: list
-    rewards: list
-    faults: list        # of each completion, a worker.Fault or None
-
-    def rows(self):
-        """The completions as rows of eval.py's completions.jsonl."""
-        return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
-                     fault=fault and str(fault))
-                for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
-                                                  self.faults)]
-
-
-def sample_groups(sampler, tokenizer, problems, samples, *, seed, temperature, max_tokens,
-                  top_p=1.0, template=None, timed=nullcontext):
-    """-> a Group of `samples` completions of each problem, sampled and graded. timed: phase -> a
-    context, for "sample" and "reward"."""
-    prompts = [encode(tokenizer, problem, template) for problem in problems]
-    with timed("sample"):
-        completions = sampler.sample(prompts, samples, seed=seed, temperature=temperature,
-                                     max_tokens=max_tokens, top_p=top_p)
-    with timed("reward"):
-        texts = [[decode(tokenizer, c, prompt) for c in group]
-                 for prompt, group in zip(prompts, completions, strict=True)]
-        details = []
-        rewards, _ = grade(problems, texts, details=details)
-    results = iter(details)
-    faults = [[next(results).fault for _ in group] for group in texts]
-    return [Group(*fields) for fields in zip(problems, prompts, completions, texts, rewards,
-                                             faults)]

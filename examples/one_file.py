@@ -72,7 +72,7 @@ def rewards_of(tokenizer, problems, completions):
     texts = texts_of(tokenizer, completions)
     group_size = len(texts) // len(problems)
     groups = [texts[i:i + group_size] for i in range(0, len(texts), group_size)]
-    rewards, _ = grade(problems, groups)
+    rewards = [[x.reward for x in results] for results in grade(problems, groups)]
     return torch.tensor(rewards)
 
 

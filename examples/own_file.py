@@ -15,9 +15,9 @@ for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
         problems = data.load(path, "train")
     except data.DataError as e:
         sys.exit(str(e))
-    rows, details = [problem for problem in problems if "completion" in problem], []
-    grade(rows, [[str(row["completion"])] for row in rows], details=details)
+    rows = [problem for problem in problems if "completion" in problem]
+    graded = grade(rows, [[str(row["completion"])] for row in rows])
     counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
-                     for reward, fault in details)
+                     for (reward, fault), in graded)
     print(f"problems: {len(problems)}", *(f"{kind}: {n}" for kind, n in counts.most_common()),
           sep="\n")

@@ -81,11 +81,9 @@ PIECE = re.compile(r"""
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<gap>\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
-        |\A(?:=|\\therefore(?![a-z]))|\\(?:left|right)\ *\.(?![0-9])
-        |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?
-        |\\(?:text)?color(?:box)?\ *\{\w+\})
-    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *
-        (?:\\?[A-Za-z]+(?:_\{?\w+\}?)?)?\ *\}
+        |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+        |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
+    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?[^{}+-]*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
     |(?P<matrix>\\(?:begin|end)\ *\{\ *\w+\*?\ *\}(?:\ *\{[lcr|]+\})?)
     |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
@@ -190,8 +188,8 @@ def tokens(text, commas=True):
                 closed = (braces[-1] if piece == "{" else braces.pop()) if braces else "font"
                 new = new * (closed == "{")
             case "letters" | "command":
-                known = next((n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS or (
-                    piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)), len(piece))
+                known = next((n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
+                              or piece[1:n].removeprefix("var") in GREEK + FUNCTIONS), len(piece))
                 if kind == "command":  # \pix
                     piece, at = piece[:known], match.start() + known
                 font = KINDS.get(piece) == "FONT"

@@ -19,18 +19,18 @@ from engine.parallel import say
 from engine.policy import backward, compute_logprobs, make_batch, minibatches, shuffled_shares
 from harness.failures import room_for
 from rewards import grade
+from rollout import Sampling, sample_on_engines
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
 WRONG = "<answer>-987654321</answer> \\boxed{-987654321}\n```python\n-987654321\n```"
 
 
 def sampled(s, temperature, seed):
-    """-> EACH completions of PROMPTS problems as data.Groups, and the Batch of all."""
-    sample = partial(data.sample_groups, s.sampler, s.tokenizer, samples=EACH,
-                     temperature=temperature, max_tokens=s.args.max_tokens,
-                     template=s.args.template)
-    problems = data.batch(s.train_set, PROMPTS, s.args.seed, 0)
-    groups = parallel.map_over_engines(sample, problems, partial(seed_of, "check", seed), s.args.tp)
+    """-> EACH completions of PROMPTS problems as Groups, and the Batch of all."""
+    sampling = Sampling(EACH, temperature, s.args.max_tokens, s.args.template)
+    groups = sample_on_engines(
+        s.sampler, s.tokenizer, data.batch(s.train_set, PROMPTS, s.args.seed, 0), sampling,
+        partial(seed_of, "check", seed), s.args.tp)
     return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 
@@ -84,8 +84,9 @@ def check_rewards(s):
 def check_wrong(s):
     """Does a wrong answer get nothing? (Gold answers were tried when they were read.)"""
     problems = data.batch(s.train_set, 256, s.args.seed, 0) + s.test_set[:256]
-    rewards, faults = grade(problems, [[WRONG]] * len(problems))
-    wrong, failed = rewards.count([1]), faults["error"] + faults["timeout"]
+    results = [result for result, in grade(problems, [[WRONG]] * len(problems))]
+    wrong = sum(x.reward == 1 for x in results)
+    failed = sum(bool(x.fault) and x.fault.kind in ("error", "timeout") for x in results)
     yield ("a wrong answer grades as wrong",
            f"{wrong} of {len(problems)} taken for right, {failed} not graded",
            wrong == failed == 0, "--data, REWARDS in rewards.py")

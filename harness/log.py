@@ -41,7 +41,7 @@ def mean_of_some(values):
 
 
 def outcome(groups):
-    """reward/, groups/, len/ and grader/ of data.Groups. A reward of 1 is a solved problem."""
+    """reward/, groups/, len/ and grader/ of Groups. A reward of 1 is a solved problem."""
     rewards = [reward for group in groups for reward in group.rewards]
     completions = [c for group in groups for c in group.completions]
     lengths = [len(c.tokens) for c in completions]

@@ -87,7 +87,8 @@ def map_table(runs, names=MAP, grid=GRID):
         settings, rates = settings_of(runs, steps, task)
         settings, own = {name: settings[name] for name in names}, ["own rate"] * (
             task == "countdown" and grid is GRID)
-        head += [*(f"{'Gemma, ' * (task != 'countdown')}{steps} steps, {lr:g}" for lr in rates), *own]
+        model = "Gemma, " * (task == "comparisons")
+        head += [*(f"{model}{steps} steps, {lr:g}" for lr in rates), *own]
         for i, setting in enumerate(settings.values()):
             found = [[rule.score(run, "test") for run in setting.get(lr, {}).values()]
                      for lr in rates]
@@ -160,7 +161,8 @@ def draw_summary(models, file):
         of = {row.claim["id"]: row for row in rows if not row.beside and row.score == "test"}
         for y, name in enumerate(SUMMARY):
             low, high = (x / gain for x in of[name].interval.ends(of[name].level))
-            axis.plot([low, high], [-y - 0.2 * i] * 2, f"C{i}", lw=2, label=None if y else model.capitalize())
+            axis.plot([low, high], [-y - 0.2 * i] * 2, f"C{i}", lw=2,
+                      label=None if y else model.capitalize())
             axis.plot([of[name].interval.mean / gain], [-y - 0.2 * i], f"C{i}o")
     axis.axvline(0, color="0.3", lw=0.8)
     axis.axvspan(-LEAD, LEAD, color="0.9")
@@ -218,7 +220,8 @@ def numbers(rows, missing, gain, base, suffix=""):
         gain=f"{gain:.3f}", after=f"{rule.of_test(base, 'test') + gain:.3f}",
         counted=f"{sum(verdicts.values())} (" + ", ".join(
             f"{n} *{name}*" for name, n in sorted(verdicts.items())) + ")",
-        seen_three=", ".join(three.get(name, "-") for name in SUMMARY), margin=f"{rule.MARGIN * gain:.4f}", base=f"{rule.of_test(base, 'test'):.3f}",
+        seen_three=", ".join(three.get(name, "-") for name in SUMMARY),
+        margin=f"{rule.MARGIN * gain:.4f}", base=f"{rule.of_test(base, 'test'):.3f}",
         base_pass=rule.of_test(base, "pass"), seen=f"{seen:.3f}",
         seen_share=f"{100 * seen / gain:.0f}%",
         seen_range=" to ".join(f"{100 * x / gain:.0f}%" for x in (of_claims[0], of_claims[-1])),
@@ -248,7 +251,8 @@ def write_results():
     draw_summary(models, RESULTS / "summary.png")
     fields = dict(
         certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
-        acpo_map=map_table(runs, ("grpo", "acpo", "cispo"), GRID[:1]), claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
+        acpo_map=map_table(runs, ("grpo", "acpo", "cispo"), GRID[:1]),
+        claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",

@@ -153,23 +153,23 @@ def kept(kept_run):
 def graded(monkeypatch):
     """Rewards go by a completion's place: a third of each group are right. graded(groups) does so
     in these groups, and makes the others all wrong."""
-    import data
+    import rollout
 
-    own = data.grade
+    own = rollout.grade
 
     def mixed(groups=None):
         def grade(problems, texts, **options):
-            rewards, counts = own(problems, texts, **options)
-            return [[float((i + j) % 3 == 0 and (groups is None or i in groups))
-                     for j in range(len(group))] for i, group in enumerate(rewards)], counts
-        monkeypatch.setattr(data, "grade", grade)
+            return [[x._replace(reward=float((i + j) % 3 == 0 and (groups is None or i in groups)))
+                     for j, x in enumerate(group)]
+                    for i, group in enumerate(own(problems, texts, **options))]
+        monkeypatch.setattr(rollout, "grade", grade)
     mixed()
     return mixed
 
 
 @pytest.fixture
 def copy(tmp_path):
-    for path in ROOT.glob("*.py"):
+    for path in [*ROOT.glob("*.py"), ROOT / "requirements.txt"]:
         shutil.copy(path, tmp_path)
     for name in ("analysis", "anatomy", "data", "docs", "engine", "examples", "harness", "graders",
                  "study"):

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import rewards
 import train
 from conftest import ROOT
 from engine.sampler import has_vllm
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
-        "data/__init__.py", "data/countdown.py"]
+        "data/__init__.py", "data/countdown.py", "rollout.py"]
 # a run of two rollouts
 SMALL = (
     "--sampler transformers --rollouts 2 --problems_per_rollout 4 --group_size 4 "
@@ -26,6 +28,13 @@ MEASURED = ("time/", "perf/", "seconds")  # by a clock
 needs_venv = pytest.mark.skipif(not list(ROOT.glob(".venv/ready-*")),
                                 reason="no .venv here: ./run_all.sh test makes it")
 needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vllm is not installed")
+
+
+def counted(problems, texts, *options, **more):
+    """-> P lists of rewards, and how often rewards.grade found each kind of fault."""
+    results = rewards.grade(problems, texts, *options, **more)
+    faults = Counter(x.fault.kind for of in results for x in of if x.fault)
+    return [[x.reward for x in of] for of in results], faults
 
 
 def read_rows(path):

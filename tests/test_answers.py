@@ -15,7 +15,8 @@ from graders import answer as grammar
 from graders import equal as grading
 from graders import worker
 from graders.equal import readable
-from rewards import REWARDS, cell, entries, equal, final_answer, grade
+from helpers import counted
+from rewards import REWARDS, cell, entries, equal, final_answer
 
 FORMS = [line for line in (Path(__file__).parent / "forms.txt").read_text("utf-8").splitlines()
          if not line.startswith("#")]
@@ -202,6 +203,6 @@ def test_cells(value, expected):
 def test_unreadable_golds_are_counted():
     gold = "\\frac{1}{2"
     assert not readable(gold) and readable("\\frac{1}{2}") and readable("Evelyn")
-    found, counters = grade([dict(verifier="math", answer=gold)], [["\\boxed{5}", "no box"]])
+    found, counters = counted([dict(verifier="math", answer=gold)], [["\\boxed{5}", "no box"]])
     assert found == [[0.0, 0.0]] and REWARDS["math"]("\\boxed{6}", gold) == 0
     assert counters["unparsed_gold"] == 1 and counters["unparsed_answer"] == 1

@@ -13,6 +13,7 @@ from data.recipe import BASE, settings_of
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from harness.stats import summarise
+from rollout import Sampling, sample_on_engines
 from study import tiny, worked
 from study.tiny import save_base
 
@@ -75,8 +76,8 @@ def test_the_base_solves_some_and_has_something_to_learn(task, score):
     sampler = make_sampler("transformers", folder, dtype="float32", max_length=length,
                            eos=eos_ids(folder, tokenizer))
     problems = data.load(task, "test") if task == "countdown" else worked.held_out()[:256]
-    groups = data.sample_groups(sampler, tokenizer, problems, 16, seed=0, temperature=1.0,
-                                max_tokens=settings["max_tokens"])
+    sampling = Sampling(16, 1.0, settings["max_tokens"], None)
+    groups = sample_on_engines(sampler, tokenizer, problems, sampling, lambda engine: 0)
     rows = [group.rows() for group in groups]
     scores = summarise(problems, rows)
     error = scores["mean@16_stderr"]

@@ -8,7 +8,7 @@ import hedges
 import rewards
 from graders import Hedge
 from graders.equal import equal, refuse
-from rewards import grade
+from helpers import counted
 
 VALUES = ["1.3", "-700", "4080", "15,000", "2.50", "4.5 \\times 10^{33}", "\\frac{3}{4}", "12\\pi"]
 UNITS = [" \\text{ eV}", " \\text{ nm}", "\\text{ Å}", " \\mathrm{~K}", "\\text{m/s²}",
@@ -100,7 +100,7 @@ def test_grading_counts_hedges():
     problem = dict(verifier="math", answer="5")
     texts = [f"\\boxed{{{text}}}" for text in (
         "5", "6", "\\le 5", "5 or 6", "x+y=5", "6.5", "x = 6")]
-    (rewards,), counters = grade([problem], [[*texts, "no box"]])
+    (rewards,), counters = counted([problem], [[*texts, "no box"]])
     assert rewards == [1] + [0] * 7 and counters["hedge"] == 3
     assert counters["unparsed_answer"] == 1 and counters["error"] == 0
     refuse("n \\ge 3", "n \\geq 4")  # wrong, and of the gold answer's form: no hedge

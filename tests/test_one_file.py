@@ -18,6 +18,7 @@ from engine.trainer import Trainer
 from examples import one_file
 from losses import METHODS
 from ranks import EXACT_NORMS
+from rollout import Group, Sampling, sample_on_engines
 from test_style import imports_of
 
 P, G, S = 3, 6, 3
@@ -94,7 +95,7 @@ def groups_of(completions, tokenizer, problems):
                completions.logprobs, strict=True)
     found = [Completion(ids[mask].tolist(), logprobs[mask].tolist(),
                         ids[mask][-1] != tokenizer.eos_token_id) for ids, mask, logprobs in rows]
-    return [data.Group(problem, data.encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
+    return [Group(problem, data.encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
                        REWARDS[i].tolist(), [None] * G) for i, problem in enumerate(problems)]
 
 
@@ -139,8 +140,8 @@ def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
     completions = one_file.sample(load(base), tokenizer, problems, 1, greedy=True)
     sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
                            eos=[tokenizer.eos_token_id])
-    groups = data.sample_groups(sampler, tokenizer, problems, 1, seed=0, temperature=0,
-                                max_tokens=one_file.MAX_TOKENS)
+    sampling = Sampling(1, 0, one_file.MAX_TOKENS, None)
+    groups = sample_on_engines(sampler, tokenizer, problems, sampling, lambda engine: 0)
     for i, group in enumerate(groups):
         tokens = completions.ids[i, -completions.mask.shape[1]:][completions.mask[i]]
         assert tokens.tolist() == group.completions[0].tokens

@@ -133,7 +133,8 @@ def test_problems_of_reasoning_gym(task, copy):
     texts = [rows[0]["answer"]["gold"] or "0", f"open({str(marker)!r}, 'w')", "7"]
     code = ("import json, sys; from rewards import grade\n"
             "print(json.dumps(grade([json.loads(sys.argv[1])], [json.loads(sys.argv[2])], 60)))")
-    scores, counts = json.loads(run("-c", code, json.dumps(rows[0]), json.dumps(
+    graded, = json.loads(run("-c", code, json.dumps(rows[0]), json.dumps(
         [f"<answer>{text}</answer>" for text in texts])))
-    assert counts["error"] == counts["timeout"] == 0 and max(scores[0][1:]) < 1
-    assert (scores[0][0] == 1 or task == "countdown") and not marker.exists()
+    scores, faults = zip(*graded)
+    assert not {"error", "timeout"} & {fault[0] for fault in faults if fault}
+    assert max(scores[1:]) < 1 and (scores[0] == 1 or task == "countdown") and not marker.exists()

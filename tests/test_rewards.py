@@ -14,7 +14,7 @@ import pytest
 import rewards
 from conftest import ROOT
 from graders import Unparsed, UnparsedGold, sandbox, worker
-from helpers import python, until
+from helpers import counted, python, until
 from rewards import REWARDS, arithmetic, grade
 
 PUZZLE, RIGHT = dict(nums=[3, 5, 7, 7], target=24), dict(nums=[2, 3, 4], target=14)
@@ -147,8 +147,9 @@ def test_the_program_is_the_last_that_defines_the_function(completion):
     assert sandbox.final_program(blocks, "f") == right + "\n"
 
 
-PIECES = ["```", "~~~", "1", "\\right ", "\\boxed{", "}", "{", "<answer>", "</answer>", "<think>", "(",
-          "[", ",", " ", "\n", "x", "^", "_", "-", "=", "\\", "$", "and", "1 1/2", "\\pm", "> ", "a" * 20]
+PIECES = ["```", "~~~", "1", "\\right ", "\\boxed{", "}", "{", "<answer>", "</answer>", "<think>",
+          "(", "[", ",", " ", "\n", "x", "^", "_", "-", "=", "\\", "$", "and", "1 1/2", "\\pm",
+          "> ", "a" * 20]
 
 
 @pytest.mark.parametrize("text", [
@@ -176,10 +177,8 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     monkeypatch.setattr(worker, "run_jobs", lambda *args: asked.append(args) or results)
     problems = [dict(verifier="math", answer="5"), dict(verifier="code", answer=dict(tests=[])),
                 dict(verifier="table", answer=3)]
-    texts, details = [["a", "b"], ["c"], ["d", "e"]], ["before"]
-    got, counters = grade(problems, texts, workers=3, details=details)
-    assert got == [[1, 0], [0], [0, 0.5]] and details == ["before", *results]
-    assert counters == dict(unparsed_answer=1, unparsed_gold=0, hedge=0, timeout=1, error=2)
+    texts = [["a", "b"], ["c"], ["d", "e"]]
+    assert grade(problems, texts, workers=3) == [results[:2], results[2:3], results[3:]]
     assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
                                        "rewards: code, 1 of 5 completions: timeout after 600 s\n"
                                        "rewards: table, 1 of 5 completions: error: a\n")
@@ -267,7 +266,7 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
         texts[place] = text
     grade([problem], [["good"]], workers=2)  # started
     began = time.perf_counter()
-    (got,), counters = grade([problem], [texts], timeout=3.0, workers=2)
+    (got,), counters = counted([problem], [texts], timeout=3.0, workers=2)
     assert time.perf_counter() - began < 60
     values = dict(good=1.0, bad=0.0)
     assert got == [values.get(text, -1.0) for text in texts]
@@ -282,7 +281,7 @@ def test_what_is_not_graded_has_the_least_reward(verifiers, capfd):
     """Nothing is gained by an error, or by an answer that cannot be read. A reward below the least,
     or one that float32 has not, is an error."""
     texts = ["good", "bad", "wrong", "unread", "raise", "die", "less", "large", "nan"]
-    (got,), counters = grade([dict(verifier="own", answer=None)], [texts], workers=1)
+    (got,), counters = counted([dict(verifier="own", answer=None)], [texts], workers=1)
     assert got == [1, 0] + [-1] * 7
     assert counters["unparsed_answer"] == 1 and counters["error"] == 5
     assert "the reward is -1.5, and the verifier's least is -1" in capfd.readouterr().err
@@ -302,7 +301,7 @@ def test_the_verifiers_load_without_torch():
 
 def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
     monkeypatch.setattr(rewards, "MODULE", "there_is_no_such_module")
-    (got,), counters = grade([dict(verifier="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3],
+    (got,), counters = counted([dict(verifier="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3],
         workers=1)
     assert got == [0, 0, 0] and counters["error"] == 3
 
@@ -313,20 +312,20 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
     texts = [[answer("2+3*4"), "none", answer("4")] * 40,
              [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]
     for _ in range(2):
-        got, counters = grade(problems, texts)
+        got, counters = counted(problems, texts)
         assert got == [[1, 0, 0] * 40] * 2 and counters["unparsed_answer"] == 80
         assert counters["timeout"] == counters["error"] == 0
         for one in worker.pool("rewards", worker.WORKERS):
             if one.process:
                 one.process.kill()
                 one.process.wait()
-    assert grade([], [])[0] == []
+    assert grade([], []) == []
 
 
 def test_a_gold_that_is_nested_too_deep_is_an_error():
     nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
     problems = [dict(verifier="table", answer=gold) for gold in ([1], nested, [2])]
-    got, counters = grade(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
+    got, counters = counted(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
     assert got == [[1], [0], [1]] and counters["error"] == 1
 
 
@@ -387,14 +386,13 @@ def test_what_a_verifier_does_to_its_worker_costs_no_other_completion(verifiers,
     faulty = ["[1.0, null]\n", "half a line", "[" * 5000 + "\n", "\xff\n", "null\n", "closes",
               "nan", "inf"]
     texts = [text for bad in ["forks", "leaves", "reads", *faulty] for text in (bad, "good")]
-    (got,), counters = grade([problem], [texts], timeout=20.0, workers=1)
+    (got,), counters = counted([problem], [texts], timeout=20.0, workers=1)
     values = dict(good=1.0, forks=1.0, reads=1.0, leaves=0.0)
     assert got == [values.get(text, -1.0) for text in texts]
-    assert counters == dict(unparsed_answer=0, unparsed_gold=0, hedge=0, timeout=0,
-                            error=len(faulty))
+    assert counters == dict(error=len(faulty))
     said = capfd.readouterr().err
     assert "own, 1 of 22 completions: error: the reward is nan" in said
     assert "5 of 22 completions: error: the verifier wrote to a descriptor" in said
-    assert grade([problem], [["later"]], workers=1)[0] == [[1]]
+    assert counted([problem], [["later"]], workers=1)[0] == [[1]]
     time.sleep(1.0)  # It has written by then, and the next block is not charged for it.
-    assert grade([problem], [["good"]], workers=1) == ([[1]], dict.fromkeys(counters, 0))
+    assert counted([problem], [["good"]], workers=1) == ([[1]], {})

@@ -11,11 +11,10 @@ from unittest import mock
 
 import pytest
 
-import rewards
 from conftest import ROOT
 from graders import sandbox, worker
 from graders.sandbox import lines_equal, run_tests
-from helpers import until
+from helpers import counted, until
 
 pytestmark = pytest.mark.skipif(
     sandbox.obstacle() is not None, reason=f"nothing isolates programs: {sandbox.obstacle()}")
@@ -297,7 +296,7 @@ def test_a_fork_bomb_costs_no_other_program_its_reward():
              "    t=threading.Thread(target=time.sleep,args=(0.1,))\n    t.start()\nprint(6)")
     texts = [f"```\n{code}\n```" for code in [bomb + "time.sleep(9)", *[right] * 15]]
     try:
-        got, _ = rewards.grade([dict(verifier="code", answer=test)], [texts], workers=16)
+        got, _ = counted([dict(verifier="code", answer=test)], [texts], workers=16)
     finally:
         for one in worker.pool("rewards", 16):
             one.stop()

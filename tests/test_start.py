@@ -10,6 +10,7 @@ from transformers import Gemma2Config
 
 import data
 import helpers
+import rollout
 import train
 from data.recipe import settings_of
 from graders import worker
@@ -23,9 +24,8 @@ from helpers import SMALL, read_rows, run, write_rows
 
 def graded_alike(reward, fault=None):
     """A stand-in for rewards.grade that gives every completion this reward and this fault."""
-    def grade(problems, texts, details):
-        details += [worker.Result(reward, fault)] * sum(map(len, texts))
-        return [[reward] * len(t) for t in texts], {}
+    def grade(problems, texts):
+        return [[worker.Result(reward, fault)] * len(t) for t in texts]
     return grade
 
 
@@ -156,7 +156,7 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
 
 
 def test_rewards_that_a_method_does_not_take_are_a_sentence(base, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data, "grade", graded_alike(0.5))
+    monkeypatch.setattr(rollout, "grade", graded_alike(0.5))
     said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--loss", "passk",
                            "--out", tmp_path / "run")
     assert "passk counts successes" in said
@@ -168,7 +168,7 @@ def test_rewards_that_a_method_does_not_take_are_a_sentence(base, tmp_path, caps
 def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys, monkeypatch,
                                                          flags, warned):
     """A method without a baseline learns from groups that are all right."""
-    monkeypatch.setattr(data, "grade", graded_alike(1.0))
+    monkeypatch.setattr(rollout, "grade", graded_alike(1.0))
     run(base, tmp_path / "run", "--eval_every", "0", "--rollouts", "1", *flags.split())
     assert ("WARNING" in capsys.readouterr().out) == warned
 
@@ -195,7 +195,7 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
 
 @pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])
 def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "grade", graded_alike(0.0, fault))
+    monkeypatch.setattr(rollout, "grade", graded_alike(0.0, fault))
     with pytest.raises(RunFailed, match="16 of 16 calls of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
