@@ -146,11 +146,9 @@ def same_cell(pred, gold):
 def entries(text, count):
     """The entries of an answer: a list of JSON or Python, or split at | or commas, if that gives
     `count`. Raises Unparsed for an object without an answer."""
-    value = []
-    for read in (json.loads, ast.literal_eval)[:1 + text.startswith("[")]:
-        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            value = read(text)
-            break
+    value, read = [], ast.literal_eval if text.startswith("[") else json.loads
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        value = read(text)
     if isinstance(value, dict):
         value = value.get("answer")
         if value is None:

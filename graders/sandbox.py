@@ -238,29 +238,18 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
 
 # ------------------------------------------------------------------ testing a program
 
-FENCE = re.compile(r"([^`~\n]*)(```+|~~~+)[ \t]*+(\w*)([^`\n]*)")
+# a block between two fences: a line with the same one ends it, unless that opens the next block
+BLOCK = re.compile(r"^([^`~\n]*+)(?P<fence>```|~~~)[`~]*+[ \t]*+(\w*+)[^`\n]*+\n"
+                   r"((?:(?!.*(?P=fence)).*\n)*+).*(?P=fence)(?!\w)", re.M)
 MARGIN = re.compile(r"[ \t>]*+(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?")  # of a list or quotation, too
 
 
 def fenced_blocks(text):
-    """-> the (mark, content) of each block between two fences, ``` or ~~~, without the margin that
-    its first fence has (CommonMark 4.5). A line with that fence ends it, unless it opens the next
-    one; a block that is not ended is none."""
-    blocks, lines, fence, margin, mark = [], [], "", "", ""
-    for line in text.split("\n"):
-        at = line.find(fence[:3]) if fence else -1
-        if at >= 0 and not re.match(r"\w", line[at:].lstrip(fence[0])):
-            blocks.append((mark, "".join(lines)))
-            fence = ""
-        elif (not fence or at >= 0) and (opening := FENCE.fullmatch(line)):
-            before, fence, mark, _ = opening.groups()
-            margin, lines = before if MARGIN.fullmatch(before) else "", []
-        elif at >= 0:
-            fence = ""
-        elif fence:
-            in_margin = not line[:len(margin)].strip(" \t>")
-            lines.append((line[len(margin):] if in_margin else line.lstrip(" \t")) + "\n")
-    return blocks
+    """-> the (mark, content) of each block, without the margin of its first fence (CommonMark 4.5).
+    """
+    return [(mark, re.sub(rf"(?m)^[ \t>]{{0,{len(before)}}}", "", content)
+             if MARGIN.fullmatch(before) else content)
+            for before, _, mark, content in BLOCK.findall(text)]
 
 
 def final_program(blocks, fn_name=None):
