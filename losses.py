@@ -18,7 +18,6 @@ writes into no argument but an advantage's `state`.
 
 import functools
 import inspect
-import itertools
 import json
 import math
 import sys
@@ -44,7 +43,7 @@ class Tokens:
     advantages: torch.Tensor      # the completion's, repeated over its tokens
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, which takes pi_old's
-    sampler_logprobs: torch.Tensor | None = None  # as returned, for --correction
+    sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
     group: torch.Tensor | None = None             # int, of the prompt, for prompt_mean
@@ -288,10 +287,9 @@ def opsm(tokens, *, opsm_delta=0.5):
     return (~((tokens.advantages < 0) & gone)).to(tokens.entropy)
 
 
-# ---------------------------------------------------------------------------- corrections
-# tokens -> weight [B, T] that multiplies select's, with any method: the sampler's probabilities are
-# not quite the trainer's. u = pi_old / pi_sampler of a token, U its product over the completion. A
-# token of weight 0 still counts in the denominators.
+# The sampler's probabilities are not quite the trainer's. These selects correct for it, with any
+# method: u = pi_old / pi_sampler of a token, U its product over the completion. A token of weight 0
+# still counts in the denominators.
 
 
 def sampler_log_ratio(tokens):
@@ -306,66 +304,49 @@ def sequence_ratio(tokens):
     return log_ratio.sum(1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
 
 
-def token_truncate(tokens, *, low=0.0, high=2.0):
-    """w = clip(u, low, high); the default is verl's, TRL has 3"""
-    return sampler_log_ratio(tokens).exp().clamp(low, high)
+def within(tokens, ratio, name, low, high, drops):
+    """-> the ratio [B, T], clipped to the bounds or with 0 outside of them, and the share of tokens
+    that are."""
+    require(0 <= low <= 1 <= high < math.inf, f"--{name}_low must be from 0 to 1 and --{name}_high "
+            f"1 or more, not {low} and {high}")
+    outside = (ratio < low) | (ratio > high)
+    weight = ratio.where(~outside, 0.0) if drops else ratio.clamp(low, high)
+    return weight, {f"{name}_{'dropped' if drops else 'bounded'}": tokens.mean(outside.float())}
 
 
-def token_mask(tokens, *, low=0.5, high=5.0):
-    """w = u where low <= u <= high, else 0: IcePop, with its defaults"""
+def token_truncate(tokens, *, token_truncate_high=2.0):
+    """w = min(u, token_truncate_high); the default is verl's, TRL has 3"""
     u = sampler_log_ratio(tokens).exp()
-    return u * ((low <= u) & (u <= high))
+    return within(tokens, u, "token_truncate", 0.0, token_truncate_high, drops=False)
 
 
-def sequence_truncate(tokens, *, low=0.0, high=2.0):
-    """w = clip(U, low, high); the default is verl's, TRL has 3"""
-    return sequence_ratio(tokens).clamp(low, high)
+def token_mask(tokens, *, token_mask_low=0.5, token_mask_high=5.0):
+    """w = u where token_mask_low <= u <= token_mask_high, else 0: IcePop, with its defaults"""
+    u = sampler_log_ratio(tokens).exp()
+    return within(tokens, u, "token_mask", token_mask_low, token_mask_high, drops=True)
 
 
-def sequence_mask(tokens, *, low=0.0, high=3.0):
-    """w = U where low <= U <= high, else 0: TRL's default"""
+def sequence_truncate(tokens, *, sequence_truncate_high=2.0):
+    """w = min(U, sequence_truncate_high); the default is verl's, TRL has 3"""
     u = sequence_ratio(tokens)
-    return u * ((low <= u) & (u <= high))
+    return within(tokens, u, "sequence_truncate", 0.0, sequence_truncate_high, drops=False)
 
 
-def geometric_mask(tokens, *, low=0.999, high=1.001):
-    """w = 1 where low <= U^(1 / length) <= high, else 0: verl's geo_rs; SkyRL has 0.99 and 1.01"""
-    mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp()
-    return ((low <= mean) & (mean <= high)).to(mean).expand_as(tokens.mask)
+def sequence_mask(tokens, *, sequence_mask_high=3.0):
+    """w = U where U <= sequence_mask_high, else 0: TRL's default"""
+    u = sequence_ratio(tokens)
+    return within(tokens, u, "sequence_mask", 0.0, sequence_mask_high, drops=True)
 
 
-CORRECTIONS = {f.__name__: f for f in (token_truncate, token_mask, sequence_truncate, sequence_mask,
-                                       geometric_mask)}
+def geometric_mask(tokens, *, geo_low=0.999, geo_high=1.001):
+    """w = 1 where geo_low <= U^(1 / length) <= geo_high, else 0: verl's geo_rs; SkyRL has 0.99 and
+    1.01"""
+    mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp().expand_as(tokens.mask)
+    kept, numbers = within(tokens, mean, "geo", geo_low, geo_high, drops=True)
+    return (kept > 0).to(mean), numbers
 
 
-def chosen_corrections(names, low=None, high=None):
-    """-> [(function, bounds)] of corrections, names with commas between. low, high: a bound for
-    each, with commas between; None or nothing is the correction's own. Raises ValueError."""
-    names = names.split(",")
-    lows, highs = (str("" if x is None else x).split(",") for x in (low, high))
-    require(max(len(lows), len(highs)) <= len(names), "there are more bounds than corrections")
-    pairs = []
-    for name, low, high in itertools.zip_longest(names, lows, highs):
-        require(name in CORRECTIONS, f"--correction {name} is none of {', '.join(CORRECTIONS)}")
-        given = {key: float(x) for key, x in dict(low=low, high=high).items() if x}
-        bounds = keyword_only(CORRECTIONS[name]) | given
-        require(0 <= bounds["low"] <= 1 <= bounds["high"] < math.inf,
-                f"--correction {name} would keep ratios from {bounds['low']} to {bounds['high']}: "
-                "--correction_low must be from 0 to 1, --correction_high 1 or more")
-        pairs.append((CORRECTIONS[name], bounds))
-    return pairs
-
-
-def correct(tokens, names, low=None, high=None):
-    """-> the product of corrections' weights [B, T], and its mean, the share of tokens that it
-    drops, and of those that it bounds."""
-    chosen = chosen_corrections(names, low, high)
-    weight = math.prod(f(tokens, **bounds) for f, bounds in chosen)
-    free = math.prod(f(tokens, low=0.0, high=math.inf) for f, _ in chosen)
-    dropped = weight == 0
-    return weight, dict(correction_mean=tokens.mean(weight),
-                        correction_dropped=tokens.mean(dropped.float()),
-                        correction_truncated=tokens.mean(((weight != free) & ~dropped).float()))
+CORRECTIONS = token_truncate, token_mask, sequence_truncate, sequence_mask, geometric_mask
 
 
 # ---------------------------------------------------------------------------- axis 3: objective
@@ -591,7 +572,7 @@ def constant(loss, mask, size):
 # Functions of one completion that give it no gradient where its advantage is 0: a method of these
 # alone skips such completions in the update. Any other function sees all completions
 BY_ADVANTAGE = {reinforce, ppo_clip, cispo, gspo, sapo, gmpo, dppo, vespo,
-                every_token, by_probability, low_probability, high_probability, opsm,
+                every_token, by_probability, low_probability, high_probability, opsm, *CORRECTIONS,
                 seq_mean, token_mean, prompt_mean, seq_sum, constant}
 
 
@@ -609,7 +590,7 @@ class Method:
     advantage: Callable
     objective: Callable
     aggregate: Callable
-    select: Callable = every_token
+    select: Callable | tuple = every_token  # of a tuple the weights multiply
     preset: dict = field(default_factory=dict)
     passes: tuple = (every_token,)  # each weighs the rollout's tokens, then come S steps
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
@@ -617,8 +598,12 @@ class Method:
     source: str = ""
 
     @property
+    def selects(self):
+        return self.select if isinstance(self.select, tuple) else (self.select,)
+
+    @property
     def functions(self):
-        return (self.advantage, self.select, self.objective, self.aggregate, *self.passes)
+        return (self.advantage, *self.selects, self.objective, self.aggregate, *self.passes)
 
     @property
     def flags(self):
@@ -701,17 +686,26 @@ AXES = ("advantage", "select", "objective", "aggregate")
 
 def cells(axis):
     """{name: function} of the rows' cells on an axis: the names of --advantage, --select, ..."""
+    if axis == "select":
+        found = [f for method in METHODS.values() for f in method.selects]
+        return {f.__name__: f for f in (*found, *CORRECTIONS)}
     return {f.__name__: f for f in (getattr(m, axis) for m in METHODS.values())}
 
 
-def row(name, **axes):
+def row(name, select=None, **axes):
     """The Method of a name, with another cell where an axis names one (None does not), and without
-    the row's own values for the cell that it had there."""
-    method, other = METHODS[name], {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
-    other = {axis: f for axis, f in other.items() if f is not getattr(method, axis)}
-    gone = {flag for axis in other for flag in keyword_only(getattr(method, axis))}
-    own = {flag: x for flag, x in method.preset.items() if flag not in gone}
-    return replace(method, **other, preset=own)
+    the row's own values for the cell that it had there. select: names with commas between, of which
+    "own" is the row's. Raises ValueError for another name."""
+    method, known = METHODS[name], cells("select")
+    names = [x.strip() for x in (select or "own").split(",")]
+    require({*names} <= {"own", *known}, f"--select {select}: it takes names with commas between, "
+            f"of own, {', '.join(known)}")
+    chosen = tuple(f for x in names for f in (method.selects if x == "own" else [known[x]]))
+    other = {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
+    changed = replace(method, **other, select=chosen if len(chosen) > 1 else chosen[0])
+    return replace(changed, preset={flag: x for flag, x in method.preset.items()
+                                    if any(flag in keyword_only(f) for f in changed.functions
+                                           if f in method.functions)})
 
 
 def with_hyperparameters(method, hyperparameters):
@@ -737,21 +731,32 @@ def group_advantages(method, rewards, state, **hp):
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def loss_terms(method, tokens, max_tokens, size=None, correction=None, correction_low=None,
-               correction_high=None, kl_coef=0.0, kl_unbiased=False, **hp):
+def with_numbers(result):
+    """-> a tensor [B, T], {metric: number}; a select or an objective may return it alone."""
+    return result if isinstance(result, tuple) else (result, {})
+
+
+def selected(method, tokens):
+    """-> the product of the selects' weights [B, T], and the numbers that they log."""
+    weight, numbers = 1.0, {}
+    for f in method.selects:
+        factor, of_select = with_numbers(method.call(f, tokens))
+        weight, numbers = weight * factor, {**numbers, **of_select}
+    return weight, numbers
+
+
+def loss_terms(method, tokens, max_tokens, size=None, kl_coef=0.0, kl_unbiased=False, **hp):
     """policy_loss's arguments -> the bound Method; the masked Tokens; {name: scalar}, whose
     sum is the loss; and {name: number} to log."""
     method, tokens = with_hyperparameters(method, hp), tokens.masked()
     size = size or step_size(tokens.mask, max_tokens, tokens.group)
-    token_loss, numbers = objective_of(method, tokens)
+    token_loss, numbers = with_numbers(method.call(method.objective, tokens))
+    weight, of_selects = selected(method, tokens)
     pass_weight = 1 if tokens.weight is None else tokens.weight
-    weight = method.call(method.select, tokens) * pass_weight
-    if correction:
-        factor, of_correction = correct(tokens, correction, correction_low, correction_high)
-        weight, numbers = weight * factor, {**numbers, **of_correction}
+    weight = weight * pass_weight
     terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size,
                                      group=tokens.group))
-    numbers = {"weight_mean": tokens.mean(weight), **numbers}  # an objective's own name counts
+    numbers = {"weight_mean": tokens.mean(weight), **of_selects, **numbers}
     if kl_coef:
         require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
@@ -767,10 +772,9 @@ def policy_loss(method, tokens, max_tokens, *, size=None, **options):
     """The loss of one optimizer step, a scalar.
 
     tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
-    of all slices add up to the step's (a whole_step method must see all of it). Options:
-    correction, correction_low and correction_high, of chosen_corrections; kl_coef weighs the k3
-    estimate of KL(pi | pi_ref), kl_unbiased multiplies it by rho; and hyperparameters in place of
-    the row's. Raises ValueError for a hyperparameter out of range."""
+    of all slices add up to the step's (a whole_step method must see all of it). Options: kl_coef
+    weighs the k3 estimate of KL(pi | pi_ref), kl_unbiased multiplies it by rho; and hyperparameters
+    in place of the row's. Raises ValueError for a hyperparameter out of range."""
     _, _, terms, _ = loss_terms(method, tokens, max_tokens, size, **options)
     return sum(terms.values())
 
@@ -784,18 +788,13 @@ def step_metrics(method, tokens, max_tokens, **options):
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
 
 
-def objective_of(method, tokens):
-    """-> loss [B, T], {metric: number}; an objective may return the loss alone."""
-    result = method.call(method.objective, tokens)
-    return result if isinstance(result, tuple) else (result, {})
-
-
 @torch.enable_grad()
 def weight_on_logprob(method, tokens):
     """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
     not (ACPO, eq. 2)."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
-    gradient, = torch.autograd.grad(objective_of(method, leaf)[0].sum(), leaf.logprobs)
+    token_loss, _ = with_numbers(method.call(method.objective, leaf))
+    gradient, = torch.autograd.grad(token_loss.sum(), leaf.logprobs)
     return -gradient * tokens.mask
 
 
@@ -834,15 +833,19 @@ def describe(name, method):
         values = ", ".join(f"{k}={method.flags[k]}" for k in keyword_only(f))
         return f.__name__ + (f"({values})" if values else "")
     passes = [cell(f) for f in method.passes if f is not every_token]
-    return f"{name} = " + " | ".join([cell(getattr(method, axis)) for axis in AXES] + passes)
+    axes = [cell(method.advantage), " x ".join(map(cell, method.selects)), cell(method.objective),
+            cell(method.aggregate)]
+    return f"{name} = " + " | ".join(axes + passes)
 
 
 def card(name):
     """A row's formulas, values and source, and the flags of other frameworks that compute it."""
     method = METHODS[name]
     notes = json.loads((Path(__file__).parent / "docs" / "methods.json").read_text()).get(name, {})
-    entries = [(axis, inspect.getdoc(getattr(method, axis)) or "") for axis in AXES]
-    entries += [("pass", inspect.getdoc(f) or "") for f in method.passes if f is not every_token]
+    kinds = ("advantage", *["select"] * len(method.selects), "objective", "aggregate",
+             *["pass"] * len(method.passes))
+    entries = [(kind, inspect.getdoc(f) or "") for kind, f in zip(kinds, method.functions)
+               if (kind, f) != ("pass", every_token)]
     entries += {"source": method.source or "none given", **notes}.items()
     lines = [f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13)
              for label, text in entries]

@@ -19,7 +19,7 @@ import torch
 from anatomy.rollout import bound, logged, open_rollout, walk
 from harness.files import numbers
 from harness.model import read_tokenizer
-from losses import correct, describe, weight_on_logprob
+from losses import describe, selected, weight_on_logprob
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # of a token; the page has their names and colours
@@ -63,22 +63,19 @@ def problem_text(batch, rows, tokenizer):
 
 # ---------------------------------------------------------------------------- numbers
 
-def token_numbers(tokens, method, shown, coefficients):
+def token_numbers(tokens, method, shown):
     """{name: numbers} of the tokens at which shown [N, T] is true. The loss sees the whole rollout
-    as one step, which a @whole_step method has its statistics of. Of the run's coefficients the
-    correction counts; the KL penalty's gradient and the entropy bonus's are not shown.
+    as one step, which a @whole_step method has its statistics of. The KL penalty's gradient and the
+    entropy bonus's are not shown.
     Raises ValueError where the model's log probabilities are no numbers."""
     if not torch.isfinite(tokens.logprobs[shown]).all():
         raise ValueError("they lead to weights whose probabilities are no numbers; a smaller --lr "
                          "may do")
     clean = tokens.masked()
-    weight, selected = weight_on_logprob(method, clean), method.call(method.select, clean)
-    if coefficients.get("correction"):
-        bounds = coefficients["correction_low"], coefficients["correction_high"]
-        selected = selected * correct(clean, coefficients["correction"], *bounds)[0]
-    gradient = (1 - clean.probs) * weight * selected * clean.mask
+    weight, (factor, _) = weight_on_logprob(method, clean), selected(method, clean)
+    gradient = (1 - clean.probs) * weight * factor * clean.mask
     status = torch.full_like(weight, PASSES)
-    status[selected == 0] = UNSELECTED
+    status[(factor == 0).expand_as(weight)] = UNSELECTED
     status[(weight == 0) & (clean.advantages > 0)] = UP
     status[(weight == 0) & (clean.advantages < 0)] = DOWN
     status[clean.advantages == 0] = NO_ADVANTAGE
@@ -98,7 +95,7 @@ def walked(kept, name, shown, start, steps=None, lr=None):
         kept = kept.follow(name)
         for _, rows in walk(kept, steps, lr):
             tokens = kept.tokens()
-            states.append(token_numbers(tokens, kept.method, shown, kept.coefficients))
+            states.append(token_numbers(tokens, kept.method, shown))
             summaries.append(numbers(logged(tokens, kept.method, "entropy", "approx_kl", "ess",
                                             "clip_high_frac", "clip_low_frac")))
             if rows is not None:

@@ -7,7 +7,7 @@ from engine import loading, parallel
 from engine.policy import backward
 
 # of the loss, and flags of the same names
-COEFFICIENTS = "entropy_coef kl_coef kl_unbiased correction correction_low correction_high"
+COEFFICIENTS = "entropy_coef kl_coef kl_unbiased"
 
 
 class NotFinite(ValueError):

@@ -139,8 +139,10 @@ def add_flags(flag, section):
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
-        flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}", metavar="NAME",
-             choices=losses.cells(axis))
+        several = axis == "select"  # with commas between; losses.row refuses others
+        flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}"
+             + "; several with commas, own is the row's" * several,
+             **({} if several else dict(metavar="NAME", choices=losses.cells(axis))))
     section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.NAMES)}, or a file.jsonl of "
@@ -173,10 +175,6 @@ def add_flags(flag, section):
     flag("old_logprobs", None, "the ratio's denominator: of the weights that sampled, by trainer "
          "or sampler; proximal: of those before the update, which are others with --rollout_lag",
          choices=("trainer", "sampler", "proximal"))
-    flag("correction", None, "weighs tokens by pi_trainer / pi_sampler; several with commas: "
-         f"{', '.join(losses.CORRECTIONS)}")
-    flag("correction_low", None, "least ratio that each keeps; default the correction's")
-    flag("correction_high", None, "largest one; default the correction's")
     flag("kl_coef", 0.0, "weight of the KL to the initial model; 0 loads no reference")
     flag("kl_unbiased", False, "the KL's estimate times the ratio, whose gradient is the KL's")
     flag("teacher", None, "a model with the same tokenizer, whose log pi_teacher - log pi_old is "
@@ -226,7 +224,8 @@ def parse_args(argv, description, rehearsal=False):
     saved = {name: x for name, x in config["flags"].items()
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
-    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
+    with refusing():
+        method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
@@ -243,8 +242,8 @@ def parse_args(argv, description, rehearsal=False):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     refusals.check(args, method, rehearsal)
-    args.roots = [f"METHODS[{args.loss!r}]", *(getattr(args, axis) for axis in losses.AXES),
-                  *str(args.correction).split(","), "Tokens", "policy_loss", "group_advantages"]
+    args.roots = [f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
+                  "policy_loss", "group_advantages"]
     return args, method
 
 

@@ -19,8 +19,8 @@ from engine.parallel import say
 from graders.worker import FAULTS
 from harness.stats import mean
 
-# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/...,
-# correction_... sampler/correction_..., and other names policy/...
+# metrics of losses.step_metrics with other names in the log; clip_... becomes clip/..., those of a
+# correction, ..._dropped and ..._bounded, sampler/..., and other names policy/...
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
@@ -78,7 +78,8 @@ def sampler_gap(logprobs, batch):
 def logged_name(name):
     if name.startswith("clip_"):
         return f"clip/{name[5:]}"
-    return NAMES.get(name) or f"{'sampler' if name.startswith('correction_') else 'policy'}/{name}"
+    correction = name.endswith(("_dropped", "_bounded"))
+    return NAMES.get(name) or f"{'sampler' if correction else 'policy'}/{name}"
 
 
 def optimizer_steps(records):

@@ -23,15 +23,12 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
-             correction_low="correction", correction_high="correction", kl_unbiased="kl_coef",
-             teacher_coef="teacher")
+             kl_unbiased="kl_coef", teacher_coef="teacher")
 
 
 def check(args, method, rehearsal):
     with refusing():
         data.template_kwargs(args.template_kwargs, args.template)
-        if args.correction:
-            losses.chosen_corrections(args.correction, args.correction_low, args.correction_high)
     with refusing(f"{args.loss}: "), torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
         check_step(method)
@@ -89,9 +86,9 @@ def combinations(args, method, rehearsal):
          "the advantage none learns from a teacher alone: --teacher MODEL, --teacher_coef not 0"),
         (args.teacher and args.drop_uniform_groups,
          "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
-        (args.correction and args.old_logprobs == "sampler",
-         f"--correction {args.correction} corrects for the sampler a second time: "
-         "--old_logprobs sampler is already its own")]
+        ({*losses.CORRECTIONS} & {*method.selects} and args.old_logprobs == "sampler",
+         f"--select {args.select} corrects for the sampler a second time: --old_logprobs sampler "
+         "is already its own")]
 
 
 # ---------------------------------------------------------------------------- a row of METHODS
@@ -136,18 +133,18 @@ def call(method, f, shape, *inputs, **offered):
     require(value.isfinite().all(),
             f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
             "ratio 1, at A = 0, or in padding, where all fields are 0")
-    kinds = bool, int, float, *[torch.Tensor] * (f is method.objective)  # numpy's are not saved
+    kinds = bool, int, float, *[torch.Tensor] * (f is not method.advantage)  # numpy's are not saved
     for key, number in numbers.items() if isinstance(numbers, dict) else ():
         require(type(number) in kinds and torch.as_tensor(number).numel() == 1,
                 f"{where} logs {key!r}, which is not one number: float(x) in state, and "
-                "tokens.mean(x) from an objective make one")
+                "tokens.mean(x) from a select or an objective make one")
     return value
 
 
 def gradient(method, tokens, size):
     """d loss / d log pi [B, T] of a step or of a part of it. Raises ValueError."""
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
-    for f in dict.fromkeys([method.select, *method.passes]):
+    for f in dict.fromkeys([*method.selects, *method.passes]):
         weight = call(method, f, tokens.mask.shape, tokens)
         require(not weight.requires_grad,
                 f"{named(f)} returns a weight with a gradient: a select weighs tokens, and "

@@ -53,11 +53,11 @@ def test_what_rows_corrections_and_verifiers_reach():
 
     def of_flags(*argv):
         return of("losses.py", train.parse_args(argv)[0].roots)
-    grpo, helpers = of_flags(), {"token_mask", "sampler_log_ratio"}
+    grpo, helpers = of_flags(), {"token_mask", "sampler_log_ratio", "within"}
     assert {"METHODS['grpo']", "zscore", "ppo_clip", "seq_mean", "Tokens", "loss_terms",
             "group_advantages"} < grpo
     assert not grpo & {"METHODS['dapo']", "fade", "gspo", "card"}
-    assert of_flags("--correction", "token_mask") - grpo == helpers
+    assert of_flags("--select", "own,token_mask") - grpo == helpers
     assert of_flags("--aggregate", "constant") - grpo == {"constant"}
     assert "arithmetic" in of("rewards.py", ["REWARDS['countdown']"])
 

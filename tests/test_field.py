@@ -16,7 +16,7 @@ import train
 from engine.policy import Batch, Policy, compute_logprobs
 from harness import log
 from helpers import SMALL, refused, run, torchrun
-from losses import Method, Tokens, none, policy_loss, ppo_clip, token_mean
+from losses import METHODS, Method, Tokens, none, policy_loss, ppo_clip, token_mean
 
 SIZES = (5, 3, 8, 1, 6, 8)  # tokens of each completion
 
@@ -163,32 +163,35 @@ def test_the_unbiased_kl_has_the_exact_gradient_in_expectation(old, now, ref):
     assert abs(expected(False) - right) > 1e-3
 
 
-@pytest.mark.parametrize("low, high, bounds", [
-    (None, None, ((0.999, 1.001), (0.0, 2.0))), ("0.9,", "1.1,1.05", ((0.9, 1.1), (0.0, 1.05))),
-    ("0.99,0.5", "1.01", ((0.99, 1.01), (0.5, 2.0)))])
-def test_two_corrections_are_multiplied(low, high, bounds):
+@pytest.mark.parametrize("bounds", [
+    {}, dict(geo_low=0.9, geo_high=1.1, token_truncate_high=1.05),
+    dict(geo_low=0.99, geo_high=1.01)])
+def test_two_corrections_are_multiplied(bounds):
     """verl's decoupled_geo_rs_token_tis: a mask of completions times a weight of tokens."""
+    method = losses.row("reinforce", select="geometric_mask,token_truncate")
+
     def reference(real):
-        (least, most), (bottom, top) = bounds
+        least, most, top = ({**method.flags, **bounds}[name] for name in (
+            "geo_low", "geo_high", "token_truncate_high"))
         for t in real:
             own = [s["old_logprobs"] - s["sampler_logprobs"] for s in real if s["row"] == t["row"]]
             kept = least <= math.exp(sum(own) / len(own)) <= most
             u = math.exp(t["old_logprobs"] - t["sampler_logprobs"])
-            weight = kept * min(max(u, bottom), top)
+            weight = kept * min(u, top)
             yield -weight * t["advantages"] * t["logprobs"], -weight * t["advantages"]
     for seed in range(3):
-        same("reinforce", reference, seed, correction="geometric_mask,token_truncate",
-             correction_low=low, correction_high=high)
+        same(method, reference, seed, **bounds)
 
 
-@pytest.mark.parametrize("names, low, high, said", [
-    ("token_mask,", None, None, "--correction  is none of token_truncate, "),
-    ("token_mask", "0.5,0.5", None, "there are more bounds than corrections"),
-    ("token_mask,token_mask", ",2", None, "token_mask would keep ratios from 2.0 to 5.0"),
-    ("token_mask", None, "inf", "from 0.5 to inf"), ("token_mask", "x", None, "'x'")])
-def test_bounds_that_cannot_be_are_a_sentence(names, low, high, said):
-    with pytest.raises(ValueError, match=said):
-        losses.chosen_corrections(names, low, high)
+def test_selects_by_name():
+    """own is the row's, with its preset; any other name is an error."""
+    assert losses.row("top_entropy", select="own,token_mask").selects == (
+        *METHODS["top_entropy"].selects, losses.token_mask)
+    assert losses.row("grpo", select="token_mask") == losses.row("grpo", select=" token_mask ")
+    assert losses.row("dapo", select="own,token_mask").flags["eps_high"] == 0.28
+    for names in ("token_mask,", "correct", "own,every"):
+        with pytest.raises(ValueError, match="--select .* takes names with commas between, of own"):
+            losses.row("grpo", select=names)
 
 
 def test_ties_are_taken_together():

@@ -35,7 +35,17 @@ def in_pass(method, tokens, weigh):
 EVEN, HIGHER = dict(eps_low=0.2, eps_high=0.2), dict(eps_low=0.2, eps_high=0.28)
 DUAL = dict(HIGHER, dual_clip=3.0)
 MEAN, CONSTANT = row("grpo", aggregate="token_mean"), row("grpo", aggregate="constant")
-BITING = dict(correction_low=0.95, correction_high=1.05)
+# bounds within which random_tokens are not
+BITING = dict(token_truncate_high=1.05, token_mask_low=0.95, token_mask_high=1.05,
+              sequence_truncate_high=1.05, sequence_mask_high=1.05, geo_low=0.95, geo_high=1.05)
+
+
+def corrected(name, f):
+    """A row with a correction beside its own select, with bounds that bite."""
+    changed = row(name, select=f"own,{f.__name__}")
+    return changed.bind(**{flag: BITING[flag] for flag in losses.keyword_only(f)})
+
+
 # the peer's configuration: our method, its flags, max_tokens where it is not 8; or the reason why
 # no row of ours computes the same
 CONFIGURATIONS = {
@@ -243,11 +253,11 @@ def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("extra", [
-    {}, dict(kl_coef=0.1, correction="token_truncate"),
-    *(dict(BITING, correction=name) for name in list(CORRECTIONS)[1:])])
-def test_junk_in_padding_changes_nothing(name, extra):
+@pytest.mark.parametrize("correction", [None, *CORRECTIONS])
+def test_junk_in_padding_changes_nothing(name, correction):
     """And nothing is written into the tokens."""
+    extra, name = dict(kl_coef=0.1 * bool(correction)), (
+        corrected(name, correction) if correction else name)
     junk = dict(logprobs=math.nan, old_logprobs=50.0, advantages=math.nan, entropy=math.inf,
                 sampler_logprobs=-math.inf, ref_logprobs=1e9)
     clean, dirty = random_tokens(), random_tokens()
@@ -276,16 +286,17 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
     assert metrics["clip_frac"] == 0 and metrics["ess"].item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name, flags", [
-    *((name, {}) for name, method in METHODS.items() if not method.whole_step),
-    *(("grpo", dict(BITING, correction=name)) for name in CORRECTIONS)])
-def test_losses_of_slices_add_up(name, flags):
+@pytest.mark.parametrize("name, correction", [
+    *((name, None) for name, method in METHODS.items() if not method.whole_step),
+    *(("grpo", f) for f in CORRECTIONS)])
+def test_losses_of_slices_add_up(name, correction):
     tokens = random_tokens()
     size = losses.step_size(tokens.mask, 7, tokens.group)
-    whole, _, metrics = outcome(name, tokens, 7, **flags)
-    if flags:
-        assert metrics["correction_dropped"] + metrics["correction_truncated"] > 0.1
-    parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size, **flags)
+    name = corrected(name, correction) if correction else name
+    whole, _, metrics = outcome(name, tokens, 7)
+    if correction:
+        assert sum(x for key, x in metrics.items() if key.endswith(("_dropped", "_bounded"))) > 0.1
+    parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size)
              for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
     assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
 
@@ -322,10 +333,10 @@ def test_what_is_logged_by_hand():
         weight_mean=5.5 / 5, approx_kl=(1 - log2 + 2 * (0.25 - log125)) / 5,
         approx_kl_k1=-(log2 + 2 * log125) / 5, ratio_mean=1.3, ratio_min=1, ratio_max=2,
         ess=6.5**2 / (5 * 9.125), entropy=0.3, clip_frac=0.4, clip_high_frac=0.4, clip_low_frac=0,
-        correction_mean=1.1, correction_dropped=0, correction_truncated=0.4)
+        token_truncate_bounded=0.4)
     for i, (std, share) in enumerate([(0.5, 0.4), (0, 0), (0, 0.2), (0, 0), (0.125, 0.4)]):
         expected[f"ratio_std/bin{i}"], expected[f"bin_frac/bin{i}"] = std, share
-    metrics = step_metrics("grpo", tokens, 6, correction="token_truncate", kl_coef=0.1)
+    metrics = step_metrics(row("grpo", select="token_truncate"), tokens, 6, kl_coef=0.1)
     assert {k: v.item() for k, v in metrics.items()} == pytest.approx(expected, abs=1e-7)
 
 
@@ -443,7 +454,7 @@ ONE = tokens_of([[0.5]], [[0.5]], [[1]])
     (lambda: policy_loss("cispo", ONE, 1, drop_high=0.2), "--drop_low and --drop_high go together"),
     (lambda: policy_loss("grpo", ONE, 1, clip_alpha=3.0), "clip_alpha.*eps_low"),
     (lambda: policy_loss("grpo", ONE, 1, kl_coef=0.1), "kl_coef needs Tokens with ref_logprobs"),
-    (lambda: policy_loss("grpo", ONE, 1, correction="sequence_mask"),
+    (lambda: policy_loss(row("grpo", select="sequence_mask"), ONE, 1),
      "a correction needs Tokens with sampler_logprobs"),
     (lambda: group_advantages("grpo", torch.ones(2, 2), {}, alpha=3.0), "alpha"),
     (lambda: group_advantages("passk", torch.tensor([[1.0, 0.5, 0, 0]]), {}), "0 or 1")])
@@ -500,61 +511,62 @@ def corrected_tokens(ratios=RATIOS):
 
 @pytest.mark.parametrize("name, bounds, weights", [
     ("token_truncate", {}, [[2, 0.6, 1.8], [0.4], [2, 1.8]]),
-    ("token_truncate", dict(low=0.75, high=3.5), [[3, 0.75, 1.8], [0.75], [3.5, 1.8]]),
     ("token_truncate", dict(high=1.0), [[1, 0.6, 1], [0.4], [1, 1]]),
     ("token_mask", {}, [[3, 0.6, 1.8], [0], [0, 1.8]]),
     ("token_mask", dict(low=0.7, high=2.5), [[0, 0, 1.8], [0], [0, 1.8]]),
     ("token_mask", dict(low=0.0, high=9.0), [[3, 0.6, 1.8], [0.4], [6, 1.8]]),
     ("sequence_truncate", {}, [[2, 2, 2], [0.4], [2, 2]]),
-    ("sequence_truncate", dict(low=0.9, high=5.0), [[3.24, 3.24, 3.24], [0.9], [5, 5]]),
+    ("sequence_truncate", dict(high=5.0), [[3.24, 3.24, 3.24], [0.4], [5, 5]]),
     ("sequence_mask", {}, [[0, 0, 0], [0.4], [0, 0]]),
-    ("sequence_mask", dict(low=0.6, high=9.0), [[3.24, 3.24, 3.24], [0], [0, 0]]),
     ("sequence_mask", dict(high=15.0), [[3.24, 3.24, 3.24], [0.4], [10.8, 10.8]]),
     ("geometric_mask", {}, [[0, 0, 0], [0], [0, 0]]),
     ("geometric_mask", dict(low=0.3, high=2.0), [[1, 1, 1], [1], [0, 0]]),
     ("geometric_mask", dict(low=0.6, high=3.9), [[1, 1, 1], [0], [1, 1]])])
 def test_corrections_by_hand(name, bounds, weights):
     """The loss is -mean(w A) of the 6 tokens and its gradient -w A / 6: what is dropped still
-    counts in the denominator. Logged are the mean of w, the share of zeros, and of tokens whose
-    weight is neither 0 nor what it is without bounds."""
-    tokens = corrected_tokens()
-    flags = {f"correction_{side}": x for side, x in bounds.items()}
-    loss, gradient, metrics = outcome("dapo", tokens, 3, correction=name, **flags)
-    wanted = [[-w * a / 6 for w in row] for row, a in zip(weights, (1, -1, 2))]
+    counts in the denominator. Logged are the mean of w, and the share of tokens outside."""
+    tokens, prefix = corrected_tokens(), "geo" if name == "geometric_mask" else name
+    flags = {f"{prefix}_{side}": x for side, x in bounds.items()}
+    loss, gradient, metrics = outcome(row("dapo", select=name), tokens, 3, **flags)
+    wanted = [[-w * a / 6 for w in row_] for row_, a in zip(weights, (1, -1, 2))]
     assert gradient[tokens.mask].tolist() == pytest.approx(sum(wanted, []))
     assert not gradient[~tokens.mask].any()
     assert loss.item() == pytest.approx(sum(sum(wanted, [])))
-    flat = sum(weights, [])
-    free = {"token": sum(RATIOS, []), "sequence": [3.24, 3.24, 3.24, 0.4, 10.8, 10.8],
-            "geometric": [1] * 6}
-    bounded = [w != 0 and w != x for w, x in zip(flat, free[name.split("_")[0]])]
-    assert metrics["correction_mean"].item() == pytest.approx(sum(flat) / 6)
+    flat, free = sum(weights, []), [3.24, 3.24, 3.24, 0.4, 10.8, 10.8]
+    if name.endswith("mask"):
+        outside, kind = flat.count(0), "dropped"
+    else:
+        free = sum(RATIOS, []) if name == "token_truncate" else free
+        outside, kind = sum(w != x for w, x in zip(flat, free)), "bounded"
     assert metrics["weight_mean"].item() == pytest.approx(sum(flat) / 6)
-    assert metrics["correction_dropped"].item() == pytest.approx(flat.count(0) / 6)
-    assert metrics["correction_truncated"].item() == pytest.approx(sum(bounded) / 6)
+    assert metrics[f"{prefix}_{kind}"].item() == pytest.approx(outside / 6)
 
 
 @pytest.mark.parametrize("name, far, cancelling", [
     ("token_mask", 3 / 4, 1), ("sequence_mask", 1 / 2, 0), ("geometric_mask", 3 / 4, 0)])
 def test_corrections_of_a_far_sampler_are_finite(name, far, cancelling):
     """Ratios beyond e^20 and e^-20 count as these, and so do products; e^-20 is above 0."""
+    method, logged = row("dapo", select=name), f"{name.replace('metric_mask', '')}_dropped"
     tokens = corrected_tokens([[math.exp(60)] * 2, [1.0], [math.exp(-60)]])
-    loss, _, metrics = outcome("dapo", tokens, 3, correction=name)
-    assert loss.isfinite() and metrics["correction_dropped"].item() == pytest.approx(far)
-    loss = policy_loss("dapo", tokens, 3, correction="sequence_truncate", correction_high=1e300)
+    loss, _, metrics = outcome(method, tokens, 3)
+    assert loss.isfinite() and metrics[logged].item() == pytest.approx(far)
+    loss = policy_loss(row("dapo", select="sequence_truncate"), tokens, 3,
+                       sequence_truncate_high=1e300)
     assert loss.item() == pytest.approx((-2 * math.exp(20) + 1 - 2 * math.exp(-20)) / 4)
     tokens = corrected_tokens([[math.exp(60), math.exp(-60)]])
-    metrics = step_metrics("dapo", tokens, 3, correction=name)
-    assert metrics["correction_dropped"] == cancelling
+    assert step_metrics(method, tokens, 3)[logged] == cancelling
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("f", CORRECTIONS)
 @pytest.mark.parametrize("low, high", [(None, 0.5), (-0.1, None), (1.5, 3.0), (0.9, 0.8),
-                                       (None, float("nan"))])
-def test_bounds_of_a_correction_out_of_range(name, low, high):
-    with pytest.raises(ValueError, match=f"--correction {name} .*--correction_low.*_high"):
-        policy_loss("grpo", corrected_tokens(), 3, correction=name, correction_low=low,
-                    correction_high=high)
+                                       (None, float("nan")), (None, math.inf)])
+def test_bounds_of_a_correction_out_of_range(f, low, high):
+    given = {flag: x for flag in losses.keyword_only(f)
+             if (x := high if flag.endswith("high") else low) is not None}
+    bounded_below = any(flag.endswith("low") for flag in given)
+    if given and (bounded_below or not 1 <= high < math.inf):
+        with pytest.raises(ValueError, match=r"--\w+_low must be from 0 to 1 and --\w+_high 1 or"):
+            policy_loss(row("grpo", select=f.__name__), corrected_tokens(), 3, **given)
 
 
 def test_vespo_by_hand():
@@ -740,6 +752,6 @@ def test_no_default_changes_unnoticed():
     assert sampler == {"p3o", "opsm"}
     assert {name for name in DEFAULTS if METHODS[name].whole_step} == {
         "rft", "acpo", "p3o", "top_entropy", "bottom_entropy", "clip_cov", "kl_cov"}
-    assert {name: tuple(losses.keyword_only(f).values()) for name, f in CORRECTIONS.items()} == {
-        "token_truncate": (0, 2), "token_mask": (0.5, 5), "sequence_truncate": (0, 2),
-        "sequence_mask": (0, 3), "geometric_mask": (0.999, 1.001)}
+    assert {f.__name__: tuple(losses.keyword_only(f).values()) for f in CORRECTIONS} == {
+        "token_truncate": (2,), "token_mask": (0.5, 5), "sequence_truncate": (2,),
+        "sequence_mask": (3,), "geometric_mask": (0.999, 1.001)}

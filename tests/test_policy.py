@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
-from losses import METHODS
+from losses import METHODS, row
 from ranks import EXACT_NORMS
 from study import tiny
 
@@ -98,26 +98,28 @@ def same_metrics(found, wanted):
                                                   nan_ok=True), key
 
 
-ALL_COEFFICIENTS = dict(kl_coef=0.1, correction="token_truncate", correction_high=1.5,
-                        entropy_coef=0.05)
+ALL_COEFFICIENTS = dict(kl_coef=0.1, entropy_coef=0.05)
 
 
 @pytest.mark.parametrize("name, options", [
     *((name, options) for name in METHODS for options in ({}, ALL_COEFFICIENTS)),
-    *((name, dict(correction=correction, correction_low=0.9, correction_high=1.2))
-      for name in ("grpo", "acpo") for correction in ("sequence_mask", "geometric_mask"))])
+    *((name, select) for name in ("grpo", "acpo") for select in ("sequence_mask", "geo"))])
 def test_the_split_does_not_matter(model, batch, name, options, monkeypatch):
-    if "correction_low" in options:
-        gap = 0.1 * batch.advantages * batch.mask
+    method, select = METHODS[name], options if isinstance(options, str) else None
+    if select:
+        gap, options = 0.1 * batch.advantages * batch.mask, {}
         batch = replace(batch, sampler_logprobs=batch.old_logprobs + gap)
-    for weigh in METHODS[name].passes:
-        whole, told = gradient(model, batch, METHODS[name], ROWS, monkeypatch, weigh, **options)
+        method = row(name, select=f"own,{select.replace('geo', 'geometric_mask')}")
+        method = method.bind(**{flag: x for flag, x in (
+            ("sequence_mask_high", 1.2), ("geo_low", 0.9), ("geo_high", 1.2))
+            if flag in method.flags})
+    for weigh in method.passes:
+        whole, told = gradient(model, batch, method, ROWS, monkeypatch, weigh, **options)
         assert whole.norm() > 1e-6
-        if "correction_low" in options:
-            assert 0.1 < told["correction_dropped"] < 0.9
+        if select:
+            assert 0.1 < told[f"{select}_dropped"] < 0.9
         for size in (1, 3, 8):
-            cut, metrics = gradient(model, batch, METHODS[name], size, monkeypatch, weigh,
-                                    **options)
+            cut, metrics = gradient(model, batch, method, size, monkeypatch, weigh, **options)
             assert (cut - whole).norm() <= 1e-9 * whole.norm()
             same_metrics(metrics, told)
 

@@ -58,11 +58,11 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--loss grpo --group_size 1", "--group_size"), ("--loss passk --k 17", "--k"),
     ("--loss cispo --ratio_max 0.2", "--ratio_max 1.2"), ("--loss ascend", "none of reinforce"),
     ("--eps_low -5", "--eps_low"), ("--loss fade --entropy_target nan", "--entropy_target"),
-    ("--correction token", "token_truncate"),
-    ("--correction token_mask --old_logprobs sampler", "--correction token_mask"),
-    ("--loss p3o --correction sequence_mask", "a second time"),
-    ("--correction_low 0.5", "is for --correction"),
-    ("--correction token_mask --correction_low -1", "from -1.0 to 5.0"),
+    ("--select token", "of own, every_token, "),
+    ("--select own,token_mask --old_logprobs sampler", "--select own,token_mask corrects"),
+    ("--loss p3o --select sequence_mask", "a second time"),
+    ("--token_mask_low 0.5", "there is no such flag"),
+    ("--select token_mask --token_mask_low 2", "--token_mask_low must be from 0 to 1"),
     ("--loss passk --overlong_penalty 4", "passk"), ("--overlong_penalty 99", "--overlong"),
     ("--loss maxrl --overlong_penalty 4", "maxrl"),
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
@@ -371,18 +371,17 @@ def test_two_runs_of_a_seed_are_the_same_run_in_a_default_folder_of_its_own(base
 def test_every_option_together(base, tmp_path, graded):
     graded(groups=(0, 2))
     records = run(base, tmp_path / "run", *(
-        "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --correction sequence_mask "
-        "--correction_low 0.5 --drop_uniform_groups --max_refills 2 --mask_truncated "
+        "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --select token_mask "
+        "--token_mask_low 0.9 --drop_uniform_groups --max_refills 2 --mask_truncated "
         "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
         "--sampler_temperature 1.3 --sampler_dtype bfloat16 --rollouts 3 "
         "--tokens_per_micro_batch 40").split())[1:]
     assert [r["rollout"] for r in records] == [1, 2, 3]
     assert [r["groups/sampled"] for r in records] == [8, 8, 8]  # of the first four, two teach
     assert all(r["policy/kl_ref"] >= 0 and r["sampler/k3"] > 1e-4 for r in records)
-    dropped = [r["sampler/correction_dropped"] for r in records]  # few completions: maybe none
+    dropped = [r["sampler/token_mask_dropped"] for r in records]
     assert 0 < sum(dropped) and max(dropped) < 1
-    assert all(r["sampler/correction_mean"] > 0 and r["sampler/correction_truncated"] == 0
-               for r in records)
+    assert all(r["policy/weight_mean"] > 0 for r in records)
     lrs = [step["optim/lr"] for r in records for step in r["steps"]]
     assert lrs[0] < lrs[1] and lrs[-1] < 0.2e-4
 
@@ -395,13 +394,13 @@ EPS = torch.finfo(torch.float32).eps
 def test_the_proximal_reference_is_the_policy_before_the_update(base, tmp_path, graded):
     """With lagging rollouts its ratios are 1 at the first step, and the distance to the weights
     that sampled is in the correction; against the trainer's reference it is the other way round."""
-    flags = ["--rollout_lag", "1", "--rollouts", "3", "--lr", "1e-3", "--correction",
+    flags = ["--rollout_lag", "1", "--rollouts", "3", "--lr", "1e-3", "--select",
              "token_truncate"]
     kept = {}
     for reference in ("proximal", "trainer"):
         records = run(base, tmp_path / reference, "--old_logprobs", reference, *flags)[2:]
         kept[reference] = ([r["steps"][0]["policy/kl_old"] for r in records],
-                           [abs(r["sampler/correction_mean"] - 1) for r in records])
+                           [abs(r["policy/weight_mean"] - 1) for r in records])
     assert max(kept["proximal"][0]) < EPS and min(kept["proximal"][1]) > 100 * EPS
     assert min(kept["trainer"][0]) > 100 * EPS > max(kept["trainer"][1])
 
