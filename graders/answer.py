@@ -372,7 +372,7 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text, product = " ".join(t.text for t in found), None
-        if n == 1:
+        if n == 1 and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
         self.i += n
@@ -674,6 +674,7 @@ class Parser:
             return unit(name)
 
 
+WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 PRIMES = str.maketrans({"′": "'", "’": "'", "″": "''", "d": "^d", "s": "^s"})
 
 

@@ -32,15 +32,15 @@ ROOT = b"/sys"  # where the new file system is made: a folder that there is, and
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, DETACH = 1, 2, 4, 8, 32, 4096, 2  # of mount(2)
 PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl(2)
 STACK = 256 << 20  # bytes of stack: Codeforces' limit
-# The machine's number in linux/audit.h, those of pivot_root, clone, socket and socketpair, and of
-# what is refused: add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf,
+# The machine's number in linux/audit.h, those of pivot_root, clone, fcntl, socket and socketpair,
+# and of what is refused: add_key, request_key, keyctl, unshare, setns, mount, umount2, bpf,
 # perf_event_open, userfaultfd, io_uring_setup, open_tree, fsopen; setsid (the kernel shares the CPU
 # out among sessions); shmget, msgget, semget, mq_open, io_setup (no limit counts their memory);
 # flock, inotify_init, inotify_init1 (on files of the host they reach other programs)
-CALLS = {"x86_64": (0xC000003E, 155, 56, (41, 53), (
+CALLS = {"x86_64": (0xC000003E, 155, 56, 72, (41, 53), (
              248, 249, 250, 272, 308, 165, 166, 321, 298, 323, 425, 428, 430, 112,
              29, 68, 64, 240, 206, 73, 253, 294)),
-         "aarch64": (0xC00000B7, 41, 220, (198, 199), (
+         "aarch64": (0xC00000B7, 41, 220, 25, (198, 199), (
              217, 218, 219, 97, 268, 40, 39, 280, 241, 282, 425, 428, 430, 157,
              194, 186, 190, 180, 0, 32, 26))}
 CLONE3 = 435  # Its flags lie in memory, which no filter reads; without it libc takes clone.
@@ -86,16 +86,18 @@ def change_root(places, links, pivot_root):
     libc("mount", None, b"/", None, REMOUNT | BIND | READ_ONLY | NOSUID | NODEV, None)
 
 
-def refuse_calls(machine, clone, sockets, numbers):
-    """The kernel is to refuse these system calls, new namespaces, and sockets of other families
-    than AF_UNIX, 1, to this process and all that it starts. seccomp(2) has the instructions: (code,
-    jump if true, else, value)."""
+def refuse_calls(machine, clone, fcntl, sockets, numbers):
+    """The kernel is to refuse these system calls, new namespaces, fcntl's locks, and sockets of
+    other families than AF_UNIX, 1, to this process and all that it starts. seccomp(2) has the
+    instructions: (code, jump if true, else, value)."""
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
     forbid, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # EPERM
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
              (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
     for number in numbers:
         steps += [(equal, 0, 1, number), forbid]
+    steps += [(equal, 0, 7, fcntl), (load, 0, 0, 24), (equal, 4, 0, 6), (equal, 3, 0, 7),
+              (equal, 2, 0, 37), (equal, 1, 0, 38), allow, forbid]  # F_SETLK, F_OFD_SETLK, ...W
     for number in sockets:
         steps += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, 1), allow, forbid]
     steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS

@@ -6,6 +6,7 @@ import torch
 import train
 from engine import parallel, policy
 from engine.hf_sampler import TransformersSampler
+from graders.worker import Fault, Result
 from harness import check
 from helpers import needs_vllm, torchrun, write_rows
 
@@ -100,9 +101,9 @@ def without_eos(self, *args):
     (TransformersSampler, "generate",
      lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), [AT_07]),
     (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
-    *((check, "grade", lambda problems, texts, x=x, n=n: (
-        [[x] for _ in texts], dict(error=0, timeout=n)), ["a wrong answer grades as wrong"])
-      for x, n in ((1.0, 0), (0.0, 3))),
+    *((check, "grade", lambda problems, texts, x=x: [[x]] * len(texts),
+       ["a wrong answer grades as wrong"])
+      for x in (Result(1.0, None), Result(0.0, Fault("timeout", "")))),
     (parallel, "memory", lambda: 1e8, ["memory of an update of 4 x 48 tokens"]),
     # every micro-batch by its own denominators
     (policy, "step_size", lambda mask, max_tokens, group: None, [SPLIT]),

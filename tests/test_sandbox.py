@@ -126,6 +126,8 @@ CASES = [
       "def f(x):\n    import time\n    time.sleep(0.3)\n    return 2*x"),
     S("a lock on a file of the host", 0, "import fcntl, os\n"
       "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
+    S("another lock on it", 0, "import fcntl, os\n"
+      "fcntl.lockf(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
     S("a watch on a file of the host", 0, "import ctypes\n"
       "assert ctypes.CDLL(None).inotify_init() >= 0\nANSWER"),
     *(F(f"{got} for {wanted}", ok, f"def f(x): return {got}", [dict(input="1", output=wanted)])
