@@ -351,6 +351,8 @@ class Parser:
             self.take("≈")
             is_set = token.kind == "∈" and self.text in SETS
             parts.append(("numbers", self.take().text) if is_set else self.part())
+        if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
+            raise Unread("relations that do not go together")
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
     def part(self):
@@ -375,6 +377,7 @@ class Parser:
         if n == 1 and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
+            product = product if inner.i == len(inner.tokens) else None
         self.i += n
         if text.lower() == "all real numbers":
             return ("numbers", "R")
@@ -430,6 +433,8 @@ class Parser:
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
         if self.word in NUMBER_WORDS:
             return ("*", left, num(int(NUMBER_WORDS[self.take().text.lower()])))
+        if left == num(0) and self.kind in ("name", "run"):
+            raise Unread("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
         right = self.expression(IMPLICIT + 1)
         if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
@@ -490,16 +495,19 @@ class Parser:
         """A value, or the sign before a product."""
         if self.kind == "run":
             self.segment()
-        token = self.take() or Token("")
+        token, before = self.take() or Token(""), self.peek(-2).kind
         match token.kind:
-            case "+" | "-" | "±":
+            case "+" | "-" | "±" if before not in ("-", "±"):
                 kind = self.sign() if token.kind == "±" else token.kind
                 node = self.expression(PRODUCT)
                 return negative(node) if kind == "-" else node
             case "num":
                 return num(token.text)
             case "{" | "(" | "[" | "]":
-                return self.bracket(token)
+                node = self.bracket(token)
+                if token.kind == "{" and self.kind == "num":
+                    raise Unread("a number beside a group")
+                return node
             case "\\{":
                 return self.set()
             case "FUNC":
@@ -593,6 +601,8 @@ class Parser:
         if self.take("|", ":"):
             where = self.attempt(self.condition, True)
             inner = where or self.within(self.answer, "\\}")
+            if inner[0] == "chain" and "=" in inner[2]:
+                raise Unread("a set of equations")
             node = ("where", node, *where) if where else ("union", inner)
         elif node[0] != "where":
             node = ("set", node[1] if node[0] == "list" else (node,), ())

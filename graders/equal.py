@@ -359,9 +359,11 @@ def is_set(node):
 
 
 def end(node):
-    """A real number or an infinity."""
-    return INFINITIES[node] if node in INFINITIES else inexact(
-        value(without_unit(node), real=True))
+    """A real number or an infinity. One with more digits than are compared is none."""
+    x = INFINITIES[node] if node in INFINITIES else value(without_unit(node), real=True)
+    if exact(x) and x.denominator > CANCEL**3:
+        raise NoValue("none")
+    return inexact(x)
 
 
 def unknown(side):
@@ -491,6 +493,8 @@ def real_sets(a, b):
     """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
     if not is_set(a) and not is_set(b):
         return None
+    if b[0] == "list" and not is_set(b) and "or" not in b[2]:
+        return False
     return a == b or same_reals(a, b) or (
         a[0] == b[0] in ("chain", "list") and a[2] == b[2] and all_alike(a[1], b[1]))
 
@@ -585,7 +589,7 @@ def same_value(x, y):
     if x in INFINITIES or y in INFINITIES:
         return x == y
     if functions_of(x) & {"abs", "floor", "ceil", "binom"} and all(
-            n[0] in ("num", "/", "*") for n in inside(y)):
+            n[0] in ("num", "/", "*") for n in inside(without_unit(y))):
         return False  # of a number these are the question
     if same_expression(x, y) or same_but_constants(x, y, False):
         return True

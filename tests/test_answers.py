@@ -88,8 +88,8 @@ def test_spaces_around_an_answer_and_what_is_none():
 
 def test_numbers_are_exact():
     assert equal("0.1 * 3", "0.3") and not equal("1e-20", "2e-20") and equal("1e1000", "10^{1000}")
-    assert [grammar.read(text)[0] for text in ("1/0", "1 2", "1..2", "1,00 2")] == [
-        "/", *["unread"] * 3] and not equal("1/0", "1/0")
+    assert [grammar.read(text)[0] for text in ("1/0", "--1", "1 2", "1..2", "1,00 2")] == [
+        "/", *["unread"] * 4] and not equal("1/0", "1/0")
 
 
 @pytest.mark.parametrize("text, value", [

@@ -96,6 +96,16 @@ def test_an_operation_left_to_do_is_wrong_or_unread(pred):
     assert not equal(pred, "5") and rewards.REWARDS["math"](f"\\boxed{{{pred}}}", "5") == 0
 
 
+@pytest.mark.parametrize("hedge, gold", [
+    ("x=5 \\neq 6543.21", "x=5"), ("\\{x : x = (5,\\infty)\\}", "(5,\\infty)"),
+    ("nan", "f(n)=n"), ("\\color{white}{987} 0, 50", "0, 50"), ("-3 - -1", "-2"),
+    ("x^2 + 2py = 0 otherwise 6543.21", "x^2 + 2py = 0"), ("\\{x : x = x = 7\\}", "x = 7"),
+    ("\\binom{120^\\circ}{1}", "120^\\circ"), ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
+    ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)")])
+def test_hedges_of_single_gold_answers(hedge, gold):
+    assert not equal(hedge, gold) and equal(gold, gold)
+
+
 def test_grading_counts_hedges():
     problem = dict(verifier="math", answer="5")
     texts = [f"\\boxed{{{text}}}" for text in (
