@@ -287,9 +287,10 @@ def saved_config(args):
         return dict(flags={}, derived=[])
     try:
         config = json.loads(path.read_text())
+        config["checksums"] = config["history"][-1]["checksums"]
         config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
         return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, id=str, code=dict).items()}
+            flags=dict, checksums=dict, derived=list, id=str, history=list, code=dict).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")

@@ -45,20 +45,23 @@ def claim_folder(args):
 
 
 def begin(args, method, resumed):
-    """-> the run's folder, with the logs until now and its code, and the id of its config.json
-    (flags, method, versions, commit), which is that of Weights & Biases, too."""
+    """-> the run's folder, with the logs until now and its code, and the id of its config.json,
+    which is that of Weights & Biases, too. Its history has each command, with the commit and the
+    checksums, and the rollout after which it holds."""
     out = claim_folder(args)
-    run_id = saved_config(args)["id"] if resumed else uuid.uuid4().hex
+    saved = saved_config(args) if resumed else dict(id=uuid.uuid4().hex, history=[])
+    now = dict(after=resumed["rollout"] if resumed else 0, command=sys.argv, git=log.commit(),
+               checksums=args.checksums)
     if args.resume:
         checkpoint.rewind(out, resumed and resumed["rollout"])
     for name, text in checksums.CODE.items():
         write(out / name, text)
     config = dict(flags=flags_of(args),  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
-                  method=losses.describe(args.loss, method), checksums=args.checksums,
-                  command=sys.argv, versions=log.versions(), git=log.commit(), id=run_id)
+                  method=losses.describe(args.loss, method),
+                  versions=log.versions(), history=[*saved["history"], now], id=saved["id"])
     write(out / "config.json", json.dumps(config, indent=1))
-    return out, run_id
+    return out, saved["id"]
 
 
 class Run(AbstractContextManager):
@@ -219,8 +222,10 @@ def banner(args, trainer, out, rollout):
     """The settings in force, a line each."""
     method, policy = trainer.method, trainer.policy
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
-    values = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
-                       for name in "lr max_tokens rollouts dtype".split())
+    shown = dict(lr=f"{args.lr:g}", max_tokens=args.max_tokens, rollouts=args.rollouts,
+                 dtype=args.dtype)
+    values = ", ".join(f"{name} {value} ({args.origin.get(name, 'default')})"
+                       for name, value in shown.items())
     groups = ", whole groups" if args.shuffle == "groups" else ""
     since = f", from rollout {rollout}" if args.resume else ""
     return f"""\

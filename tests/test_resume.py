@@ -292,6 +292,8 @@ def test_other_code_is_named_and_needs_force(whole, tmp_path, name, old, new, sa
     assert same(out, whole[0])
     if not finished:  # the folder has the code that continued it
         assert (out / "losses.py").read_text() == (ROOT / "losses.py").read_text()
+        history = json.loads((out / "config.json").read_text())["history"]
+        assert [entry["after"] for entry in history] == [0, 3]  # of each command, with its commit
         resume(out)
 
 

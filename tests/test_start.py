@@ -112,7 +112,7 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     train.main([*out, "--rollouts", "3", "--eval_every", "0"])
     assert "problems" not in capsys.readouterr().out.split("model ")[0]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["checksums"]["held-out problems"]  # should evaluations go on
+    assert config["history"][-1]["checksums"]["held-out problems"]  # should evaluations go on
     train.main([*out, "--rollouts", "4", "--eval_every", "1", "--eval_problems", "3"])
     said = capsys.readouterr().out
     assert "resuming, but --eval_problems was 4 and is now 3" in said
