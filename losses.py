@@ -698,8 +698,8 @@ def row(name, select=None, **axes):
     "own" is the row's. Raises ValueError for another name."""
     method, known = METHODS[name], cells("select")
     names = [x.strip() for x in (select or "own").split(",")]
-    require({*names} <= {"own", *known}, f"--select {select}: it takes names with commas between, "
-            f"of own, {', '.join(known)}")
+    require({*names} <= {"own", *known} and len({*names}) == len(names), f"--select {select}: it "
+            f"takes names with commas between, each once, of own, {', '.join(known)}")
     chosen = tuple(f for x in names for f in (method.selects if x == "own" else [known[x]]))
     other = {axis: cells(axis)[cell] for axis, cell in axes.items() if cell}
     changed = replace(method, **other, select=chosen if len(chosen) > 1 else chosen[0])

@@ -103,7 +103,7 @@ def toy():
     rows = torch.arange(8)[:, None]
     draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
-    logprobs, noise = -0.05 - 6 * draw ** (1 + rows / 4), rows * (noise - 0.5)
+    logprobs, noise = -0.05 - (6 - rows * 0.7) * draw, rows * (noise - 0.5)
     tokens = Tokens(
         logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
         mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * rows,

@@ -189,8 +189,8 @@ def test_selects_by_name():
         *METHODS["top_entropy"].selects, losses.token_mask)
     assert losses.row("grpo", select="token_mask") == losses.row("grpo", select=" token_mask ")
     assert losses.row("dapo", select="own,token_mask").flags["eps_high"] == 0.28
-    for names in ("token_mask,", "correct", "own,every"):
-        with pytest.raises(ValueError, match="--select .* takes names with commas between, of own"):
+    for names in ("token_mask,", "correct", "own,every", "token_mask,token_mask"):
+        with pytest.raises(ValueError, match="--select .* takes names with commas between, each once"):
             losses.row("grpo", select=names)
 
 

@@ -58,7 +58,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--loss grpo --group_size 1", "--group_size"), ("--loss passk --k 17", "--k"),
     ("--loss cispo --ratio_max 0.2", "--ratio_max 1.2"), ("--loss ascend", "none of reinforce"),
     ("--eps_low -5", "--eps_low"), ("--loss fade --entropy_target nan", "--entropy_target"),
-    ("--select token", "of own, every_token, "),
+    ("--select token", "each once, of own, every_token, "),
     ("--select own,token_mask --old_logprobs sampler", "--select own,token_mask corrects"),
     ("--loss p3o --select sequence_mask", "a second time"),
     ("--token_mask_low 0.5", "there is no such flag"),
