@@ -147,12 +147,13 @@ def read_groups(path, problems, n=None, flag=None, size=1):
             try:
                 row = json.loads(line)
                 name, id = row["benchmark"], str(row["id"])
-                tokens, cut = int(float(row.get("tokens") or 0)), row.get("truncated") or False
-                if tokens < 0 or not isinstance(cut, bool):
-                    raise ValueError("tokens is a number from 0 on, truncated true or false")
-                found[name, id] += [dict(
-                    benchmark=name, id=id, completion=str(row["completion"]), reward=None,
-                    tokens=tokens, truncated=cut)]
+                text, tokens = row["completion"], float(row.get("tokens") or 0)
+                cut = row.get("truncated") or False
+                if not (tokens >= 0 and isinstance(cut, bool) and isinstance(text, str)):
+                    raise ValueError("completion is a text, tokens a number from 0 on, truncated "
+                                     "true or false")
+                found[name, id] += [dict(benchmark=name, id=id, completion=text, reward=None,
+                                         tokens=int(tokens), truncated=cut)]
             except Exception as e:  # a line that no run wrote may raise anything
                 if line.endswith(b"\n"):  # else a killed process was writing it
                     refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")

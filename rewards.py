@@ -190,7 +190,8 @@ def code_gold(gold):
     program prints more than sandbox.OUTPUT, or returns NaN."""
     name, tests = gold.get("fn_name"), gold["tests"]
     texts = [text for test in tests for text in (test["input"], test["output"])]
-    if {*map(type, texts)} != {str} or type(name) not in (str, type(None)):
+    if {*map(type, texts)} != {str} or not (name is None or type(name) is str
+                                            and name.isidentifier()):
         return False
     for test in tests if name is not None else ():
         for text in filter(str.strip, test["input"].split("\n")):

@@ -74,9 +74,9 @@ def encode(tokenizer, problem, template=None):
 
 
 def decode(tokenizer, completion, prompt=()):
-    """The text of a Completion, without the end-of-sequence token that ends it. A <think> that ends
-    the prompt (token ids) is put in front: a verifier has to know that thinking had begun."""
+    """The text of a Completion, without the end-of-sequence token that ends it. A <think> that is
+    open at the prompt's end (token ids) is put in front: a verifier has to know of it."""
     has_eos = not (completion.truncated or completion.stopped)
     text = tokenizer.decode(completion.tokens[:-1] if has_eos else completion.tokens)
-    prompt_thinks = tokenizer.decode(prompt[-8:]).rstrip().endswith("<think>")
+    prompt_thinks = "<think>" in tokenizer.decode(prompt[-64:]).rpartition("</think>")[2]
     return "<think>" + text if prompt_thinks else text

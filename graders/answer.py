@@ -338,7 +338,7 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.expect(")")
-        if not found or not (separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
+        if not name or not found or not (separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
@@ -366,7 +366,7 @@ class Parser:
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
         n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
-        while self.peek(n).kind in (*LETTERS, *title):
+        while self.peek(n).kind in (*LETTERS, "-", *title):
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
@@ -374,14 +374,14 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text, product = " ".join(t.text for t in found), None
-        if n == 1 and not WORD.fullmatch(text):
+        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
             product = product if inner.i == len(inner.tokens) else None
         self.i += n
         if text.lower() == "all real numbers":
             return ("numbers", "R")
-        return ("run", text, product) if product else ("word", text)
+        return ("run", text, product) if product else ("name" if text in GREEK else "word", text)
 
     def ratio(self):
         if token := self.take("numbers", "∅", "…"):
@@ -624,7 +624,7 @@ class Parser:
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
-        if name in self.constants:
+        if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
         while self.kind in ("_", "'"):
             name += self.subscript() if self.kind == "_" else self.take().text.translate(PRIMES)
@@ -690,9 +690,11 @@ PRIMES = str.maketrans({"′": "'", "’": "'", "″": "''", "d": "^d", "s": "^s
 
 def unit_name(word):
     """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
-    for form in word, word.removesuffix("s"):
+    small = word.lower() if word.istitle() and len(word) > 2 else word
+    for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]
+    word = small
     plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", word)
     return word if plural and word[:-1] not in WORDS["NO THINGS"] else None
 
@@ -723,7 +725,8 @@ def read(text, constants="ei", commas=True):
     found = tokens(LEAD_IN.sub("", ", ".join(BOX.findall(text)) or text), commas)
     whole = plain(found)
     try:
-        if picked := CHOICE.fullmatch(re.sub("[{}]", "", whole)):
+        short = len(whole) < 300  # a form within a form: each is read anew
+        if picked := short and CHOICE.fullmatch(re.sub("[{}]", "", whole)):
             said = picked[2].strip("()")
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
@@ -734,7 +737,7 @@ def read(text, constants="ei", commas=True):
         if based := BASED.fullmatch(whole):
             base = WORDS["BASES"].index(based[2]) + 2 if based[2] in WORDS["BASES"] else based[2]
             return ("based", based[1], int(base))
-        if modulus := "mod" in whole and MODULUS.fullmatch(whole):
+        if modulus := short and "mod" in whole and MODULUS.fullmatch(whole):
             m, node = int(modulus[2]), read(modulus[1], constants)
             match node:
                 case ("chain", (name, ("num", residue)), how):

@@ -56,6 +56,8 @@ def inexact(x):
 def tidy(x, real):
     """A number without rounding: a Fraction if it is a simple one. real: a complex one is none."""
     if isinstance(x, (int, Fraction)):
+        if max(map(int.bit_length, x.as_integer_ratio())) > 2 * BITS:
+            raise NoValue("large")
         return Fraction(x)
     if not mp.isfinite(x):
         raise NoValue("pole")
@@ -323,7 +325,7 @@ def named(node):
             names, values = [*names, names[-1] if names else None], [*values, item]
             continue
         sides = [*item[1]]
-        if len(sides) == 2 and label(sides[1]) and not label(sides[0]):
+        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]):  # 3 = x
             sides.reverse()
         own = [*itertools.takewhile(label, sides[:-1])]
         rest = sides[len(own):]
@@ -352,10 +354,11 @@ def put_together(names, values):
 # ------------------------------------------------------------------ sets of real numbers
 
 def is_set(node):
-    """Is it a set of real numbers that is no list, tuple or one interval?"""
+    """Is it a set of real numbers that is no list, tuple or open interval?"""
     return node[0] in ("union", "minus", "numbers") or (
         node[0] == "list" and any(map(is_set, node[1]))) or (
-        node[0] == "chain" and bool({*node[2]} & {*COMPARE}))
+        node[0] == "chain" and bool({*node[2]} & {*COMPARE})) or (
+        node[0] == "seq" and node[1] + node[2] in ("(]", "[)"))
 
 
 def end(node):
@@ -426,6 +429,8 @@ def same_reals(a, b):
         found += [-x for x in found] + [end(part) for n in inside((a, b)) if n[0] in ("seq", "set")
                                         for part in items_of(n)]
         found = sorted(x for x in found if mp.isfinite(x)) or [mp.mpf(0)]
+        if len(found) > 200:
+            return False
         tests = [*found, *((x + y) / 2 for x, y in zip(found, found[1:])),
                  found[0] - 1, found[-1] + 1]
         members = [[[holds(node, x, either) for x in tests] for either in (False, True)]
@@ -520,12 +525,17 @@ def equations(a, b):
             return False
     elif any(its) and its_values[-1][0] in ("run", "word"):
         return False  # MR = SRMC
-    return alike(put_together(mine, values), put_together(its, its_values))
+    ours, theirs = put_together(mine, values), put_together(its, its_values)
+    if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
+        return False  # x = 3 or x = 4 is not [3, 4]
+    return alike(ours, theirs)
 
 
 def same_equation(a, b):
     """Have two equations the same sides, or is one a multiple of the other? x = 5 is a value, and
     2x = 10 is a question."""
+    if a[2] != b[2]:
+        return False
     if any(all_alike(sides, b[1]) for sides in (a[1], a[1][::-1])):
         return True
     return a[2] == b[2] == ("=",) and (
@@ -558,7 +568,7 @@ def lists(a, b):
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return "list" not in kinds and not brackets & {"(]", "[)"} and all_alike(x, y)
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
-            ":" in brackets and ("/", *y) == a)
+            ":" in brackets and (("/", *y) == a or ("/", *x) == b))
     if not all(any(alike(p, gold) for gold in y) for p in x):
         return False
     left = [*x]
@@ -615,7 +625,8 @@ def same_but_constants(a, b, named_function):
 
 def has_end(x):
     """Have the digits of a number an end?"""
-    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
+    return exact(x) and x.denominator < CANCEL**3 and (
+        10 ** x.denominator.bit_length() % x.denominator == 0)
 
 
 def rounds(decimal, other, least=10**5):

@@ -7,6 +7,7 @@ text, why it cannot start. It fills the namespaces that unshare has made by call
 commands for it, a dozen processes, would take longer than a program.
 """
 
+import builtins
 import ctypes
 import json
 import os
@@ -87,17 +88,19 @@ def change_root(places, links, pivot_root):
 
 
 def refuse_calls(machine, clone, fcntl, sockets, numbers):
-    """The kernel is to refuse these system calls, new namespaces, fcntl's locks, and sockets of
-    other families than AF_UNIX, 1, to this process and all that it starts. seccomp(2) has the
-    instructions: (code, jump if true, else, value)."""
+    """The kernel is to refuse these system calls, new namespaces, fcntl's locks and watches, and
+    sockets of other families than AF_UNIX, 1, to this process and all that it starts. seccomp(2)
+    has the instructions: (code, jump if true, else, value)."""
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
     forbid, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # EPERM
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
              (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
     for number in numbers:
         steps += [(equal, 0, 1, number), forbid]
-    steps += [(equal, 0, 7, fcntl), (load, 0, 0, 24), (equal, 4, 0, 6), (equal, 3, 0, 7),
-              (equal, 2, 0, 37), (equal, 1, 0, 38), allow, forbid]  # F_SETLK, F_OFD_SETLK, ...W
+    steps += [(equal, 0, 9, fcntl), (load, 0, 0, 24)]
+    for left, command in zip(range(6, 0, -1), (6, 7, 37, 38, 1024, 1026)):  # F_SETLK, F_SETLKW,
+        steps += [(equal, left, 0, command)]  # F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY
+    steps += [allow, forbid]
     for number in sockets:
         steps += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, 1), allow, forbid]
     steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS
@@ -181,7 +184,8 @@ def call_function(job, scope, results):
              for text in job["inputs"]]
     name = job["fn_name"]
     scope.update(__name__="solution")
-    scope.pop(name, None)  # the prelude's does not answer for the program
+    if name in scope:  # the prelude's does not answer for the program, which may use it
+        setattr(builtins, name, scope.pop(name))
     exec(compile(job["code"], "solution.py", "exec"), scope)
     solution = scope.get("Solution")
     own = any(name in vars(kind) for kind in getattr(solution, "__mro__", ())

@@ -238,9 +238,9 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
 
 # ------------------------------------------------------------------ testing a program
 
-# a block between two fences: a line with the same one ends it, unless that opens the next block
-BLOCK = re.compile(r"^([^`~\n]*+)(?P<fence>```|~~~)[`~]*+[ \t]*+(\w*+)[^`\n]*+\n"
-                   r"((?:(?!.*(?P=fence)).*\n)*+).*(?P=fence)(?!\w)", re.M)
+# a block between two fences: a line that begins with one as long ends it, if it opens no other
+BLOCK = re.compile(r"^((?:(?!```|~~~).)*+)(?P<fence>```++|~~~++)[ \t]*+(\w*+)[^`\n]*+\n"
+                   r"((?:(?![ \t>]*(?P=fence)).*\n)*+)[ \t>]*(?P=fence)(?!\w)", re.M)
 MARGIN = re.compile(r"[ \t>]*+(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?")  # of a list or quotation, too
 
 

@@ -9,9 +9,9 @@ from graders.equal import closed, without_unit
 
 def key(answer):
     """A number by its value, another answer as it is read, in small letters or not."""
-    node = without_unit(read(str(answer)))
-    value = closed(node)
-    return value if isinstance(value, Fraction) else str(node).lower()
+    node = without_unit(read(str(answer).lower()))
+    value = closed(node) if len(answer) < 100 else None  # this process has no clock for it
+    return value if isinstance(value, Fraction) else node
 
 
 def majority(wrong, right):

@@ -16,7 +16,7 @@ def lock(out):
     for a symbolic link in it, which would lead our files elsewhere; for another process's
     BlockingIOError."""
     out.mkdir(parents=True, exist_ok=True)
-    for path in out.iterdir():
+    for path in [*out.glob("*"), *out.glob("*/*")]:
         if path.is_symlink():
             raise OSError(f"{path} is a symbolic link, where a file or folder of ours belongs")
     place = out.stat().st_dev, out.stat().st_ino

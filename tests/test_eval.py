@@ -47,7 +47,8 @@ def test_majority():
 
 @pytest.mark.parametrize("answer, same", [
     ("1" * 5000,) * 2, ("5" + " " * 4000 + "x}", "5 x}"), ("{" * 4000,) * 2, ("~5\\,", "5"),
-    ("0.5", "\\frac{1}{2}"), ("Evelyn", "\\text{evelyn}"), ("[" * 200_000,) * 2])
+    ("0.5", "\\frac{1}{2}"), ("Evelyn", "\\text{evelyn}"), ("[" * 200_000,) * 2,
+    ("x + 1e9999",) * 2, ("A. " * 1600,) * 2])
 def test_votes_are_quick_and_of_values(answer, same):
     began = time.process_time()
     assert votes.key(answer) == votes.key(same)

@@ -1,6 +1,7 @@
 """Answers that hedge are paid nothing, and answers with units, names and choices are right."""
 
 import itertools
+import time
 
 import pytest
 
@@ -101,9 +102,22 @@ def test_an_operation_left_to_do_is_wrong_or_unread(pred):
     ("nan", "f(n)=n"), ("\\color{white}{987} 0, 50", "0, 50"), ("-3 - -1", "-2"),
     ("x^2 + 2py = 0 otherwise 6543.21", "x^2 + 2py = 0"), ("\\{x : x = x = 7\\}", "x = 7"),
     ("\\binom{120^\\circ}{1}", "120^\\circ"), ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
-    ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)")])
+    ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)"), ("\\text{yes}", "1"),
+    ("1", "\\text{yes}"), ("\\text{tangents}", "1"), ("x = 3 \\text{ or } x = 4", "[3,4]"),
+    ("3,4", "(3,4]"), ("x+y", "x+y=z"), ("a=b", "a \\equiv b"), ("x > 2+10^{-130}", "x > 2")])
 def test_hedges_of_single_gold_answers(hedge, gold):
     assert not equal(hedge, gold) and equal(gold, gold)
+
+
+@pytest.mark.parametrize("answer", [
+    "10^{-40000}", "2^{-99999}", "1-\\frac{1}{2^{100000}}", "3^{80000}\\cdot" * 60 + "1",
+    "A. " * 1600, "1 mod " * 800 + "1", "x<1 or " * 700 + "x>2", "x=1 or " * 300 + "x=2",
+    "\\{" + ",".join(map(str, range(1200))) + "\\}"], ids=lambda text: text[:20])
+def test_an_answer_takes_no_time(answer):
+    for gold in ("\\frac{1}{3}", "x > 2", "5"):
+        began = time.process_time()
+        assert not equal(answer, gold)
+        assert time.process_time() - began < 2, gold
 
 
 def test_grading_counts_hedges():

@@ -268,8 +268,10 @@ def test_what_a_strangers_folder_may_not_do(whole, tmp_path, capsys):
     args, _ = train.parse_args(["--resume", "--out", str(out)])
     assert (args.allow_unsafe_code, args.force, args.out) == (False, False, str(out))
     out = with_config(whole, tmp_path / "linked", lambda config: None, 4)
-    (out / ".config.json").symlink_to(tmp_path / "outside")
-    assert "is a symbolic link" in refused(capsys, out)
+    for name in (".config.json", "checkpoints/unfinished"):
+        (out / name).symlink_to(tmp_path / "outside")
+        assert f"{name} is a symbolic link" in refused(capsys, out)
+        (out / name).unlink()
 
 
 @pytest.mark.parametrize("name, old, new, said", [

@@ -119,6 +119,8 @@ def test_a_gold_of_another_form_can_be_an_error(kind, gold, why):
     ("> ```py\n> if x:\n>     y\n>\n> ```", "if x:\n    y\n\n"), ("```py\nx\n~~~\ny", None),
     ("1. So:\n   ```py\n   x\n     y\n   ```", "x\n  y\n"),
     ("- ```py\n  x\n    y\n  ```", "x\n  y\n"), ("  So: ```py\n  x\n```", "  x\n"),
+    ("```py\ns = '```'\nx\n```", "s = '```'\nx\n"), ("it's ~5: ```py\nx\n```", "x\n"),
+    ("````py\nx\n```\ny\n````", "x\n```\ny\n"), ("```py\nx```", None),
     ("```py\nx\n```py\ny\n```", "y\n"), ("```{.py}\nx\n```", "x\n"),
     *((f"```{mark}\nx\n```\nIt prints\n```{other}\n6\n```", "x\n") for mark, other in (
         ("python", ""), ("Python3 solve.py", "text"), ("", "cpp"), ("py", "bash"))),

@@ -119,6 +119,10 @@ CASES = [
                                 ("abs", "-6", "x = 1"), ("strip", '"6"', "Solution = str"),
                                 ("bit_count", "63", "class Solution(int): pass"))),
     F("imports it", 1, "from operator import mul", [dict(input="2\n3", output="6")], "mul"),
+    F("uses the prelude's", 1, "class Solution:\n    def comb(self, n, k): return comb(n, k)",
+      [dict(input="6\n1", output="6")], "comb"),
+    S("a notice of a folder of the host", 0, "import fcntl, os\n"
+      "fcntl.fcntl(os.open('/usr', 0), fcntl.F_NOTIFY, fcntl.DN_ACCESS)\nANSWER"),
     F("inherits it", 1, "class Base:\n    def f(self, x): return 2*x\nclass Solution(Base): pass"),
     F("a byte out of band", 0, "import socket\nfor fd in range(3, 64):\n    try:\n"
       "        s = socket.socket(fileno=fd)\n        s.send(b'x', socket.MSG_OOB)\n"

@@ -258,6 +258,8 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(select=lambda t: t.ratio.clamp(max=2)), "returns a weight with a gradient"),
     (mine(advantage=lambda r, state: r.argsort(1).argsort(1) - 3.5), "the order of a group's"),
     (mine(advantage=lambda r, state: r - r.mean(0)), "the order of a group's"),
+    (mine(advantage=lambda r, state: centred(r, state) + r.std(1, keepdim=True).eq(0)
+          * (torch.arange(r.shape[1]) == 0)), "the order of a group's"),
     (mine(advantage=lambda r, state: centred(r, state) * torch.arange(1, r.shape[1] + 1)),
      "the order of a group's"),
     (mine(aggregate=lambda loss, mask, size: ((loss * mask).sum(1) / mask.sum(1)).sum()),
@@ -274,7 +276,7 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
 @pytest.mark.parametrize("row", [
     mine(), mine(objective=lambda t, *, shift=-1.0: plain(t)),
     mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
-    mine(select=losses.whole_step(lambda t: (torch.rand_like(t.entropy) < 0.5).float())),
+    mine(select=lambda t: (torch.rand_like(t.entropy) < 0.5).float()),
     mine(advantage=prefers_failures, objective=lambda t: -plain(t), like_reinforce=False),
 ], ids=["no docstring", "negative flag", "whole step", "random", "another sign"])
 def test_sketches_that_are_not_refused(row, monkeypatch):
