@@ -433,7 +433,7 @@ class Parser:
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
         if self.word in NUMBER_WORDS:
             return ("*", left, num(int(NUMBER_WORDS[self.take().text.lower()])))
-        if left == num(0) and self.kind in ("name", "run"):
+        if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise Unread("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
         right = self.expression(IMPLICIT + 1)

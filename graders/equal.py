@@ -625,13 +625,12 @@ def same_but_constants(a, b, named_function):
 
 def has_end(x):
     """Have the digits of a number an end?"""
-    return exact(x) and x.denominator < CANCEL**3 and (
-        10 ** x.denominator.bit_length() % x.denominator == 0)
+    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
 
 
 def rounds(decimal, other, least=10**5):
     """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
-    if other is None or not has_end(decimal) or has_end(other):
+    if other is None or not has_end(decimal) or has_end(other) or decimal.denominator > CANCEL:
         return False
     unit_ = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
     half_units = 2 if abs(decimal) * unit_ >= 10**15 else 1  # a float's last digit is off

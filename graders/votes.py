@@ -1,6 +1,7 @@
 """The votes of maj@n."""
 
 from collections import Counter
+from contextlib import suppress
 from fractions import Fraction
 
 from graders.answer import read
@@ -9,9 +10,11 @@ from graders.equal import closed, without_unit
 
 def key(answer):
     """A number by its value, another answer as it is read, in small letters or not."""
-    node = without_unit(read(str(answer).lower()))
-    value = closed(node) if len(answer) < 100 else None  # this process has no clock for it
-    return value if isinstance(value, Fraction) else node
+    with suppress(ValueError, RecursionError):  # digits or depth beyond Python's limits
+        node = without_unit(read(answer))
+        value = closed(node) if len(answer) < 100 else None  # this process has no clock for it
+        return value if isinstance(value, Fraction) else str(node).lower()
+    return answer
 
 
 def majority(wrong, right):

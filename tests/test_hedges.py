@@ -103,6 +103,7 @@ def test_an_operation_left_to_do_is_wrong_or_unread(pred):
     ("x^2 + 2py = 0 otherwise 6543.21", "x^2 + 2py = 0"), ("\\{x : x = x = 7\\}", "x = 7"),
     ("\\binom{120^\\circ}{1}", "120^\\circ"), ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
     ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)"), ("\\text{yes}", "1"),
+    ("\\frac{35}{64} + \\frac{1}{20^{2012}}", "\\frac{35}{64}"),
     ("1", "\\text{yes}"), ("\\text{tangents}", "1"), ("x = 3 \\text{ or } x = 4", "[3,4]"),
     ("3,4", "(3,4]"), ("x+y", "x+y=z"), ("a=b", "a \\equiv b"), ("x > 2+10^{-130}", "x > 2")])
 def test_hedges_of_single_gold_answers(hedge, gold):
