@@ -97,10 +97,9 @@ def refuse_calls(machine, clone, fcntl, sockets, numbers):
              (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
     for number in numbers:
         steps += [(equal, 0, 1, number), forbid]
-    steps += [(equal, 0, 9, fcntl), (load, 0, 0, 24)]
-    for left, command in zip(range(6, 0, -1), (6, 7, 37, 38, 1024, 1026)):  # F_SETLK, F_SETLKW,
-        steps += [(equal, left, 0, command)]  # F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY
-    steps += [allow, forbid]
+    # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY
+    steps += [(equal, 0, 9, fcntl), (load, 0, 0, 24), *(
+        (equal, 6 - i, 0, x) for i, x in enumerate((6, 7, 37, 38, 1024, 1026))), allow, forbid]
     for number in sockets:
         steps += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, 1), allow, forbid]
     steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS
