@@ -221,7 +221,8 @@ def program_bytes(model):
 def report(args, f, memory, gpus, program=0):
     """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
     on a CPU, of Python and its libraries."""
-    weights = f.base * (4 if args.sampler_dtype == "float32" else 2) / args.tp  # the sampler's
+    dtype = args.dtype if args.sampler_dtype == "float8" else args.sampler_dtype
+    weights = f.base * (4 if dtype == "float32" else 2) / args.tp  # the sampler's
     awake = asleep = waking = weights + program
     fault = None
     if args.sampler == "vllm":

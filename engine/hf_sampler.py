@@ -5,6 +5,7 @@ has ended leaves the batch.
 """
 
 import inspect
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,30 +17,7 @@ from engine import kernels, parallel
 from engine.completion import RUINED, Completion
 from engine.loading import pretrained
 
-MANY = 2**15  # tokens of a vocabulary that is summed in blocks
-
-
-def in_blocks(p):
-    """[N, V] -> [N, V / 128, 128], with zeros at the end. float32 sums a block to 1e-7."""
-    if rest := -p.shape[1] % 128:
-        p = F.pad(p, (0, rest))
-    return p.unflatten(1, (-1, 128))
-
-
-def inverse_cdf(p, uniform):
-    """p [N, V], uniform [N, 1] in [0, 1) -> the token of each row at which the cumulative sum
-    passes the uniform share of all, [N, 1]; of many tokens the block first, then the token in it.
-    """
-    if p.shape[1] <= MANY:
-        below = p.cumsum(-1, dtype=torch.float64)
-        return torch.searchsorted(below, below[:, -1:] * uniform, right=True)
-    blocks = in_blocks(p)
-    upto = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
-    point = upto[:, -1:] * uniform
-    block = torch.searchsorted(upto, point, right=True)
-    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
-    rest = point - upto.gather(1, block) + inside[:, -1:]
-    return block * 128 + torch.searchsorted(inside, rest, right=True).clamp(max=127)
+MANY = 2**15  # tokens of a vocabulary; of 262,144 torch's log_softmax is off by 1e-5
 
 
 def draw(logits, temperature, top_p, generator=None):
@@ -51,32 +29,48 @@ def draw(logits, temperature, top_p, generator=None):
         drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
         return tuple(map(torch.cat, zip(*drawn)))
     scaled = logits.float() / (temperature or 1.0)
-    many = scaled.shape[1] > MANY  # of 262,144 tokens log_softmax is off by 1e-5
-    most = scaled.amax(-1, keepdim=True)
-    logs = scaled - most if many else scaled.log_softmax(-1)
+    if scaled.shape[1] < MANY:
+        logs = scaled.log_softmax(-1)
+    else:
+        below_most = scaled - scaled.amax(-1, keepdim=True)
+        logs = below_most - below_most.logsumexp(-1, keepdim=True)
     if logs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
-    p = every = logs.exp()
-    if top_p < 1:
-        p = transformers.TopPLogitsWarper(top_p)(None, logs).exp()
+    p = (transformers.TopPLogitsWarper(top_p)(None, logs) if top_p < 1 else logs).exp()
     if temperature == 0:
         tokens = logs.argmax(-1, keepdim=True)
     elif p.is_cuda:  # --deterministic refuses cumsum on a GPU
         tokens = torch.multinomial(p, 1, generator=generator)
     else:  # one random number per row; multinomial draws V of them, in fifteen times the time
-        tokens = inverse_cdf(p, torch.rand(len(p), 1, dtype=torch.float64, generator=generator))
-    if not many:
-        return tokens, logs.gather(1, tokens)
-    total = in_blocks(every).sum(-1).sum(-1, keepdim=True, dtype=torch.float64)
-    return tokens, (scaled.gather(1, tokens).double() - most - total.log()).float()
+        below = p.cumsum(-1, dtype=torch.float64)
+        uniform = torch.rand(len(p), 1, dtype=torch.float64, generator=generator)
+        tokens = torch.searchsorted(below, below[:, -1:] * uniform, right=True)
+    return tokens, logs.gather(1, tokens)
+
+
+def to_float8(x):
+    """[..., n] -> the nearest numbers of e4m3, in x's dtype, and their scale [..., 1] in float32,
+    with which the largest of n is e4m3's own, 448. (Both by 256, for sums in float16.)"""
+    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / 448
+    return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) / 256, scale * 256
+
+
+def float8_linear(layer, x):
+    """A linear layer, W8A8: its inputs are rounded token by token, as its weights were by
+    output."""
+    x8, scale = to_float8(x)
+    y = (F.linear(x8, layer.weight).float() * scale * layer.scale).to(x.dtype)
+    return y if layer.bias is None else y + layer.bias
 
 
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
-    as have 256 MB of logits. Other settings are VLLMSampler's. Raises ValueError for a model that
-    lacks weights or decodes otherwise."""
+    as have 256 MB of logits. float8: all linear layers but the head compute with weights and inputs
+    rounded to e4m3. Other settings are VLLMSampler's. Raises ValueError for a model that lacks
+    weights or decodes otherwise."""
 
-    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None, **_):
+    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None,
+                 float8=False, **_):
         self.device = parallel.device()
         self.model = pretrained(model, dtype).to(self.device).eval()
         own = type(self.model)
@@ -91,6 +85,11 @@ class TransformersSampler:
         if head_dtype == "float32":
             head.forward = lambda x: kernels.head_logits(
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
+        self.float8 = [layer for layer in self.model.modules()
+                       if float8 and isinstance(layer, torch.nn.Linear) and layer is not head]
+        for layer in self.float8:
+            layer.forward = partial(float8_linear, layer)
+        self.load_weights([])
         self.eos, self.stop = eos, stop
         self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -152,6 +151,10 @@ class TransformersSampler:
         parameters = self.model.state_dict()
         for name, weight in weights:
             parameters[name].copy_(weight)
+        for layer in self.float8:
+            rounded, scale = to_float8(layer.weight)
+            layer.weight.copy_(rounded)
+            layer.scale = scale[:, 0]
 
     def sleep(self):
         """Frees nothing: the weights are all that it holds."""

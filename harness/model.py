@@ -151,8 +151,10 @@ def load_tokenizer(args, train_set, test_set):
 
 def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
+    precision = (dict(dtype=args.dtype, float8=True) if args.sampler_dtype == "float8" else
+                 dict(dtype=args.sampler_dtype))
     with refusing(f"--model {args.model} "), room_for("loading"):
-        return make_sampler(args.sampler, args.model, dtype=args.sampler_dtype, eos=eos,
+        return make_sampler(args.sampler, args.model, **precision, eos=eos,
                             memory=args.gpu_memory_utilization,
                             max_length=args.max_prompt_tokens + args.max_tokens,
                             **values(args, "tp max_num_seqs head_dtype stop"))

@@ -68,6 +68,8 @@ def combinations(args, method, rehearsal):
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
         (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
+        (vllm and args.sampler_dtype == "float8",
+         "--sampler_dtype float8 is for --sampler transformers"),
         (vllm and args.sampler_temperature > 2,
          "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
         (vllm and not has_vllm() and not rehearsal,

@@ -2,6 +2,8 @@
 how completions end. hf_sampler.py: what is drawn, and which models it refuses."""
 
 import json
+import math
+import operator
 import shutil
 import statistics
 
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from data import decode
 from engine import policy
 from engine.completion import seed_of
-from engine.hf_sampler import TransformersSampler, draw
+from engine.hf_sampler import TransformersSampler, draw, float8_linear, to_float8
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from helpers import needs_vllm
@@ -242,6 +244,59 @@ def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
     chi_square = ((found - wanted) ** 2 / wanted)[enough].sum()
     freedom = enough.sum() - 1
     assert freedom > 100 and abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def e4m3(x):
+    """The nearest number of e4m3: three bits after the leading one, exponents from -6 on."""
+    step = 2.0 ** (max(math.floor(math.log2(abs(x))), -6) - 3) if x else 1.0
+    return round(x / step) * step
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_float8_is_a_loop_over_plain_floats(dtype):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(24, 5).to(getattr(torch, dtype))
+    x = (torch.randn(3, 24) * torch.tensor([[1e-3], [1.0], [300.0]])).to(layer.weight.dtype)
+
+    def rounded(row):
+        scale = max(map(abs, row)) / 448
+        return [e4m3(v / scale) for v in row], scale
+    weights = [rounded(row) for row in layer.weight.tolist()]
+    bias, expected = layer.bias.tolist(), []
+    for row in x.tolist():
+        numbers, scale = rounded(row)
+        expected.append([sum(map(operator.mul, numbers, w)) * scale * s + b
+                         for (w, s), b in zip(weights, bias)])
+    with torch.no_grad():
+        layer.weight[:], scale = to_float8(layer.weight)
+        layer.scale = scale[:, 0]
+        found = float8_linear(layer, x)
+    assert found.dtype == x.dtype
+    tolerance = 1e-6 if dtype == "float32" else 1e-2
+    expected = torch.tensor(expected, dtype=torch.float64)
+    assert torch.allclose(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_float8_rounds_all_linear_layers_but_the_head_at_each_sync(base, tokenizer):
+    eos = eos_ids(base, tokenizer)
+    exact, coarse = (TransformersSampler(base, dtype="float32", eos=eos, float8=float8)
+                     for float8 in (False, True))
+    prompts = [tokenizer.encode("1,2,3=6:")]
+    weights = {name: 0.5 * w.clone() for name, w in exact.model.state_dict().items()}
+    gaps = []
+    for new in ({}, weights):
+        for sampler in (exact, coarse) * bool(new):
+            sampler.load_weights(new.items())
+        found = [sampler.model(torch.tensor(prompts)).logits.detach()
+                 for sampler in (exact, coarse)]
+        gaps.append((found[0] - found[1]).abs().mean())
+    assert all(1e-3 < gap < 0.5 for gap in gaps), gaps
+    head = coarse.model.get_output_embeddings()
+    assert torch.equal(head.weight, weights["lm_head.weight"]) and len(coarse.float8) == sum(
+        isinstance(m, torch.nn.Linear) for m in coarse.model.modules()) - 1
+    for layer in coarse.float8:
+        real = (layer.weight * layer.scale[:, None]).float()
+        assert len(layer.weight.unique()) <= 255 and real.abs().max() > 0
 
 
 def test_sequences_at_once_are_fewer_where_the_vocabulary_is_large(tmp_path):

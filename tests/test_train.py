@@ -74,7 +74,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--max_refills 9", "--max_refills is for --drop_uniform_groups, which is not given"),
     ("--tp 1 --force", "is for --resume, which"), ("--lora_alpha 8", "is for --lora_rank"),
     ("--lora_rank 2 --lora_alpha 0", "0.001 or more"), ("--offload", "torchrun --nproc_per_node 1"),
-    ("--tp 2", "are for --sampler vllm"), ("--max_num_seqs 9", "are for --sampler vllm"),
+    ("--tp 2", "are for --sampler vllm"), ("--sampler vllm --sampler_dtype float8", "is for"), ("--max_num_seqs 9", "are for --sampler vllm"),
     ("--sampler transformers --gpu_memory_utilization 0.5", "are for --sampler vllm"),
     ("--check --resume", "--check starts a run anew"),
     ("--template_kwargs [] --template chat", "--template_kwargs is a JSON object, such as"),
