@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import bias
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
@@ -39,7 +39,7 @@ from engine import policy as policies
 from engine.layout import lay
 from harness.check import by_size, longest_rollout, step_of
 from harness.failures import refuse
-from harness.flags import parse_args
+from harness.flags import dtype_of_sampler, parse_args
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory
@@ -53,8 +53,7 @@ def empty_model(model):
     """A model of the shapes in a folder's or an id's config.json. Raises ValueError."""
     try:
         data.hub.reach(model)
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model),
-                                                dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(loading.text_config(model)[0], dtype=torch.float32)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError("has no configuration of a causal language model that can be read: "
                          f"{data.hub.reason(e)}") from None
@@ -221,8 +220,8 @@ def program_bytes(model):
 def report(args, f, memory, gpus, program=0):
     """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
     on a CPU, of Python and its libraries."""
-    dtype = args.dtype if args.sampler_dtype == "float8" else args.sampler_dtype
-    weights = f.base * (4 if dtype == "float32" else 2) / args.tp  # the sampler's
+    # the sampler's
+    weights = f.base * (4 if dtype_of_sampler(args) == "float32" else 2) / args.tp
     awake = asleep = waking = weights + program
     fault = None
     if args.sampler == "vllm":

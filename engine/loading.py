@@ -11,10 +11,21 @@ from engine import kernels, parallel
 from engine.completion import Completion
 from engine.policy import Policy, make_batch
 
+# of models with other parts, such as a vision tower, the names of their text model's weights
+TEXT_ALONE = {r"^(model\.language_model|language_model\.model)\.": "model.",
+              r"^language_model\.lm_head\.": "lm_head."}
+
+
+def text_config(folder):
+    """-> the configuration of a folder's text model, and whether the folder has other parts."""
+    whole = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = whole.get_text_config()
+    return config, config is not whole
+
 
 def eos_ids(model, tokenizer):
     """The tokens that end a completion; chat models have several: <|im_end|>, <|endoftext|>."""
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+    config, _ = text_config(model)
     found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
     with suppress(OSError):  # of a folder without generation_config.json
         found.append(GenerationConfig.from_pretrained(model).eos_token_id)
@@ -31,12 +42,20 @@ def layers_of(model):
 
 
 def pretrained(folder, dtype="float32"):
-    """The model of a folder, on the CPU. Raises ValueError where weights are missing."""
+    """The text model of a folder, on the CPU. Raises ValueError for quantised weights, and where
+    some are missing."""
     logging.set_verbosity_error()  # a table of all missing weights, before our sentence
+    config, has_parts = text_config(folder)
+    if getattr(config, "quantization_config", None):
+        raise ValueError("has quantised weights, which cannot be trained; take the folder that "
+                         "they were made from")
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
+        folder, config=config, dtype=dtype, output_loading_info=True, trust_remote_code=False,
+        key_mapping=TEXT_ALONE if has_parts else None)
     if info["missing_keys"]:
         raise ValueError(f"lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+    if has_parts:
+        del model._weight_conversions  # it would be saved under the names that it came from
     return model
 
 
@@ -129,6 +148,21 @@ class LoRA(nn.Module):
         return self.base_layer.weight + LoRA.on * change
 
     bias = property(lambda self: self.base_layer.bias)
+
+
+@torch.no_grad()
+def merged_share(policy, dtype):
+    """The share of the adapters' change of the weights that is left where both, W and W + scale B
+    A, are rounded to a dtype: the change there, projected on scale B A. nan without a change."""
+    left = whole = 0.0
+    for layer in policy.modules():
+        if isinstance(layer, LoRA):
+            w, a, b = (parallel.full(part.weight).float()
+                       for part in (layer.base_layer, layer.lora_A, layer.lora_B))
+            change = layer.scale * (b @ a)
+            left += ((w + change).to(dtype).float() - w.to(dtype).float()).mul(change).sum().item()
+            whole += change.square().sum().item()
+    return left / whole if whole else math.nan
 
 
 class WithoutAdapters:

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import warnings
+from functools import partial
 
 import numpy as np
 import torch
@@ -50,6 +51,9 @@ class VLLMSampler:
                  head_dtype="model", stop=None):
         settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
+
+        from engine.loading import pretrained, text_config  # imports more than flags need
+        has_parts = text_config(model)[1]
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop = vllm, eos, stop
@@ -61,12 +65,15 @@ class VLLMSampler:
                 model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs",  # after temperature, as drawn
-                hf_overrides={"head_dtype": head_dtype}, disable_log_stats=True,
+                hf_overrides=partial(vllm_settings.of_text_model, head_dtype=head_dtype),
+                load_format="dummy" if has_parts else "auto", disable_log_stats=True,
                 use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process
+        if has_parts:  # vLLM would look for their weights under other names
+            self.load_weights(pretrained(model, dtype).state_dict().items())
 
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""

@@ -9,6 +9,16 @@ GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 
 
+def of_text_model(config, head_dtype):
+    """-> the configuration of the text model in a Hugging Face one, as vLLM is to have it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    text = config.get_text_config()
+    if text is not config:
+        text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
+    text.head_dtype = head_dtype
+    return text
+
+
 def of_this_machine(memory, max_num_seqs, max_length):
     """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free.
     max_num_seqs: None for what the memory allows. Raises ValueError where less memory is free."""

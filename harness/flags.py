@@ -331,6 +331,11 @@ def follow(args, method):
         args.origin["lr"] = "ten times full training's, for --lora_rank"
 
 
+def dtype_of_sampler(args):
+    """Of its weights, and of what float8 leaves as it is."""
+    return args.dtype if args.sampler_dtype == "float8" else args.sampler_dtype
+
+
 def flags_of(args):
     """The flags as config.json keeps them. The embedded base is None: its folder moves."""
     flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}

@@ -13,7 +13,7 @@ from engine.sampler import make_sampler
 from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
-from harness.flags import refuse, refusing
+from harness.flags import dtype_of_sampler, refuse, refusing
 from harness.log import warn_of_versions
 from losses import require
 
@@ -28,13 +28,13 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
     and the tokens of each problem's prompt. longest: tokens of a prompt and its completion. Raises
     ValueError, a sentence, for a model that cannot make prompts of the problems, or cannot take so
     many tokens."""
-    from transformers import AutoConfig, AutoTokenizer  # takes seconds: flags are refused first
+    from transformers import AutoTokenizer  # takes seconds: flags are refused first
 
-    from engine.loading import eos_ids
+    from engine.loading import eos_ids, text_config
     try:
         hub.reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+        config, _ = text_config(model)
         eos = eos_ids(model, tokenizer)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if Path(model).exists()
@@ -151,11 +151,10 @@ def load_tokenizer(args, train_set, test_set):
 
 def load_sampler(args, eos):
     """-> a sampler of --model. Refuses a model that it cannot sample."""
-    precision = (dict(dtype=args.dtype, float8=True) if args.sampler_dtype == "float8" else
-                 dict(dtype=args.sampler_dtype))
+    float8 = dict(float8=True) if args.sampler_dtype == "float8" else {}
     with refusing(f"--model {args.model} "), room_for("loading"):
-        return make_sampler(args.sampler, args.model, **precision, eos=eos,
-                            memory=args.gpu_memory_utilization,
+        return make_sampler(args.sampler, args.model, dtype=dtype_of_sampler(args), **float8,
+                            eos=eos, memory=args.gpu_memory_utilization,
                             max_length=args.max_prompt_tokens + args.max_tokens,
                             **values(args, "tp max_num_seqs head_dtype stop"))
 

@@ -17,13 +17,14 @@ import torch
 import losses
 from engine import parallel
 from engine.completion import seed_of
+from engine.loading import merged_share
 from engine.parallel import say
 from engine.policy import Batch
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of, refuse, saved_config
+from harness.flags import FOLLOWS, dtype_of_sampler, flags_of, refuse, saved_config
 
 
 def claim_folder(args):
@@ -159,17 +160,20 @@ class Run(AbstractContextManager):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
-        seconds, tokens = perf_counter() - self.began, metrics["len/sum"]
+        args, seconds, tokens = self.args, perf_counter() - self.began, metrics["len/sum"]
         of_steps = log.optimizer_steps(steps)
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
         # counts with each of its completions, so that runs that share it are on the same axis
         scored = int(batch.lengths.sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        models = 1 + bool(self.args.kl_coef) + bool(self.args.teacher)
+        models = 1 + bool(args.kl_coef) + bool(args.teacher)
         passes = scored * models + 3 * learnt
         size = sum(p.numel() for p in self.trainer.policy.parameters())
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=2 * passes * size)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
+        if args.lora_rank:
+            metrics["sampler/merged_share"] = merged_share(
+                self.trainer.policy, getattr(torch, dtype_of_sampler(args)))
         record = self.write({
             **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
@@ -178,13 +182,13 @@ class Run(AbstractContextManager):
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
         warnings = log.warnings(record, self.first, self.best, batch.advantages, samples[0],
-                                self.args.dtype)
+                                args.dtype)
         for kind, text in warnings.items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
         self.warned |= warnings.keys()
         failed = metrics["grader/error"] + metrics["grader/timeout"]
-        if 3 * failed >= (of := metrics["groups/sampled"] * self.args.group_size):
+        if 3 * failed >= (of := metrics["groups/sampled"] * args.group_size):
             raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
                             "the errors and timeouts are printed above; the verifiers are in "
                             "rewards.py")

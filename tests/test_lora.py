@@ -1,6 +1,8 @@
 """LoRA of rank 1 learns the embedded task at the default learning rate. All that is trained reaches
 sampler and checkpoints, in dense models and mixtures, and a run says where it seems not to."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -82,6 +84,28 @@ def test_adapters_are_scaled_by_alpha_over_rank(small):
         load(small()), adapted(small(), lora_alpha=4), adapted(small(), lora_alpha=8)))
     once, twice = (weight - plain for weight in more)
     assert once.norm() > 0 and torch.allclose(2 * once, twice, atol=1e-6)
+
+
+@pytest.mark.parametrize("lr, least, most", [(1e-5, 0.0, 0.3), (1e-3, 0.9, 1.1)])
+def test_the_share_of_a_change_that_is_left_in_a_sampler_of_16_bits(lr, least, most, small):
+    """After one step of Adam, which moves each number of lora_B by the learning rate."""
+    policy = loading.load(small(), [1], batch_of(*UNEVEN), budget=60, lora_rank=16)
+    assert math.isnan(loading.merged_share(policy, torch.bfloat16))
+    with torch.no_grad():
+        for name, x in policy.named_parameters():
+            if "lora_B" in name:
+                x.copy_(lr * (torch.rand_like(x) - 0.5).sign())
+            elif "base_layer" in name:  # as most models of today are published
+                x.normal_(std=0.02).copy_(x.bfloat16())
+    assert least <= loading.merged_share(policy, torch.bfloat16) < most
+    assert loading.merged_share(policy, torch.float32) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_run_warns_where_little_of_its_adapters_reaches_the_sampler(base, tmp_path, capsys):
+    learnt = rollouts(base, tmp_path / "run", "--sampler_dtype", "bfloat16", "--lr", "1e-6",
+                      "--rollouts", "1")
+    share = learnt[0]["sampler/merged_share"]
+    assert 0 < share < 0.5 and f"{share:.0%} of what the adapters change" in capsys.readouterr().out
 
 
 MIXTURE = dict(  # under all the names of these numbers

@@ -10,13 +10,13 @@ import statistics
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from data import decode
 from engine import policy
 from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw, float8_linear, to_float8
-from engine.loading import eos_ids
+from engine.loading import eos_ids, pretrained
 from engine.sampler import make_sampler
 from helpers import needs_vllm
 
@@ -136,6 +136,71 @@ def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
     model.save_pretrained(tmp_path)
     return TransformersSampler(str(tmp_path), dtype="float32", max_length=64,
                                eos=[1, 20, 21, 22, 23, 24], **settings)
+
+
+def with_vision(name, folder, tokenizer):
+    """The folder of a small model that has a vision tower, too, as the real ones are saved."""
+    text = dict(SIZES, head_dim=32, vocab_size=len(tokenizer), sliding_window=6, eos_token_id=1)
+    vision = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    more = {
+        "Gemma3": dict(image_token_index=7, boi_token_index=5, eoi_token_index=6),
+        "Gemma4": dict(image_token_id=7, boi_token_id=5, eoi_token_id=6, audio_config=None),
+        "Qwen3_5": dict(vision_config=dict(vision, depth=1, num_heads=2, out_hidden_size=32))}[name]
+    if name == "Gemma3":
+        vision.update(image_size=28, patch_size=14)
+    if name == "Gemma4":
+        text.update(vocab_size_per_layer_input=len(tokenizer), global_head_dim=32,
+                    hidden_size_per_layer_input=8)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(getattr(transformers, f"{name}Config")(
+        **{"text_config": text, "vision_config": vision, **more}))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.normal_(std=0.1)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    assert "vision_config" in json.loads((folder / "config.json").read_text())
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Gemma4"])
+def test_of_a_model_with_vision_the_text_model_is_trained_and_sampled(
+        name, both, tmp_path, tokenizer):
+    folder, saved = with_vision(name, tmp_path / "all", tokenizer), str(tmp_path / "saved")
+    sampler, _, prompts = both(folder)
+    model = pretrained(folder)
+    for _ in range(2):
+        groups = sampler.sample(prompts, 8, seed=1, temperature=1.0, max_tokens=12)
+        assert gap(model, prompts, groups, 1.0) < 1e-4
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.1 * p.abs().mean() * torch.randn_like(p))
+        assert gap(model, prompts, groups, 1.0) > 1e-2
+        sampler.load_weights(model.state_dict().items())
+    # its checkpoint is that of an ordinary text model
+    model.save_pretrained(saved)
+    assert type(AutoModelForCausalLM.from_pretrained(saved)) is type(model)
+    ids = torch.tensor([prompts[0]])
+    assert torch.equal(pretrained(saved)(ids).logits, model(ids).logits)
+    assert b"language_model" not in (tmp_path / "saved/model.safetensors").read_bytes()
+
+
+def test_a_text_model_that_keeps_a_state_is_trained_and_not_sampled_by_transformers(
+        tmp_path, tokenizer):
+    folder = with_vision("Qwen3_5", tmp_path, tokenizer)
+    assert type(pretrained(folder)).__name__ == "Qwen3_5ForCausalLM"
+    with pytest.raises(ValueError, match="Qwen3_5ForCausalLM, which decodes .* --sampler vllm"):
+        TransformersSampler(folder, dtype="float32", eos=[1])
+
+
+def test_quantised_weights_are_refused(base, tmp_path):
+    shutil.copytree(base, tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    path.write_text(json.dumps(dict(json.loads(path.read_text()),
+                                    quantization_config=dict(quant_method="fp8"))))
+    with pytest.raises(ValueError, match="has quantised weights"):
+        pretrained(tmp_path / "model")
 
 
 def against_own(sampler, prompts, groups, temperature):
