@@ -52,5 +52,5 @@ def batch(problems, n, seed, rollout, attempt=0):
 def cluster(problem):
     """Problems of one cluster are one draw: a puzzle in any order of its numbers, or a prompt."""
     if problem["verifier"] != "countdown":
-        return problem["prompt"]
+        return str(problem.get("messages") or problem["prompt"])
     return f"{sorted(problem['answer']['nums'])} {problem['answer']['target']}"

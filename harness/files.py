@@ -75,5 +75,8 @@ def folder_fault(model):
     if (folder / "metrics.jsonl").exists():
         checkpoints = ", ".join(map(str, checkpoint_folders(folder))) or "none yet"
         return f"--model {model} is a run's folder, not a model's; its checkpoints: {checkpoints}"
-    if folder.exists() and not (folder / "config.json").exists():
+    if folder.exists() and not (folder / "config.json").is_file():  # a pipe would never end
         return f"--model {model} is not a Hugging Face folder: it has no config.json"
+    for index in folder.glob("*.index.json"):
+        if ".." in index.read_text():
+            return f"--model {model}: {index.name} names files outside of the folder"

@@ -287,6 +287,7 @@ def saved_config(args):
     if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
         return dict(flags={}, derived=[])
     try:
+        require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         config["checksums"] = config["history"][-1]["checksums"]
         config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}

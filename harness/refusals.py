@@ -31,7 +31,7 @@ def check(args, method, rehearsal):
         data.template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "), torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
-        check_step(method)
+        check_step(method, bool(args.kl_coef))
     for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
@@ -99,9 +99,9 @@ def named(f):
     return f"the function {f.__name__} of losses.py"
 
 
-def toy():
+def toy(reference=False):
     """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 3 no token, row 4 A = 0; the
-    halves have other means, and prompts in common."""
+    halves have other means, and prompts in common. reference: is there a reference model?"""
     rows = torch.arange(8)[:, None]
     draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
@@ -109,7 +109,8 @@ def toy():
     tokens = Tokens(
         logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
         mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * rows,
-        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6)).masked()
+        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6),
+        ref_logprobs=logprobs - noise / 3 if reference else None).masked()
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
@@ -166,16 +167,15 @@ def gradient(method, tokens, size):
     return found
 
 
-def check_step(method):
+def check_step(method, reference=False):
     """Tries a row on a step, on the step with more padding, on its halves, and at ratio 1."""
-    tokens, size = toy()
+    tokens, size = toy(reference)
 
     def gradient_of(change):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
         return gradient(method, part, size)
-    before = torch.get_rng_state()
-    whole = gradient(method, tokens, size)
-    draws = not torch.equal(before, torch.get_rng_state())  # other numbers for another shape
+    whole, again = (gradient(method, tokens, size) for _ in range(2))
+    draws = not torch.equal(whole, again)  # random numbers, others for another shape
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
     require(draws or torch.allclose(wide, whole, 1e-5),
             "its gradient depends on padding: means and sums have to leave it out, as "
@@ -204,12 +204,11 @@ def check_advantage(method, group_size, shaped):
     shaped: rewards are other than 0 and 1."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
-    before = torch.get_rng_state()
-
     def advantages_of(rewards):
         return call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
                     dict(entropy=1.0))
-    advantages, draws = advantages_of(rewards), not torch.equal(before, torch.get_rng_state())
+    advantages, again = advantages_of(rewards), advantages_of(rewards)
+    draws = not torch.equal(advantages, again)
     for n in (1, 4):  # of the first group, then of all
         turned, expected = (torch.cat([x[:n].roll(1, 1), x[n:]]) for x in (rewards, advantages))
         require(draws or torch.allclose(advantages_of(turned), expected),

@@ -166,10 +166,12 @@ class Run(AbstractContextManager):
         # counts with each of its completions, so that runs that share it are on the same axis
         scored = int(batch.lengths.sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        models = 1 + bool(args.kl_coef) + bool(args.teacher)
-        passes = scored * models + 3 * learnt
-        size = sum(p.numel() for p in self.trainer.policy.parameters())
-        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=2 * passes * size)
+        trainer = self.trainer
+        size, of_teacher = (sum(p.numel() for p in model.parameters()) if model else 0
+                            for model in (trainer.policy, trainer.teacher))
+        flops = 2 * (scored * (size * (1 + bool(trainer.reference)) + of_teacher)
+                     + 3 * learnt * size)
+        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         if args.lora_rank:
             metrics["sampler/merged_share"] = merged_share(

@@ -236,6 +236,16 @@ def test_a_config_that_cannot_be_read_is_refused(whole, tmp_path, content, capsy
     assert "cannot be read" in refused(capsys, out) and records(out) == records(whole[0])
 
 
+def test_a_pipe_in_place_of_a_file_is_refused(whole, tmp_path, capsys):
+    """Reading it would wait forever."""
+    out = without(whole[0], tmp_path / "run", 4)
+    (out / "config.json").unlink()
+    os.mkfifo(out / "config.json")
+    assert "cannot be read (it is no file)" in refused(capsys, out)
+    os.mkfifo(tmp_path / "config.json")
+    assert "it has no config.json" in helpers.refused(capsys, train.main, "--model", tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"def f(", b"\xff", None])
 def test_code_that_cannot_be_read_is_refused(whole, tmp_path, content, capsys):
     out = without(whole[0], tmp_path / "run", 4)

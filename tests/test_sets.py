@@ -119,6 +119,15 @@ def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
     assert "it ran" not in capsys.readouterr().out
 
 
+def test_tests_that_unpack_to_more_than_a_gigabyte_are_refused(tmp_path):
+    packer, zeros = zlib.compressobj(), bytes(2**24)
+    packed = b"".join([*(packer.compress(zeros) for _ in range(65)), packer.flush()])
+    write(tmp_path, "livecodebench", dict(
+        LCB, private_test_cases=base64.b64encode(packed).decode()))
+    with pytest.raises(data.DataError, match="line 1 is not a row"):
+        data.load("livecodebench", "test", tmp_path)
+
+
 def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
     """The first five; the others are counted."""
     bad = [dict(unique_id=f"b{i}", problem="?", answer="\\frac{1}{2") for i in range(8)]

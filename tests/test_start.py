@@ -136,6 +136,21 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
         read_tokenizer(str(tmp_path))
 
 
+def test_shards_outside_of_a_folder_are_not_read(base, tmp_path, capsys):
+    model = shutil.copytree(base, tmp_path / "model")
+    (model / "model.safetensors.index.json").write_text(json.dumps(dict(
+        weight_map={"lm_head.weight": "../other.safetensors"})))
+    assert "names files outside of the folder" in helpers.refused(
+        capsys, train.main, "--model", model)
+
+
+def test_half_a_surrogate_pair_in_a_prompt_names_its_line(tmp_path, capsys):
+    path = own_file(tmp_path, "5")
+    path.write_text(path.read_text() + json.dumps(
+        dict(prompt="a \ud800", answer="5", verifier="math")) + "\n")
+    assert "line 5 has no prompt, a text" in helpers.refused(capsys, train.main, "--data", path)
+
+
 def own_file(tmp_path, answer):
     return write_rows(tmp_path / "own.jsonl", [
         dict(prompt=f"1,2,{i}={i + 3}:", answer=answer, verifier="math") for i in range(1, 5)])
