@@ -114,9 +114,9 @@ def problem_of_row(place, row, number):
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")
     if row["verifier"] not in list(REWARDS):
         raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}")
-    with suppress(TypeError, LookupError, UnicodeError):  # half of a surrogate pair is no text
+    with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
-        if prompt and prompt.encode():
+        if prompt and str.encode(prompt):
             return {**row, "prompt": prompt, "id": str(row.get("id", number))}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
