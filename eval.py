@@ -28,7 +28,7 @@ from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
 from harness.log import versions, warn_of_versions
-from harness.model import read_tokenizer
+from harness.start import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
 from rewards import grade

@@ -19,9 +19,9 @@ import data
 from engine import parallel
 from engine.completion import seed_of
 from engine.policy import Batch, compute_logprobs, make_batch, minibatches
-from harness import flags, log
+from harness import checkpoint, flags, log
 from harness.failures import RunFailed
-from harness.model import load_data, load_sampler, load_tokenizer, load_trainer
+from harness.start import load_data, load_sampler, load_tokenizer, load_trainer
 from harness.stats import summarise
 from losses import group_advantages
 from rollout import Sampling, sample_on_engines
@@ -140,11 +140,11 @@ def main(argv=None):
     args, method = parse_args(sys.argv[1:] if argv is None else argv)
     parallel.start(args.deterministic)
     train_set, test_set = load_data(args)
-    flags.compare_with_saved(args)
-    if flags.finished(args):
+    checkpoint.compare_with_saved(args, flags.flags_of(args))
+    if checkpoint.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
-    from harness import check, checkpoint
+    from harness import check
     from harness.run import Run, banner
     tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)
     resumed = checkpoint.resumed(args)

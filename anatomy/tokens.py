@@ -18,7 +18,7 @@ import torch
 
 from anatomy.rollout import bound, logged, open_rollout, walk
 from harness.files import numbers
-from harness.model import read_tokenizer
+from harness.start import read_tokenizer
 from losses import describe, selected, weight_on_logprob
 
 TEMPLATE = Path(__file__).with_suffix(".html")

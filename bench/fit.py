@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
-import harness.model
+import harness.start
 from data.recipe import BASE
 from engine import kernels, loading, parallel
 from engine import policy as policies
@@ -164,7 +164,7 @@ def stage(memory, by_kernel):
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
         replace(data, encode=lambda *_: [1] * 64)
-        replace(harness.model, read_tokenizer=lambda _: [NO_WORDS])  # of the teacher
+        replace(harness.start, read_tokenizer=lambda _: [NO_WORDS])  # of the teacher
         yield
 
 
@@ -175,7 +175,7 @@ def rehearse(args, method, memory, cpu=False):
     ledger = Ledger(FakeTensorMode(allow_non_fake_inputs=True))
     with stage(memory, None if cpu else args.dtype != "float32"), ledger:
         args.checksums = {"weights of --teacher": "not read"}
-        trainer = harness.model.load_trainer(args, method, NO_WORDS, [2], None)
+        trainer = harness.start.load_trainer(args, method, NO_WORDS, [2], None)
         policy, optimizer = trainer.policy, trainer.optimizer
         trained = optimizer.param_groups[0]["params"]
 

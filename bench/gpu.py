@@ -44,7 +44,7 @@ from engine import loading, parallel
 from engine.completion import Completion
 from engine.layout import LAYOUTS
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
-from harness.model import load_sampler, load_trainer
+from harness.start import load_sampler, load_trainer
 
 EOS = 1
 GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits

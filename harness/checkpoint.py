@@ -1,10 +1,13 @@
-"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt: the state of
-the Trainer (adapters, optimizer, schedule) and of the Run (method state, pending rollouts, totals).
+"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt, a dict of
+`trainer`, Trainer.state (adapters, optimizer, schedule), and `run`, of the Run (method state,
+pending rollouts, totals).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout). It is the same for every number of ranks, and a run continues on any other number.
+All of --resume is here, but for what Trainer.restore and Run take out of trainer.pt.
 """
 
+import ast
 import json
 import shutil
 from contextlib import contextmanager
@@ -12,9 +15,83 @@ from contextlib import contextmanager
 import torch
 
 from engine import parallel
+from harness import checksums
+from harness.combinations import refuse
 from harness.failures import RunFailed
 from harness.files import checkpoint_folders, default_out, write, writing
+from losses import require
 
+# flags that a resumed run may change: training does not depend on them
+CHANGEABLE = {"held-out problems", *(
+    "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
+    "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
+    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
+
+# ---------------------------------------------------------------------------- what a run was
+
+def saved_config(args):
+    """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
+    yet, and the trees of its code; without values where there is no such run."""
+    path = default_out(args) / "config.json"
+    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
+        return dict(flags={}, derived=[])
+    try:
+        require(path.is_file(), "it is no file")  # a pipe would never end
+        config = json.loads(path.read_text())
+        config["checksums"] = config["history"][-1]["checksums"]
+        config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
+        return {name: kind(config[name]) for name, kind in dict(
+            flags=dict, checksums=dict, derived=list, id=str, history=list, code=dict).items()}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
+        refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
+               "--out starts a new run")
+
+
+def differing(old, new):
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
+def compare_with_saved(args, now):
+    """Prints a resumed run's changed flags; refuses those that change training, but for --force.
+    now: flags_of(args)."""
+    if not args.resume or not checkpoint_folders(default_out(args)):
+        return  # without a checkpoint it starts again, perhaps with other flags
+    config = saved_config(args)
+    saved, sums = config["flags"], config["checksums"]
+    changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
+               for name in differing(saved, now)}
+    for name in {"model", "lora_rank"} & changes.keys():
+        refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
+               "with --model CHECKPOINT")
+    for name in differing(sums, args.checksums):
+        if None not in (sums.get(name), args.checksums.get(name)):
+            changes[name] = f"the {name} changed"
+    for name, tree in config["code"].items():
+        trees = tree, ast.parse(checksums.CODE[name])
+        if places := differing(*(checksums.reached(x, args.roots) for x in trees)):
+            changes[name] = f"{name} changed in {', '.join(sorted(places))}"
+    args.checksums = {**sums, **args.checksums}
+    ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
+    free = CHANGEABLE - {"rollouts"} if ends else CHANGEABLE
+    learnt = [text for name, text in changes.items() if name not in free]
+    if learnt and not args.force:
+        refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
+               "continues all the same")
+    for text in changes.values():
+        parallel.say(f"resuming, but {text}")
+
+
+def finished(args):
+    """Says so if the run that --resume names has all its rollouts and its figure."""
+    out = default_out(args)
+    done = args.resume and (out / "curves.png").exists() and any(
+        int(folder.name[-6:]) >= args.rollouts for folder in checkpoint_folders(out))
+    if done:
+        parallel.say(f"{out}: all {args.rollouts} rollouts are done; a larger --rollouts continues")
+    return done
+
+
+# ---------------------------------------------------------------------------- trainer.pt
 
 def read_pickle(path, **options):
     """-> the tensors and plain values of a file of torch.save. Raises ValueError for anything else:
@@ -27,17 +104,17 @@ def read_pickle(path, **options):
 
 
 def resumed(args):
-    """-> trainer.pt of the newest checkpoint of the run that --resume continues, a dict, with the
-    checkpoint's `folder`; None without one. Raises RunFailed for a damaged one."""
+    """-> what the newest checkpoint of the run that --resume continues has of the run, a dict, with
+    its `folder` and the `trainer`'s part; None without one. Raises RunFailed for a damaged one."""
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
     folder = folders[-1]
     with reading(folder):  # mapped: on a node every rank would have all ranks' moments
         state = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=True)
-        if state["rollout"] != int(folder.name[-6:]):
-            raise ValueError(f"it is of rollout {state['rollout']}")
-        return dict(state, folder=folder)
+        rollout = state["run"]["rollout"]
+        require(rollout == int(folder.name[-6:]), f"it is of rollout {rollout}")
+        return dict(state["run"], folder=folder, trainer=state["trainer"])
 
 
 @contextmanager
@@ -59,7 +136,7 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
                if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
-    state.update(trainer.state())
+    content = dict(run=state, trainer=trainer.state())
     aside = out / "checkpoints" / "unfinished"
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")
 
@@ -69,7 +146,7 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
             with writing(folder, aside):
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
                 tokenizer.save_pretrained(aside)
-                torch.save(state, aside / "trainer.pt")
+                torch.save(content, aside / "trainer.pt")
                 if recipe.is_file():
                     shutil.copy(recipe, aside)
         finally:

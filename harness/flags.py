@@ -1,10 +1,8 @@
 """train.py's command line. Wrong flags, data or models are one sentence and exit code 2."""
 
 import argparse
-import ast
 import difflib
 import inspect
-import json
 import math
 import re
 
@@ -13,16 +11,12 @@ import losses
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
-from harness import checksums, failures, refusals
-from harness.files import checkpoint_folders, default_out
-from harness.refusals import GIVEN, refuse, refusing
+from harness import combinations, failures, method_check
+from harness.checkpoint import saved_config
+from harness.combinations import GIVEN, refuse, refusing
+from harness.files import default_out
 from losses import METHODS, keyword_only, require
 
-# flags that a resumed run may change: training does not depend on them
-CHANGEABLE = {"held-out problems", *(
-    "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
-    "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
-    "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
@@ -242,7 +236,7 @@ def parse_args(argv, description, rehearsal=False):
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
-    refusals.check(args, method, rehearsal)
+    combinations.check(args, method, rehearsal)
     args.roots = [f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
                   "policy_loss", "group_advantages"]
     return args, method
@@ -262,7 +256,7 @@ def add_method_flags(parser, name, method):
     """The keyword-only arguments of a row's functions are its flags. Refuses those that cannot."""
     common, defaults = {*parser.rows, *OF_THIS_START}, {}
     for f in method.functions:
-        where, own = f"{name}: {refusals.named(f)}", keyword_only(f)
+        where, own = f"{name}: {method_check.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
             if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
                 refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
@@ -278,24 +272,6 @@ def add_method_flags(parser, name, method):
             if flag not in parser.rows:
                 value = method.flags[flag]
                 parser.flag(flag, value, "", type=float if value is None else None)
-
-
-def saved_config(args):
-    """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet, and the trees of its code; without values where there is no such run."""
-    path = default_out(args) / "config.json"
-    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
-        return dict(flags={}, derived=[])
-    try:
-        require(path.is_file(), "it is no file")  # a pipe would never end
-        config = json.loads(path.read_text())
-        config["checksums"] = config["history"][-1]["checksums"]
-        config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
-        return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, id=str, history=list, code=dict).items()}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
-        refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
-               "--out starts a new run")
 
 
 def check_known(unknown, loss, method, common=()):
@@ -341,46 +317,3 @@ def flags_of(args):
     """The flags as config.json keeps them. The embedded base is None: its folder moves."""
     flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
     return dict(flags, model=None if args.origin.get("model") == FOLLOWS else args.model)
-
-
-def differing(old, new):
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def compare_with_saved(args):
-    """Prints a resumed run's changed flags; refuses those that change training, but for --force."""
-    if not args.resume or not checkpoint_folders(default_out(args)):
-        return  # without a checkpoint it starts again, perhaps with other flags
-    config, now = saved_config(args), flags_of(args)
-    saved, sums = config["flags"], config["checksums"]
-    changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
-               for name in differing(saved, now)}
-    for name in {"model", "lora_rank"} & changes.keys():
-        refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
-               "with --model CHECKPOINT")
-    for name in differing(sums, args.checksums):
-        if None not in (sums.get(name), args.checksums.get(name)):
-            changes[name] = f"the {name} changed"
-    for name, tree in config["code"].items():
-        trees = tree, ast.parse(checksums.CODE[name])
-        if places := differing(*(checksums.reached(x, args.roots) for x in trees)):
-            changes[name] = f"{name} changed in {', '.join(sorted(places))}"
-    args.checksums = {**sums, **args.checksums}
-    ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
-    free = CHANGEABLE - {"rollouts"} if ends else CHANGEABLE
-    learnt = [text for name, text in changes.items() if name not in free]
-    if learnt and not args.force:
-        refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
-               "continues all the same")
-    for text in changes.values():
-        parallel.say(f"resuming, but {text}")
-
-
-def finished(args):
-    """Says so if the run that --resume names has all its rollouts and its figure."""
-    out = default_out(args)
-    done = args.resume and (out / "curves.png").exists() and any(
-        int(folder.name[-6:]) >= args.rollouts for folder in checkpoint_folders(out))
-    if done:
-        parallel.say(f"{out}: all {args.rollouts} rollouts are done; a larger --rollouts continues")
-    return done

@@ -24,7 +24,7 @@ from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, dtype_of_sampler, flags_of, refuse, saved_config
+from harness.flags import FOLLOWS, dtype_of_sampler, flags_of, refuse
 
 
 def claim_folder(args):
@@ -50,7 +50,7 @@ def begin(args, method, resumed):
     which is that of Weights & Biases, too. Its history has each command, with the commit and the
     checksums, and the rollout after which it holds."""
     out = claim_folder(args)
-    saved = saved_config(args) if resumed else dict(id=uuid.uuid4().hex, history=[])
+    saved = checkpoint.saved_config(args) if resumed else dict(id=uuid.uuid4().hex, history=[])
     now = dict(after=resumed["rollout"] if resumed else 0, command=sys.argv, git=log.commit(),
                checksums=args.checksums)
     if args.resume:

@@ -111,7 +111,7 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
     assert [r["optim/overflows"] for r in records[1:]] == [0, 0, 0, 0]
     assert records[1]["sampler/logp_absdiff_mean"] < 2e-3
     state = torch.load(tmp_path / "whole/checkpoints/rollout_000004/trainer.pt")
-    assert state["scaler"]["_growth_tracker"] == 8
+    assert state["trainer"]["scaler"]["_growth_tracker"] == 8
     if sampler == "transformers":
         out = without(tmp_path / "whole", tmp_path / "run", 3, 4)
         train.main(["--out", str(out), "--resume"])

@@ -175,7 +175,8 @@ def test_a_run_on_a_mixture(tmp_path, graded, capsys):
     assert weights(cut, 3) == weights(out, 3)
     # adapters of other layers, or under other names: not with their moments forgotten
     state = torch.load(cut / "checkpoints" / "rollout_000003" / "trainer.pt")
-    state["adapter"] = {f"{name}.default": x for name, x in state["adapter"].items()}
+    owned = state["trainer"]
+    owned["adapter"] = {f"{name}.default": x for name, x in owned["adapter"].items()}
     torch.save(state, cut / "checkpoints" / "rollout_000003" / "trainer.pt")
     with pytest.raises(RunFailed, match="adapters that this model lacks"):
         train.main(["--out", str(cut), "--resume", "--rollouts", "4"])

@@ -149,11 +149,12 @@ class Program:
 
 @pytest.mark.parametrize("change, said", [
     (lambda state: state.update(state=Program()), "more than tensors"),
-    (lambda state: state.update(rollout=-5), "it is of rollout -5"),
-    *[(lambda state, name=name: state.pop(name), name)
-      for name in ("rollout", "optimizer", "optimizer_steps", "pending")],
-    (lambda state: state["flags"].clear(), "loss"),
-    (lambda state: state["optimizer"].clear(), "optim state_dict is empty")])
+    (lambda state: state["run"].update(rollout=-5), "it is of rollout -5"),
+    *[(lambda state, name=name, owner=owner: state[owner].pop(name), name) for owner, name in (
+        ("run", "rollout"), ("trainer", "optimizer"), ("trainer", "optimizer_steps"),
+        ("run", "pending"))],
+    (lambda state: state["run"]["flags"].clear(), "loss"),
+    (lambda state: state["trainer"]["optimizer"].clear(), "optim state_dict is empty")])
 def test_a_checkpoint_with_other_content_is_one_sentence(whole, tmp_path, change, said,
                                                          monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -17,8 +17,8 @@ from graders import worker
 from harness import log
 from harness.failures import RunFailed
 from harness.flags import Parser
-from harness.model import check_prompts, read_tokenizer
 from harness.run import banner
+from harness.start import check_prompts, read_tokenizer
 from helpers import SMALL, read_rows, run, write_rows
 
 

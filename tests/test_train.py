@@ -335,7 +335,8 @@ def test_the_run_folder(base, tmp_path, graded):
     assert (out / "curves.png").stat().st_size > 10_000
     last = out / "checkpoints" / "rollout_000003"
     state = torch.load(last / "trainer.pt")
-    assert state["rollout"] == 3 and state["totals"]["step"] == 6 and state["optimizer"]["state"]
+    assert state["run"]["rollout"] == 3 and state["run"]["totals"]["step"] == 6
+    assert state["trainer"]["optimizer"]["state"]
     assert [p.name for p in (out / "checkpoints").iterdir()] == [last.name]  # nothing unfinished
     config = json.loads((out / "config.json").read_text())
     assert config["flags"]["lr"] == 1e-4 and config["method"].startswith("grpo = zscore")

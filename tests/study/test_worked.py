@@ -10,7 +10,7 @@ import eval as evaluation
 import train
 from data.recipe import settings_of
 from engine.sampler import Completion
-from harness.model import read_tokenizer
+from harness.start import read_tokenizer
 from helpers import refused, write_rows
 from rewards import REWARDS, arithmetic
 from study import worked

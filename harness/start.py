@@ -187,6 +187,6 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                      f"weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
-            trainer.restore(resumed)
+            trainer.restore(resumed["trainer"])
     args.tokens_per_micro_batch = trainer.policy.budget
     return trainer

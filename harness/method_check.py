@@ -1,99 +1,22 @@
-"""Combinations of flags that cannot work, and faults in a row of METHODS: each is a sentence."""
+"""A row of METHODS, tried on a toy step before a model is loaded: a fault is a ValueError, a
+sentence that names the function."""
 
-import os
-import re
 import sys
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch.nn.functional import pad
 
-import data
 import losses
-from data import hub
-from engine import parallel
-from engine.sampler import has_vllm
-from harness import checksums, failures
-from harness.files import default_out, folder_fault
 from losses import Tokens, require
 
-refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
-GIVEN = "given"  # the origin of a flag of the command line
-# flags that say something of another flag
-NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
-             kl_unbiased="kl_coef", teacher_coef="teacher")
+def check(method, group_size, shaped, reference):
+    """shaped: are rewards other than 0 and 1? reference: is there a reference model?"""
+    with torch.random.fork_rng(devices=[]):
+        check_advantage(method, group_size, shaped)
+        check_step(method, reference)
 
-
-def check(args, method, rehearsal):
-    with refusing():
-        data.template_kwargs(args.template_kwargs, args.template)
-    with refusing(f"{args.loss}: "), torch.random.fork_rng(devices=[]):
-        check_advantage(method, args.group_size, bool(args.overlong_penalty))
-        check_step(method, bool(args.kl_coef))
-    for wrong, sentence in combinations(args, method, rehearsal):
-        if wrong:
-            refuse(sentence)
-    rows = re.findall(r'^(?:METHODS\[|    )"(\w+)"\]? ?[=:] ?Method\(',
-                      checksums.CODE["losses.py"], re.M)
-    if rows.count(args.loss) > 1:
-        print(f"train.py: losses.py has two rows METHODS[{args.loss!r}]; the last is used",
-              file=sys.stderr)
-    if args.wandb and parallel.rank() == 0:
-        try:
-            import wandb
-            wandb.login()  # without a key it asks for one, or raises where nobody can answer
-        except Exception as e:  # wandb's classes change with its versions
-            refuse(f"--wandb: {hub.reason(e)}; it takes pip install wandb, and WANDB_MODE=offline "
-                   "logs without an account")
-
-
-def combinations(args, method, rehearsal):
-    """-> (is it wrong?, the sentence) of combinations of flags, and of folders."""
-    given = {name for name, words in args.origin.items() if words == GIVEN}
-    ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
-    problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
-    dealt = problems if args.shuffle == "groups" else problems * G
-    out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
-    no_gpu, no_model = parallel.unusable_gpu(), folder_fault(args.model)
-    return [
-        (no_gpu, no_gpu), (no_model, no_model),
-        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
-         f"--out {out} already holds a run, which --resume continues; give another"),
-        (out.exists() and not out.is_dir(), f"--out {out} is no folder"),
-        *[(name in given and not getattr(args, other),
-           f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
-        (args.offload and "RANK" not in os.environ,
-         "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
-        (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
-         "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
-        (vllm and args.sampler_dtype == "float8",
-         "--sampler_dtype float8 is for --sampler transformers"),
-        (vllm and args.sampler_temperature > 2,
-         "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
-        (vllm and not has_vllm() and not rehearsal,
-         "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
-        (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
-        (engines > problems,
-         f"--problems_per_rollout must be at least the number of engines, {engines}"),
-        (args.check and args.resume, "--check starts a run anew: it goes without --resume"),
-        (dealt % steps, f"{problems} problems x {G} completions: {dealt} {args.shuffle} do not "
-         f"divide into --steps_per_rollout {steps}"),
-        (args.overlong_penalty > args.max_tokens,
-         f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
-        (args.overlong_penalty and method.advantage is losses.maxrl,
-         "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
-        (method.advantage is losses.none and not (args.teacher and args.teacher_coef),
-         "the advantage none learns from a teacher alone: --teacher MODEL, --teacher_coef not 0"),
-        (args.teacher and args.drop_uniform_groups,
-         "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
-        ({*losses.CORRECTIONS} & {*method.selects} and args.old_logprobs == "sampler",
-         f"--select {args.select} corrects for the sampler a second time: --old_logprobs sampler "
-         "is already its own")]
-
-
-# ---------------------------------------------------------------------------- a row of METHODS
 
 def named(f):
     return f"the function {f.__name__} of losses.py"
