@@ -71,8 +71,8 @@ def seconds_of(policy, batch, args, repeats=5):
 
 def measure(model, head_dtype, args):
     probe = loading.probe_batch([*range(5, 37)], 1)
-    policy = loading.load(model, [1], probe, dtype=args.dtype, head_dtype=head_dtype,
-                          budget=args.budget)
+    policy = loading.load(model, [1], probe, loading.Compute(
+        dtype=args.dtype, head_dtype=head_dtype, budget=args.budget))
     sampler = make_sampler(args.sampler, model, dtype=args.dtype, eos=[1], memory=0.3,
                            max_length=args.prompt + args.max_tokens, head_dtype=head_dtype)
     batch, told = gap_of(policy, sampler, args)

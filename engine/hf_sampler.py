@@ -89,7 +89,8 @@ class TransformersSampler:
                        if float8 and isinstance(layer, torch.nn.Linear) and layer is not head]
         for layer in self.float8:
             layer.forward = partial(float8_linear, layer)
-        self.load_weights([])
+        if float8:
+            self.load_weights([])
         self.eos, self.stop = eos, stop
         self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -74,38 +75,51 @@ def probe_batch(ids, eos):
     return make_batch([([eos] + (ids * 2)[:2], three), ([eos], [one])])
 
 
-def load(folder, eos, probe, longest=1024, budget=None, share_prompts=True, lora_rank=0,
-         lora_alpha=32, frozen=False, activation_checkpointing=False, offload=False,
-         beside=0, **settings):
+@dataclass(frozen=True)
+class Compute:
+    """How a model goes through its passes: values of the flags with these names."""
+
+    longest: int = 1024        # tokens of the longest row to come
+    budget: int | None = None  # tokens that go through the model at once; None: from the memory
+    temperature: float = 1.0
+    dtype: str = "float32"
+    head_dtype: str = "model"
+    share_prompts: bool = True  # takes the layout "shared" where it agrees with "padded"
+    activation_checkpointing: bool = False
+    offload: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 32.0
+
+
+def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     """-> the Policy, its master weights in float32, on the GPU if there is one, or sharded.
 
-    probe: a Batch of a few short rows to try it on. longest: tokens of the longest row to come.
-    budget: tokens that go through the model at once; None: from the memory. share_prompts: takes
-    the layout "shared" where it agrees with "padded". frozen: nothing is trained. beside: frozen
-    models of the same size, whose memory counts. settings: of Policy. Raises ValueError for
-    missing weights, a softcap or a scale after the LM head, or no memory for one row."""
-    policy = Policy(build(folder, eos), chunk=head_chunk(), **settings)
+    probe: a Batch of a few short rows to try it on. frozen: nothing is trained. beside: frozen
+    models of the same size, whose memory counts. Raises ValueError for missing weights, a softcap
+    or a scale after the LM head, or no memory for one row."""
+    policy = Policy(build(folder, eos), compute.temperature, compute.dtype,
+                    head_dtype=compute.head_dtype, chunk=head_chunk())
     # unsharded, in float32: 16 bits would hide small errors; few tokens: a rank may have one core
     exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
     few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
     check_head(exact, few)
-    shared = share_prompts and layout_agrees(exact, few, "shared")
+    shared = compute.share_prompts and layout_agrees(exact, few, "shared")
     exact.use_layout("padded")
-    if lora_rank:
-        add_adapters(policy.model, lora_rank, lora_alpha)
+    if compute.lora_rank:
+        add_adapters(policy.model, compute.lora_rank, compute.lora_alpha)
     if frozen:
         policy.requires_grad_(False)
     layers = layers_of(policy.model)
     for layer in layers:  # of the layer alone: its dropout stays off
-        layer.training = activation_checkpointing
+        layer.training = compute.activation_checkpointing
     if parallel.sharded():  # FSDP's layers have one dtype
-        parallel.shard(policy, layers, offload)
+        parallel.shard(policy, layers, compute.offload)
     else:
         halve_frozen(policy)
     probe = probe.to(parallel.device())
-    policy.budget = budget or min(parallel.gather(
-        token_budget(policy, probe, longest, activation_checkpointing, offload, beside)))
-    if activation_checkpointing:  # after the budget, whose measurement it would hide
+    policy.budget = compute.budget or min(parallel.gather(
+        token_budget(policy, probe, compute, beside)))
+    if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
     if shared:  # the GPU's kernel may lack the model's head size
         layout_agrees(policy, probe, "shared")
@@ -275,21 +289,21 @@ def state_bytes(policy, offload, beside=0):
     return (0 if offload else state / parallel.world()) + (size + 4) * whole
 
 
-def token_budget(policy, probe, longest, activation_checkpointing, offload, beside=0):
+def token_budget(policy, probe, compute, beside=0):
     """Tokens that may go through the model at once: 0.7 of the memory that other programs and
     `state_bytes` leave, over the bytes that autograd keeps of a token, by two sizes of `probe`. On
-    a CPU at most 16,384. Raises ValueError where `longest` tokens do not fit."""
+    a CPU at most 16,384. Raises ValueError where the longest row does not fit."""
     (few, few_tokens), (many, many_tokens) = (
         kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
     each, layers = (many - few) / (many_tokens - few_tokens), len(layers_of(policy.model)) or 1
-    if activation_checkpointing:  # the layers' inputs, and one layer's activations
+    if compute.activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
-    state = state_bytes(policy, offload, beside)
+    state = state_bytes(policy, compute.offload, beside)
     free = 0.7 * (parallel.usable_memory() - state) - 20 * policy.chunk
     budget = int(min(free / each, 2**14 if parallel.device().type == "cpu" else 2**17))
-    if budget < longest:
+    if budget < compute.longest:
         raise ValueError(
             f"leaves room for {max(0, budget)} tokens at once beside weights, gradients and "
-            f"optimizer, and a row has up to {longest}: --activation_checkpointing, --offload, "
-            "--lora_rank or more GPUs make room, --tokens_per_micro_batch overrides this")
+            f"optimizer, and a row has up to {compute.longest}: --activation_checkpointing, "
+            "--offload, --lora_rank or more GPUs make room, --tokens_per_micro_batch overrides it")
     return budget

@@ -1,5 +1,7 @@
 """The weights in training and all that goes with them, from loading to a checkpoint."""
 
+from dataclasses import replace
+
 import torch
 from torch.distributed.checkpoint import state_dict as gathered
 
@@ -23,14 +25,14 @@ class Trainer:
 
     policy: engine.policy.Policy, whose parameters with a gradient are trained. method: a
     losses.Method. max_tokens: of a completion. factor: optimizer step -> factor of the learning
-    rate. reference: what scores for a KL penalty, a Policy or one without its adapters; teacher: a
-    Policy; None without. options: of policy.backward."""
+    rate. options: of policy.backward."""
+
+    reference = None  # what scores for a KL penalty: a Policy, or one without its adapters
+    teacher = None    # a Policy
 
     def __init__(self, policy, method, *, max_tokens, lr, factor=lambda step: 1.0,
-                 weight_decay=0.0, betas=(0.9, 0.999), max_grad_norm=1.0, reference=None,
-                 teacher=None, **options):
+                 weight_decay=0.0, betas=(0.9, 0.999), max_grad_norm=1.0, **options):
         self.policy, self.method = policy, method
-        self.reference, self.teacher = reference, teacher
         self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad], lr=lr, betas=betas,
@@ -41,26 +43,26 @@ class Trainer:
                                            enabled=policy.dtype == "float16")
 
     @classmethod
-    def load(cls, model, eos, probe, method, settings, *, weights=None, kl_coef=0.0, lora_rank=0,
-             lora_alpha=32.0, budget=None, activation_checkpointing=False, teacher=None,
-             **training):
+    def load(cls, model, eos, probe, method, compute, *, weights=None, teacher=None, **training):
         """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0, and
         with the teacher of a folder or id.
 
-        settings: of loading.load, for the policy and the reference alike. weights: the folder of a
-        checkpoint to continue from. Adapters (lora_rank) come with its state, on top of the
-        model's own weights. training: of Trainer. Raises ValueError as loading.load does."""
-        second = bool(kl_coef and not lora_rank)
-        policy = loading.load(
-            model if lora_rank else weights or model, eos, probe, budget=budget,
-            lora_rank=lora_rank, lora_alpha=lora_alpha, beside=second + bool(teacher),
-            activation_checkpointing=activation_checkpointing, **settings)
-
-        def frozen(name):
-            return loading.load(name, eos, probe, budget=policy.budget, frozen=True, **settings)
-        reference = loading.WithoutAdapters(policy) if kl_coef else None
-        return cls(policy, method, reference=frozen(model) if second else reference,
-                   teacher=frozen(teacher) if teacher else None, kl_coef=kl_coef, **training)
+        compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
+        come with its state, on top of the model's own weights. training: of Trainer. Raises
+        ValueError as loading.load does."""
+        adapters, penalty = compute.lora_rank, training.get("kl_coef")
+        second = bool(penalty and not adapters)
+        policy = loading.load(model if adapters else weights or model, eos, probe, compute,
+                              beside=second + bool(teacher))
+        trainer = cls(policy, method, **training)
+        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
+        if second:
+            trainer.reference = loading.load(model, eos, probe, alike, frozen=True)
+        elif penalty:
+            trainer.reference = loading.WithoutAdapters(policy)
+        if teacher:
+            trainer.teacher = loading.load(teacher, eos, probe, alike, frozen=True)
+        return trainer
 
     def step(self, minibatch):
         """One optimizer step on a Batch, whose gradient is added to .grad. Returns its metrics.

@@ -95,9 +95,9 @@ def main(argv=None):
     pairs = demonstrations(args.rows, tokenizer, eos, args.template)
     torch.manual_seed(args.seed)  # adapters are drawn
     policy = loading.load(
-        args.model, [eos], loading.probe_batch(pairs[0][0][:64], eos), dtype=args.dtype,
-        longest=max(len(prompt) + len(c.tokens) for prompt, c in pairs),
-        budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank)
+        args.model, [eos], loading.probe_batch(pairs[0][0][:64], eos), loading.Compute(
+            longest=max(len(prompt) + len(c.tokens) for prompt, c in pairs), dtype=args.dtype,
+            budget=args.tokens_per_micro_batch, lora_rank=args.lora_rank))
     each = len(pairs) // args.batch  # steps of an epoch
     steps, rng = args.epochs * each, random.Random(args.seed)
     orders = (rng.sample(pairs, len(pairs)) for _ in range(args.epochs))

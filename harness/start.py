@@ -166,8 +166,10 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     from engine.trainer import COEFFICIENTS, Trainer
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
-    settings = dict(longest=args.max_prompt_tokens + args.max_tokens,
-                    **values(args, "temperature dtype head_dtype offload share_prompts"))
+    compute = loading.Compute(
+        longest=args.max_prompt_tokens + args.max_tokens, budget=args.tokens_per_micro_batch,
+        **values(args, "temperature dtype head_dtype share_prompts activation_checkpointing "
+                 "offload lora_rank lora_alpha"))
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
     if args.teacher:
         with refusing("--teacher, as "):
@@ -180,11 +182,9 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     names = f"{args.model} or --teacher {args.teacher}" if args.teacher else args.model
     with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
-            args.model, eos, probe, method, settings, weights=resumed and resumed["folder"],
-            budget=args.tokens_per_micro_batch,
+            args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
             factor=loading.lr_factor(args.warmup, args.schedule, steps),
-            **values(args, "teacher lora_rank lora_alpha activation_checkpointing max_tokens lr "
-                     f"weight_decay max_grad_norm {COEFFICIENTS}"))
+            **values(args, f"teacher max_tokens lr weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed["trainer"])

@@ -53,10 +53,11 @@ def load(model, option="plain"):
     torch.manual_seed(0)
     with EXACT_NORMS:
         p = loading.load(
-            model, [1], probe, budget=60, temperature=1.0,
-            dtype="float16" if option == "overflow" else "float32",
-            share_prompts=False,  # whose check would run FSDP before .double()
-            activation_checkpointing=option == "checkpointing", lora_rank=4 * (option == "lora"))
+            model, [1], probe, loading.Compute(
+                budget=60, dtype="float16" if option == "overflow" else "float32",
+                share_prompts=False,  # whose check would run FSDP before .double()
+                activation_checkpointing=option == "checkpointing",
+                lora_rank=4 * (option == "lora")))
     p.use_layout("shared" if option == "shared" else "padded")
     return p
 

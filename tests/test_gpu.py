@@ -238,7 +238,7 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
 
 
 @needs_vllm
-def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
+def test_vllm_takes_the_arguments_of_a_gpu(base, monkeypatch):
     """Those that the CPU's engine does not get; an upgrade that renames one fails here."""
     import vllm
     from vllm.config import CompilationConfig
@@ -247,7 +247,7 @@ def test_vllm_takes_the_arguments_of_a_gpu(monkeypatch):
     own, given = vllm.LLM, {}
     free_bytes(monkeypatch, 20e9, 24e9)
     monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
-    VLLMSampler("m", dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
+    VLLMSampler(base, dtype="bfloat16", max_length=64, eos=[1], tp=2, head_dtype="float32")
     named = {*inspect.signature(own.__init__).parameters}
     more = {name for name in given if name not in named}  # **kwargs goes to EngineArgs
     assert more <= {f.name for f in dataclasses.fields(vllm.EngineArgs)}, more

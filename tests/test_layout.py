@@ -268,7 +268,8 @@ def test_what_load_chooses(small, share, checked, monkeypatch):
     found, own = [], loading.layout_agrees
     monkeypatch.setattr(loading, "layout_agrees", lambda policy, *given: (
         found.append(policy.dtype), own(policy, *given))[1])
-    chosen = loading.load(small(), [1], probe(), dtype="bfloat16", share_prompts=share)
+    chosen = loading.load(small(), [1], probe(), loading.Compute(
+        dtype="bfloat16", share_prompts=share))
     assert chosen.layout == ("shared" if share else "padded") and found == checked
 
 

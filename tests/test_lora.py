@@ -49,7 +49,8 @@ def test_the_learning_rate_is_ten_times_that_of_all_weights_unless_one_is_given(
 def adapted(folder, dtype="float32", **options):
     """A policy whose adapters change something."""
     torch.manual_seed(0)
-    p = loading.load(folder, [1], batch_of(*UNEVEN), budget=60, dtype=dtype, lora_rank=4, **options)
+    p = loading.load(folder, [1], batch_of(*UNEVEN), loading.Compute(
+        budget=60, dtype=dtype, lora_rank=4, **options))
     with torch.no_grad():
         for name, x in p.named_parameters():
             if "lora_B" in name:
@@ -72,7 +73,8 @@ def test_frozen_layers_in_half_precision_give_the_same_bits(small, dtype):
     assert {x.dtype for x in halved.parameters()} == {getattr(torch, dtype), torch.float32}
     assert {x.dtype for x in whole.parameters()} == {torch.float32}
     whole.dtype = dtype
-    first = loading.load(folder, [1], batch_of(*UNEVEN), budget=60, dtype=dtype, frozen=True)
+    first = loading.load(folder, [1], batch_of(*UNEVEN), loading.Compute(budget=60, dtype=dtype),
+                         frozen=True)
     off, wanted, on = (compute_logprobs(p, batch) for p in (
         loading.WithoutAdapters(halved), first, halved))
     assert all(map(torch.equal, off, wanted)) and not torch.equal(off[0], on[0])
@@ -89,7 +91,8 @@ def test_adapters_are_scaled_by_alpha_over_rank(small):
 @pytest.mark.parametrize("lr, least, most", [(1e-5, 0.0, 0.3), (1e-3, 0.9, 1.1)])
 def test_the_share_of_a_change_that_is_left_in_a_sampler_of_16_bits(lr, least, most, small):
     """After one step of Adam, which moves each number of lora_B by the learning rate."""
-    policy = loading.load(small(), [1], batch_of(*UNEVEN), budget=60, lora_rank=16)
+    policy = loading.load(small(), [1], batch_of(*UNEVEN), loading.Compute(
+        budget=60, lora_rank=16))
     assert math.isnan(loading.merged_share(policy, torch.bfloat16))
     with torch.no_grad():
         for name, x in policy.named_parameters():
@@ -143,7 +146,8 @@ def folder_of(family, folder, **sizes):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_trained_reaches_sampler_and_checkpoint(family, rank, tmp_path):
     folder, batch = folder_of(family, tmp_path / "first"), batch_of(*UNEVEN)
-    plain, trained = (loading.load(folder, [1], batch, budget=100, lora_rank=r) for r in (0, rank))
+    plain, trained = (loading.load(folder, [1], batch, loading.Compute(budget=100, lora_rank=r))
+                      for r in (0, rank))
     with torch.no_grad():
         for p in trained.parameters():
             p.add_(0.2 * torch.randn(p.shape) * p.requires_grad)
@@ -151,7 +155,7 @@ def test_what_is_trained_reaches_sampler_and_checkpoint(family, rank, tmp_path):
     assert (expected - plain(batch)[0]).abs().max() > 1e-2
     plain.model.load_state_dict(weights)
     trained.model.save_pretrained(tmp_path / "saved", state_dict=weights)
-    saved = loading.load(tmp_path / "saved", [1], batch, budget=100)
+    saved = loading.load(tmp_path / "saved", [1], batch)
     for policy in (plain, saved):
         assert (expected - policy(batch)[0]).abs().max() < 1e-4
 

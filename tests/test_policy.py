@@ -403,8 +403,8 @@ def test_the_token_budget_follows_the_memory(small, monkeypatch):
 
     def budget(gigabytes, longest=10, checkpointing=False):
         monkeypatch.setattr(policy.parallel, "usable_memory", lambda: gigabytes * 1e9)
-        return loading.token_budget(model, probe, longest, activation_checkpointing=checkpointing,
-                                    offload=False)
+        return loading.token_budget(model, probe, loading.Compute(
+            longest=longest, activation_checkpointing=checkpointing))
 
     assert budget(0.98) < budget(1.0) < budget(1.0, checkpointing=True) <= 2**14 == budget(100)
     with pytest.raises(ValueError, match="leaves room for .* --activation_checkpointing"):
@@ -432,9 +432,9 @@ def test_a_model_without_linear_layers_has_no_adapters(tmp_path):
                                      bos_token_id=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     batch = batch_of(*UNEVEN)
-    assert loading.load(tmp_path, [1], batch, budget=100)(batch)[0].shape == (4, 4)
+    assert loading.load(tmp_path, [1], batch)(batch)[0].shape == (4, 4)
     with pytest.raises(ValueError, match="no linear layers"):
-        loading.load(tmp_path, [1], batch, budget=100, lora_rank=4)
+        loading.load(tmp_path, [1], batch, loading.Compute(budget=100, lora_rank=4))
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
