@@ -22,6 +22,12 @@ MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power"
 GRID = (("countdown", 16), ("countdown", 2), ("comparisons", 16), ("comparisons", 4))
 SUMMARY = dict(acpo_grpo="ACPO", p3o_grpo="P3O", fade_grpo="FADE")
 LEAD = 0.033  # ACPO's over DAPO in its table 1, as a share of the gain there
+CASES = {  # P3O's own: a part of the plan, its steps per rollout, its words
+    "hot": (16, "sampler at T = 1.2"), "old": (2, "data eight rollouts old"),
+    "fp8": (16, "sampler in FP8")}
+RIVALS = {"grpo_{}": "GRPO", "grpo_{}_sampler": "ratio against the sampler",
+          "decoupled_{}": "ratio decoupled", "grpo_{}_masked": "sequences masked",
+          "dapo_{}": "DAPO"}
 UPDATES_SHOWN = {  # the claim of a row of mechanism.py: its words in RESULTS.md
     "std(rho) at pi <= 0.2 over that at pi > 0.8": "ratios spread most where tokens are unlikely",
     "size of G_L less that of G_H after 1 of 16 steps":
@@ -38,7 +44,7 @@ TRACES = (  # what shows whether a method adapts: a metric, its name, and settin
     ("clip/range", "ACPO's mean clip range", ("acpo",)),
     ("clip/frac", "share of tokens clipped", ("acpo", "dapo", "cispo_gated")),
     ("policy/ess", "effective sample size", ("grpo", "p3o", "p3o_stale", "p3o_cold",
-                                             "p3o_cold_trainer")),
+                                             "p3o_cold_trainer", *(f"p3o_{x}" for x in CASES))),
     ("adv/fade_alpha", "FADE's alpha", ("fade", "fade_alpha")),
     ("adv/fade_delta", "FADE's delta", ("fade", "fade_delta")))
 
@@ -173,6 +179,32 @@ def draw_summary(models, file):
                        "over DAPO in its paper")
 
 
+def over_rates(setting, kind):
+    """'0.321 +- 0.004': a setting's score, its mean over the rates, and the error over seeds."""
+    seeds = set.intersection(*map(set, setting.values())) if setting else ()
+    if len(seeds) < 2:
+        return ""
+    x = rule.Interval.of(statistics.fmean(rule.score(of[seed], kind) for of in setting.values())
+                         for seed in seeds)
+    return f"{x.mean:.3f} +- {x.error:.3f}"
+
+
+def cases_table(rows, gain):
+    """P3O and what it is compared with in each of CASES."""
+    runs, lines = rule.Runs([*CASES, "map"]), []
+    of = {row.claim["id"]: row for row in rows if not row.beside}
+    for case, (steps, words) in CASES.items():
+        def shown(name, kind="test", steps=steps):
+            return over_rates(runs.of["countdown", name, steps], kind)
+        claim = of.get(f"p3o_{case}")
+        lines.append((
+            words, shown(f"p3o_{case}"), *(shown(name.format(case)) for name in RIVALS),
+            *((signed(claim), claim.verdict(gain)) if claim else ("", "")),
+            shown(f"p3o_{case}", "policy/ess"), shown("p3o", "policy/ess")))
+    return markdown_table(("case", "P3O", *RIVALS.values(), "P3O less the GRPOs", "verdict",
+                           "sample size", "without the case"), lines)
+
+
 def certain_table(rows, gain, of_gemma, gemma_gain):
     """The claims with a verdict on either model."""
     of = {row.claim["id"]: row.verdict(gemma_gain) for row in of_gemma if not row.beside}
@@ -251,6 +283,7 @@ def write_results():
     draw_summary(models, RESULTS / "summary.png")
     fields = dict(
         certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
+        cases=cases_table(rows, gain),
         acpo_map=map_table(runs, ("grpo", "acpo", "cispo"), GRID[:1]),
         claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
