@@ -86,13 +86,12 @@ def settings_of(runs, steps, task="countdown"):
     return settings, sorted({lr for setting in settings.values() for lr in setting})
 
 
-def map_table(runs, names=MAP, grid=GRID):
+def map_table(runs):
     """mean@n of each method at each rate, and with three rates its own rate."""
-    lines, head = [(name,) for name in names], ["method"]
-    for task, steps in grid:
+    lines, head = [(name,) for name in MAP], ["method"]
+    for task, steps in GRID:
         settings, rates = settings_of(runs, steps, task)
-        settings, own = {name: settings[name] for name in names}, ["own rate"] * (
-            task == "countdown" and grid is GRID)
+        own = ["own rate"] * (task == "countdown")
         model = "Gemma, " * (task == "comparisons")
         head += [*(f"{model}{steps} steps, {lr:g}" for lr in rates), *own]
         for i, setting in enumerate(settings.values()):
@@ -179,7 +178,7 @@ def draw_summary(models, file):
                        "over DAPO in its paper")
 
 
-def over_rates(setting, kind):
+def over_rates(setting, kind="test"):
     """'0.321 +- 0.004': a setting's score, its mean over the rates, and the error over seeds."""
     seeds = set.intersection(*map(set, setting.values())) if setting else ()
     if len(seeds) < 2:
@@ -189,20 +188,22 @@ def over_rates(setting, kind):
     return f"{x.mean:.3f} +- {x.error:.3f}"
 
 
-def cases_table(rows, gain):
-    """P3O and what it is compared with in each of CASES."""
+def cases_table(rows, gain, *columns):
+    """P3O and what it is compared with in each of CASES; some columns, or all."""
     runs, lines = rule.Runs([*CASES, "map"]), []
     of = {row.claim["id"]: row for row in rows if not row.beside}
     for case, (steps, words) in CASES.items():
-        def shown(name, kind="test", steps=steps):
-            return over_rates(runs.of["countdown", name, steps], kind)
-        claim = of.get(f"p3o_{case}")
-        lines.append((
-            words, shown(f"p3o_{case}"), *(shown(name.format(case)) for name in RIVALS),
-            *((signed(claim), claim.verdict(gain)) if claim else ("", "")),
-            shown(f"p3o_{case}", "policy/ess"), shown("p3o", "policy/ess")))
-    return markdown_table(("case", "P3O", *RIVALS.values(), "P3O less the GRPOs", "verdict",
-                           "sample size", "without the case"), lines)
+        claim, settings = of.get(f"p3o_{case}"), runs.of["countdown", f"p3o_{case}", steps]
+        lines.append({
+            "case": words, "P3O": over_rates(settings),
+            **{rival: over_rates(runs.of["countdown", name.format(case), steps])
+               for name, rival in RIVALS.items()},
+            "P3O less the GRPOs": signed(claim) if claim else "",
+            "verdict": claim.verdict(gain) if claim else "",
+            "sample size": over_rates(settings, "policy/ess"),
+            "without the case": over_rates(runs.of["countdown", "p3o", steps], "policy/ess")})
+    columns = columns or lines[0]
+    return markdown_table(columns, [[line[name] for name in columns] for line in lines])
 
 
 def certain_table(rows, gain, of_gemma, gemma_gain):
@@ -283,8 +284,9 @@ def write_results():
     draw_summary(models, RESULTS / "summary.png")
     fields = dict(
         certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
-        cases=cases_table(rows, gain),
-        acpo_map=map_table(runs, ("grpo", "acpo", "cispo"), GRID[:1]),
+        cases=cases_table(rows, gain, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict",
+                          "sample size", "without the case"),
+        all_cases=cases_table(rows, gain),
         claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half"})),
