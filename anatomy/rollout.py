@@ -6,7 +6,7 @@ import torch
 
 from data import hub
 from engine import parallel
-from engine.loading import load, lr_factor
+from engine.loading import Compute, load, lr_factor
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
 from engine.trainer import COEFFICIENTS, Trainer
 from harness.checkpoint import read_pickle
@@ -81,9 +81,9 @@ def open_rollout(path, model=None):
     probe = replace(batch, mask=places < batch.completion_len[:, None])  # also of truncated rows
     try:
         kept.policy = load(
-            model, None, probe.rows(torch.arange(4) % len(batch.ids)),
-            temperature=flags["temperature"], budget=flags["tokens_per_micro_batch"],
-            **{name: flags[name] for name in ("dtype", "head_dtype", "share_prompts")})
+            model, None, probe.rows(torch.arange(4) % len(batch.ids)), Compute(
+                budget=flags["tokens_per_micro_batch"], **{name: flags[name] for name in (
+                    "temperature", "dtype", "head_dtype", "share_prompts")}))
     except (OSError, LookupError, RuntimeError, ValueError) as e:
         raise ValueError(f"the model {model} cannot be used with it: {hub.reason(e)}") from None
     kept = kept.follow(flags["loss"])

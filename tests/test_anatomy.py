@@ -8,7 +8,7 @@ import torch
 
 from anatomy import rollout, subsets
 from anatomy.__main__ import main
-from engine.loading import load
+from engine.loading import Compute, load
 from helpers import refused
 
 
@@ -73,7 +73,7 @@ def test_other_steps_than_the_runs(command_of, kept_run):
 def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
     assert [taken for taken, _ in rollout.walk(kept)] == [0, 1, 2, 3, 4]
     after = load(kept_run / "checkpoints" / "rollout_000001", None, kept.batch.rows([0, 1, 2, 3]),
-                 budget=4096).state_dict()
+                 Compute(budget=4096)).state_dict()
     for name, value in kept.policy.state_dict().items():
         assert torch.equal(value, after[name]), name
 

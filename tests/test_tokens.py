@@ -23,7 +23,7 @@ from anatomy import tokens
 from anatomy.__main__ import main
 from anatomy.quantities import signed_gradient
 from anatomy.rollout import open_rollout, walk
-from engine.loading import load
+from engine.loading import Compute, load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
 from harness.checkpoint import save_rollout
@@ -51,7 +51,7 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
     batch = make_batch([
         (tokenizer.encode(prompt), [Completion(line, [0.0] * len(line), False) for line in lines])
         for prompt, lines in zip(PROMPTS, ids)])
-    policy = load(model, None, batch.rows(torch.arange(4)), budget=4096)
+    policy = load(model, None, batch.rows(torch.arange(4)), Compute(budget=4096))
     batch.old_logprobs, batch.entropy = compute_logprobs(policy, batch)
     torch.manual_seed(0)
     batch.sampler_logprobs = batch.old_logprobs - 0.05 * torch.randn(batch.mask.shape) * batch.mask
