@@ -147,10 +147,8 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
     for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
         groups.setdefault(group[row], []).append(row)
     for together in groups.values():
-        if parts and cost(parts[-1] + together) <= budget:
-            parts[-1] += together
-            continue
-        parts.append([])
+        if not parts or cost(parts[-1] + together) > budget:
+            parts.append([])
         for row in together:
             if parts[-1] and cost([*parts[-1], row]) > budget:
                 parts.append([])
