@@ -156,10 +156,15 @@ class LoRA(nn.Module):
         y = self.base_layer(x)
         return y + self.lora_B(self.lora_A(x)) * self.scale if LoRA.on else y
 
+    def change(self):
+        """scale B A, gathered where they are sharded."""
+        a, b = (parallel.full(part.weight).to(parallel.device())
+                for part in (self.lora_A, self.lora_B))
+        return b @ a * self.scale
+
     @property
     def weight(self):  # Jamba reads it, and so do Mamba's kernels
-        change = self.lora_B.weight @ self.lora_A.weight * self.scale
-        return self.base_layer.weight + LoRA.on * change
+        return self.base_layer.weight + LoRA.on * self.change()
 
     bias = property(lambda self: self.base_layer.bias)
 
@@ -171,9 +176,8 @@ def merged_share(policy, dtype):
     left = whole = 0.0
     for layer in policy.modules():
         if isinstance(layer, LoRA):
-            w, a, b = (parallel.full(part.weight).float()
-                       for part in (layer.base_layer, layer.lora_A, layer.lora_B))
-            change = layer.scale * (b @ a)
+            change = layer.change()
+            w = parallel.full(layer.base_layer.weight).to(change)
             left += ((w + change).to(dtype).float() - w.to(dtype).float()).mul(change).sum().item()
             whole += change.square().sum().item()
     return left / whole if whole else math.nan

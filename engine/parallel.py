@@ -202,7 +202,6 @@ def weights(policy):
             continue
         value = full(value.to(device()))  # gloo would gather --offload's shards: 0.3 GB/s
         if name.endswith(".base_layer.weight"):
-            layer = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
-            a, b = (full(part.weight).to(value.device) for part in (layer.lora_A, layer.lora_B))
-            value = value + layer.scale * (b @ a)
+            adapter = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            value = value + adapter.change()
         yield name.replace(".base_layer", ""), value
