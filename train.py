@@ -11,14 +11,13 @@ The method is a row of losses.METHODS; its functions' keyword-only arguments are
 
 import sys
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 import data
 from engine import parallel
 from engine.completion import seed_of
-from engine.policy import Batch, compute_logprobs, make_batch, minibatches
+from engine.policy import compute_logprobs, make_batch, minibatches
 from harness import checkpoint, flags, log
 from harness.failures import RunFailed
 from harness.start import load_data, load_sampler, load_tokenizer, load_trainer
@@ -33,15 +32,6 @@ def parse_args(argv):
 
 
 # ---------------------------------------------------------------------------- sample, grade, score
-
-class Rollout(NamedTuple):
-    """P groups of G completions, with the log probabilities of `score`."""
-
-    batch: Batch             # of the P G completions, group by group
-    rewards: torch.Tensor    # [P, G] as graded
-    metrics: dict            # to log
-    examples: list           # for samples.jsonl
-
 
 def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     """-> the P groups to learn from, and all that were sampled. number: the rollout's, from 0.
@@ -84,7 +74,9 @@ def score(trainer, groups, args):
 
 
 def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
-    """Yields the next Rollout to learn from, once for each rollout of the run.
+    """Yields what to learn from next, once for each rollout of the run: the Batch of P groups of G
+    completions, group by group; their rewards [P, G] as graded; metrics to log; and examples for
+    samples.jsonl.
 
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
     run.pending, with the log probabilities of the weights that sampled them."""
@@ -96,8 +88,8 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             with run.timed("logp"):
                 batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
-            run.pending.append(Rollout(batch, rewards, {**log.outcome(all_groups), **metrics},
-                                       log.examples(groups, tokenizer)))
+            run.pending.append((batch, rewards, {**log.outcome(all_groups), **metrics},
+                                log.examples(groups, tokenizer)))
         batch, *rest = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
             with run.timed("logp"):
@@ -105,7 +97,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             if trainer.teacher:
                 batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
             batch.old_logprobs = present
-        yield Rollout(batch, *rest)
+        yield batch, *rest
 
 
 def shaped(rewards, batch, args):
@@ -137,7 +129,7 @@ def draw_curves(out):
 
 
 def main(argv=None):
-    args, method = parse_args(sys.argv[1:] if argv is None else argv)
+    args, method = parse_args(argv)
     parallel.start(args.deterministic)
     train_set, test_set = load_data(args)
     checkpoint.compare_with_saved(args, flags.flags_of(args))
