@@ -46,7 +46,7 @@ class HeadLogprobs(torch.autograd.Function):
         ctx.settings, ctx.rows = (temperature, wide), max(1, chunk // len(weight))
         ctx.set_materialize_grads(False)
         w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
-        logprobs, entropy = [hidden.new_empty(0)], [hidden.new_empty(0)]  # for n = 0
+        logprobs, entropy = [], []
         for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows)):
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
