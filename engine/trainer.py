@@ -118,7 +118,7 @@ class Trainer:
         self.schedule.last_epoch = state["optimizer_steps"]
         (group,), (factor,) = self.optimizer.param_groups, self.schedule.lr_lambdas
         own = self.optimizer.defaults
-        group.update(initial_lr=own["lr"], lr=own["lr"] * factor(self.schedule.last_epoch),
+        group.update(lr=own["lr"] * factor(self.schedule.last_epoch),
                      weight_decay=own["weight_decay"])
         if state["scaler"]:  # {} where the run was not in float16
             self.scaler.load_state_dict(state["scaler"])
