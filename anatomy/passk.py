@@ -28,10 +28,8 @@ def pass_at_k(groups):
 
 def over_seeds(records, name):
     """-> mean, low, high of a score: Student's interval, of one seed as curves.over."""
-    if len(records) == 1:
-        return curves.over(records, name)
-    values = [record[name] for record in records]
-    return curves.over(records, name)[0], *interval(values)
+    mean, *ends = curves.over(records, name)
+    return mean, *(interval([r[name] for r in records]) if len(records) > 1 else ends)
 
 
 def draw_passk(results, out):

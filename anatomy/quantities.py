@@ -6,6 +6,7 @@ masks.
 """
 
 import math
+from statistics import linear_regression
 
 import torch
 
@@ -88,13 +89,6 @@ def quantiles(entropy, groups=5):
 # ---------------------------------------------------------------------------- the spread of ratios
 
 
-def slope(points):
-    """The slope of the least squares line through (x, y) points."""
-    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
-
-
 def ratio_spread(tokens, bins=20):
     """[(log(1 - pi), log std(rho))] of `bins` equally large groups of tokens by pi_old. By ACPO's
     Lemma 1 they lie on a line of slope 2.
@@ -118,7 +112,7 @@ def own_slope(tokens):
     """Lemma 1's slope on the tokens of one optimizer step: in groups of 32 tokens or more, at most
     20 of them. None where too few tokens are left for a line."""
     points = ratio_spread(tokens, max(2, min(20, int(tokens.mask.sum()) // 32)))
-    return slope(points) if len(points) > 1 else None
+    return linear_regression(*zip(*points)).slope if len(points) > 1 else None
 
 
 def effective_problems(rates, alpha):

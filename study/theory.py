@@ -6,12 +6,12 @@ Nothing here needs a run or a model. Every function returns plain numbers.
 import functools
 import math
 from itertools import groupby
-from statistics import NormalDist
+from statistics import NormalDist, linear_regression
 
 import numpy as np
 import torch
 
-from anatomy.quantities import BANDS, slope
+from anatomy.quantities import BANDS
 
 NORMAL = NormalDist()
 
@@ -146,7 +146,8 @@ def tabular_model(n=4000, vocabulary=50, lr=1e-3, seed=0):
     rho = (lr * advantages * (rest ** 2 + others)[:, None]).exp()
     points = [(rest[part].log().mean().item(), rho[part].std().log().item())
               for part in narrow_groups(rest)]
-    return dict(slope=slope(points), left_out=(others / rest ** 2)[rest > 1e-3].mean().item())
+    return dict(slope=linear_regression(*zip(*points)).slope,
+                left_out=(others / rest ** 2)[rest > 1e-3].mean().item())
 
 
 def narrow_groups(rest, width=0.25, least=16):
