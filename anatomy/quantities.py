@@ -43,11 +43,11 @@ def uniform_mean(values, probs, band, parts=10):
     return means[count > 0].mean().item() if len(values) else None
 
 
-def reversal(tokens, method, parts=10):
+def reversal(tokens, method):
     """Remark 1's two sides: the mean of G over pi <= 0.2 and over pi >= 0.8, uniform in pi; |G_L|
     and |G_H| of ACPO's eq. 54 and 55 are their sizes."""
     values, probs = signed_gradient(tokens, method)[tokens.mask], tokens.probs[tokens.mask]
-    return [uniform_mean(values, probs, band, parts) for band in BANDS.values()]
+    return [uniform_mean(values, probs, band) for band in BANDS.values()]
 
 
 # ---------------------------------------------------------------------------- clipped tokens
@@ -80,9 +80,9 @@ def clipped_tokens(clipped, probs, entropy, edges):
     return dict(result, by_entropy=[dict(tokens=len(x), clipped=mean(x)) for x in groups])
 
 
-def quantiles(entropy, groups=5):
-    """The inner edges [groups - 1] that cut entropies [n] into equally large groups."""
-    inner = torch.arange(1, groups, device=entropy.device, dtype=torch.float64) / groups
+def quantiles(entropy):
+    """The inner edges [4] that cut entropies [n] into five equally large groups."""
+    inner = torch.arange(1, 5, device=entropy.device, dtype=torch.float64) / 5
     return torch.quantile(entropy.double(), inner).to(entropy)
 
 
