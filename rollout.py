@@ -1,6 +1,7 @@
 """What a rollout and an evaluation are made of: groups of completions, sampled and graded."""
 
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from data import decode, encode
@@ -36,21 +37,24 @@ class Group(NamedTuple):
                                                   self.faults)]
 
 
+def sample_groups(sampler, tokenizer, sampling, timed, problems, *, seed):
+    """-> a Group of each problem. timed: phase -> a context, for "sample" and "reward"."""
+    prompts = [encode(tokenizer, problem, sampling.template) for problem in problems]
+    with timed("sample"):
+        completions = sampler.sample(prompts, sampling.samples, seed=seed, top_p=sampling.top_p,
+                                     temperature=sampling.temperature,
+                                     max_tokens=sampling.max_tokens)
+    with timed("reward"):
+        texts = [[decode(tokenizer, c, prompt) for c in group]
+                 for prompt, group in zip(prompts, completions, strict=True)]
+        graded = grade(problems, texts)
+    return [Group(*fields, [x.reward for x in results], [x.fault for x in results])
+            for *fields, results in zip(problems, prompts, completions, texts, graded)]
+
+
 def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp=1,
                       timed=nullcontext):
     """-> a Group of each problem, on every rank: each engine samples and grades its share.
-    seed_of_engine: its number -> the seed of its draws; tp: ranks of one engine. timed: phase -> a
-    context, for "sample" and "reward"."""
-    def groups_of(problems, seed):
-        prompts = [encode(tokenizer, problem, sampling.template) for problem in problems]
-        with timed("sample"):
-            completions = sampler.sample(prompts, sampling.samples, seed=seed, top_p=sampling.top_p,
-                                         temperature=sampling.temperature,
-                                         max_tokens=sampling.max_tokens)
-        with timed("reward"):
-            texts = [[decode(tokenizer, c, prompt) for c in group]
-                     for prompt, group in zip(prompts, completions, strict=True)]
-            graded = grade(problems, texts)
-        return [Group(*fields, [x.reward for x in results], [x.fault for x in results])
-                for *fields, results in zip(problems, prompts, completions, texts, graded)]
-    return parallel.map_over_engines(groups_of, problems, seed_of_engine, tp)
+    seed_of_engine: its number -> the seed of its draws; tp: ranks of one engine."""
+    share = partial(sample_groups, sampler, tokenizer, sampling, timed)
+    return parallel.map_over_engines(share, problems, seed_of_engine, tp)
