@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import eval as evaluation
 import train
 from harness import checksums
-from harness.flags import differing
+from harness.checkpoint import differing
 from helpers import refused
 
 OWN = '''

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -145,7 +146,7 @@ def test_shards_outside_of_a_folder_are_not_read(base, tmp_path, capsys):
 
 
 def test_half_a_surrogate_pair_in_a_prompt_names_its_line(tmp_path, capsys):
-    path = own_file(tmp_path, "5")
+    path = Path(own_file(tmp_path, "5"))
     path.write_text(path.read_text() + json.dumps(
         dict(prompt="a \ud800", answer="5", verifier="math")) + "\n")
     assert "line 5 has no prompt, a text" in helpers.refused(capsys, train.main, "--data", path)
