@@ -32,7 +32,7 @@ def load_set(name, split, data_dir, options):
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
     rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split)
-    problems, places = {}, []
+    found, ids = {}, set()
     for number, (place, row) in enumerate(rows):
         try:
             if "contest_date" in row:
@@ -44,11 +44,11 @@ def load_set(name, split, data_dir, options):
             reason = f"field {e} is missing" if isinstance(e, KeyError) else str(e)
             raise DataError(f"{place} is not a row of {name}: {reason}") from None
         row_id = str(first({**row, "number": number}, IDS))
-        if row_id in problems:  # some sets repeat their ids
+        if row_id in ids:  # some sets repeat their ids
             row_id = f"{row_id}/{number}"
-        problems[row_id] = dict(problem, verifier=spec.verifier, id=row_id)
-        places.append(place)
-    return with_right_golds(name, list(problems.values()), places)
+        ids.add(row_id)
+        found[place] = dict(problem, verifier=spec.verifier, id=row_id)
+    return with_right_golds(name, found)
 
 
 def local_rows(name, split, folder):
@@ -98,11 +98,11 @@ def hub_rows(spec, split):
 
 def load_file(path):
     """The problems of a file of {prompt or messages, answer, verifier, (id)}."""
-    rows = list(json_lines(path))
-    problems = [problem_of_row(*row, number) for number, row in enumerate(rows)]
-    if len({p["id"] for p in problems}) < len(rows):
+    found = {place: problem_of_row(place, row, number)
+             for number, (place, row) in enumerate(json_lines(path))}
+    if len({problem["id"] for problem in found.values()}) < len(found):
         raise DataError(f"{path}: two rows have the same id")
-    return with_right_golds(str(path), problems, [place for place, _ in rows])
+    return with_right_golds(path, found)
 
 
 def problem_of_row(place, row, number):
@@ -121,11 +121,11 @@ def problem_of_row(place, row, number):
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 
-def with_right_golds(name, problems, places):
-    """The problems whose gold answer the verifier can grade. Of the others, the first five are
-    named, each by its place (FILE, line N), and the rest are counted."""
+def with_right_golds(name, found):
+    """The problems whose gold answer the verifier can grade, of {place: problem}. Of the others,
+    the first five are named, each by its place (FILE, line N), and the rest are counted."""
     kept, lines = [], []
-    for problem, place, result in zip(problems, places, gradable(problems)):
+    for (place, problem), result in zip(found.items(), gradable(found.values())):
         if result.reward:
             kept.append(problem)
             continue
