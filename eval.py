@@ -13,7 +13,7 @@ import json
 import sys
 from collections import defaultdict
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -63,14 +63,14 @@ def add_flags(flag):
     add_common_flags(flag)
 
 
+@failures.refusing("eval.py")
 def parse_args(argv=None):
     parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
     parser.add_argument("-h", "--help", action="store_true",
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
-    with failures.refusing("eval.py"):
-        settings = settings_of(given.get("model"))
+    settings = settings_of(given.get("model"))
     recipe = "the model's recipe.json", {
         name: settings.get(name) for name in "max_tokens max_prompt_tokens template".split()}
     if "help" in given:
@@ -80,8 +80,7 @@ def parse_args(argv=None):
     names = [*map(str.strip, args.benchmarks.split(","))]
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
-    with failures.refusing("eval.py"):
-        check_data_dir(args, *names)
+    check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if 0 < args.temperature < 1e-3:  # logits divided by less overflow
@@ -219,7 +218,7 @@ def sample_rest(args, problems, groups, path, size):
         sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
                     for row in group.rows()]
                    for group in sample_on_engines(sampler, tokenizer, chunk, sampling, seed)]
-        parallel.on_rank0(append, path, [row for rows in sampled for row in rows])
+        parallel.on_rank0(append, path, sum(sampled, []))
         groups += sampled
     sampler.close()
 
@@ -227,12 +226,11 @@ def sample_rest(args, problems, groups, path, size):
 def report(args, problems, groups, others, out):
     """Prints the tables and writes eval.json and eval.md. others: rows of --against, or None."""
     results, differences = {}, {}
-    for name in dict.fromkeys(problem["place"][0] for problem in problems):
-        chosen = [i for i, problem in enumerate(problems) if problem["place"][0] == name]
-        of_benchmark, ours = [problems[i] for i in chosen], [groups[i] for i in chosen]
+    for name, rows in groupby(zip(problems, groups, others or groups), lambda x: x[0]["place"][0]):
+        of_benchmark, ours, theirs = zip(*rows)
         results[name] = benchmark_results(of_benchmark, ours)
         if others:
-            differences[name] = paired(of_benchmark, ours, [others[i] for i in chosen])
+            differences[name] = paired(of_benchmark, ours, theirs)
     content = dict(settings=vars(args), versions=versions(), results=results)
     table = results_table(results)
     if others:

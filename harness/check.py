@@ -17,6 +17,7 @@ from engine.completion import Completion, seed_of
 from engine.layout import lay, micro_batches
 from engine.parallel import say
 from engine.policy import backward, compute_logprobs, make_batch, minibatches, shuffled_shares
+from harness import log
 from harness.failures import room_for
 from rewards import grade
 from rollout import Sampling, sample_on_engines
@@ -37,13 +38,13 @@ def sampled(s, temperature, seed):
 def agreement(s, when, temperature, batch):
     """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
     with s.policy.using(temperature=temperature):
-        logprobs, _ = compute_logprobs(s.policy, batch)
-    gaps = (logprobs - batch.sampler_logprobs)[batch.mask].abs()
+        told = log.sampler_gap(compute_logprobs(s.policy, batch)[0], batch)
     # in bfloat16 single tokens are off: there the mean counts, and float8 is another policy
     limit = math.inf if s.args.sampler_dtype == "float8" else 0.05
-    kind, gap, limit = ("largest", gaps.max(), 1e-3) if s.exact else ("mean", gaps.mean(), limit)
+    kind, name, limit = ("largest", "max", 1e-3) if s.exact else ("mean", "mean", limit)
+    gap = told[f"sampler/logp_absdiff_{name}"]
     return (f"log probabilities of sampler and trainer, {when}",
-            f"{kind} gap {gap.item():.1e}, limit {limit}", gap.item() < limit,
+            f"{kind} gap {gap:.1e}, limit {limit}", gap < limit,
             "--sampler_dtype, --sampler; the versions in requirements.txt")
 
 

@@ -22,11 +22,12 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_g
 
 
 def check(args, method, rehearsal):
-    with refusing():
-        data.template_kwargs(args.template_kwargs, args.template)
+    data.template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "):
         method_check.check(method, args.group_size, shaped=bool(args.overlong_penalty),
                            reference=bool(args.kl_coef))
+    if sentence := parallel.unusable_gpu() or folder_fault(args.model):
+        refuse(sentence)
     for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
@@ -51,9 +52,7 @@ def combinations(args, method, rehearsal):
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
     out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
-    no_gpu, no_model = parallel.unusable_gpu(), folder_fault(args.model)
     return [
-        (no_gpu, no_gpu), (no_model, no_model),
         (args.out and begins_anew and (out / "metrics.jsonl").exists(),
          f"--out {out} already holds a run, which --resume continues; give another"),
         (out.exists() and not out.is_dir(), f"--out {out} is no folder"),

