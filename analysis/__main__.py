@@ -20,7 +20,6 @@ from harness.flags import Parser, did_you_mean
 COMMANDS = dict(curves=["curves.png", "metric"], table=["table.md"], fade=["fade.png"],
                 p3o=["p3o.png"])
 
-
 PANELS = dict(  # command: {metric: label of its panel}
     fade={"adv/mass_pos": "mass on successes, $m_S$", "adv/mass_neg": "mass on failures, $m_F$",
           "policy/entropy": "entropy (nats)", "adv/fade_alpha": "FADE's alpha",

@@ -11,8 +11,6 @@ from harness.tables import markdown_table
 STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # of 2 to 10 seeds
 
 
-# ---------------------------------------------------------------------------- over seeds
-
 def grouped(runs, program="analysis"):
     """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; of
     each seed the longest, of equally long ones the last. A second such label gets a number."""

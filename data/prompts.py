@@ -39,7 +39,6 @@ def in_turns(tokenizer, messages):
     """The text of messages in the chat template; a last one of the assistant's is continued. A
     system message that the template refuses, or leaves out, begins the user's turn."""
     from jinja2 import TemplateError  # of raise_exception in a template
-
     begun = messages[-1]["role"] == "assistant"
     form = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=not begun,
                    continue_final_message=begun)
@@ -61,8 +60,7 @@ def encode(tokenizer, problem, template=None):
     turns = problem.get("messages")
     if template is None:
         mathematics = problem["verifier"] == "math" and not turns
-        chat = "qwen_boxed" if mathematics else "chat"
-        template = chat if tokenizer.chat_template else "none"
+        template = ("qwen_boxed" if mathematics else "chat") if tokenizer.chat_template else "none"
     if template in PLAIN:
         if turns and len(turns) > 1 and problem["prompt"] == as_text(turns):
             raise ValueError("several messages take a chat template, or a field prompt")

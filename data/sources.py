@@ -56,10 +56,10 @@ def local_rows(name, split, folder):
     NAME.jsonl, which is both splits."""
     whole, *of_split = [Path(folder, f"{name}{end}.jsonl")
                         for end in ("", f"_{split}", f"/{split}")]
-    paths = [path for path in of_split if path.exists()] or [whole]
-    if len(paths) > 1:
+    path, *others = [path for path in of_split if path.exists()] or [whole]
+    if others:
         raise DataError(f"--data_dir {folder} has {name}_{split}.jsonl and {name}/{split}.jsonl")
-    return json_lines(paths[0])
+    return json_lines(path)
 
 
 def json_lines(path):

@@ -63,9 +63,8 @@ def compare_with_saved(args, now):
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    for name in differing(sums, args.checksums):
-        if None not in (sums.get(name), args.checksums.get(name)):
-            changes[name] = f"the {name} changed"
+    changes |= {name: f"the {name} changed" for name, x in args.checksums.items()
+                if x != (sums.get(name) or x)}
     for name, tree in config["code"].items():
         trees = tree, ast.parse(checksums.CODE[name])
         if places := differing(*(checksums.reached(x, args.roots) for x in trees)):

@@ -25,7 +25,7 @@ def check(args, method, rehearsal):
     data.template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "):
         method_check.check(method, args.group_size, shaped=bool(args.overlong_penalty),
-                           reference=bool(args.kl_coef))
+                           reference=args.kl_coef)
     if sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)
     for wrong, sentence in combinations(args, method, rehearsal):

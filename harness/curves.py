@@ -23,8 +23,6 @@ OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: l
             f"held-out scores of one seed, {ERRORS}")
 
 
-# ---------------------------------------------------------------------------- reading
-
 def read(path):
     """The run of a folder of train.py: a dict of its name (the folder's, less the seed), seed,
     flags, records (of the rollouts, in order) and steps (records of the optimizer steps). A
@@ -55,8 +53,6 @@ def over(records, name):
     half = nan if error is None else NORMAL * error
     return mean, mean - half, mean + half
 
-
-# ---------------------------------------------------------------------------- drawing
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")

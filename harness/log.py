@@ -70,8 +70,7 @@ def sampler_gap(logprobs, batch):
     """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights. k3
     estimates the KL divergence."""
     gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
-    return {GAP: gap.abs().mean().item(),
-            "sampler/logp_absdiff_max": gap.abs().max().item(),
+    return {GAP: gap.abs().mean().item(), "sampler/logp_absdiff_max": gap.abs().max().item(),
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}
 
 

@@ -197,8 +197,7 @@ class Run(AbstractContextManager):
 
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
-        record = {"rollout": self.rollout, **entries,
-                  "time/rollout": perf_counter() - self.began}
+        record = {"rollout": self.rollout, **entries, "time/rollout": perf_counter() - self.began}
         if parallel.rank() == 0:
             append(self.out / "metrics.jsonl", [record])
             append(self.out / "samples.jsonl",

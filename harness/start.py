@@ -82,8 +82,6 @@ def check_prompts(model, tokenizer, config, eos, prompts):
             "model begins another text")
 
 
-# ---------------------------------------------------------------------------- of train.py
-
 def load_data(args):
     """-> the problems to learn from, and those held out. args.checksums gets those of problems
     and weights, args.roots the verifiers."""
@@ -103,12 +101,11 @@ def load_data(args):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
             "and say little of others; --eval_data names other problems")
     args.roots += [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
-    args.checksums = {"problems": checksums.of_problems(rows),
-                      "weights of --model": checksums.of_weights(args.model)}
-    if args.teacher:
-        args.checksums["weights of --teacher"] = checksums.of_weights(args.teacher)
-    if test_set:
-        args.checksums["held-out problems"] = checksums.of_problems(test_set)
+    known = {"problems": checksums.of_problems(rows),
+             "held-out problems": test_set and checksums.of_problems(test_set),
+             "weights of --model": checksums.of_weights(args.model),
+             "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
+    args.checksums = {name: x for name, x in known.items() if x}
     return train_set, test_set
 
 

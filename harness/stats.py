@@ -93,8 +93,7 @@ def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
     n = len(groups[0])
     ends = interval(by_problem(groups)[f"mean@{n}"], map(data.cluster, problems), limits=(0, 1))
-    results = dict(summarise(problems, groups), problems=len(problems), samples=n,
-                   interval=[*ends])
+    results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     if {problem["verifier"] for problem in problems} <= {"math", "table"}:  # others have no votes
         # an answer on which the verifier failed has no vote
         wrong = [[final_answer(row["completion"]) for row in rows
