@@ -186,7 +186,7 @@ def claim(args, problems, out):
             if value != before.get(name):
                 refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
         for name, value in sums.items():  # None: they could not be read
-            if None not in (value, before.get(name)) and value != before[name]:
+            if value and value != (before.get(name) or value):
                 refuse(f"--out {out} was begun with other {name}; another --out evaluates these")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")

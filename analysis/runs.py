@@ -22,8 +22,7 @@ def grouped(runs, program="analysis"):
         if run["seed"] in seeds:
             print(f"{program}: {run['name']} (seed {run['seed']}) is given twice; a seed of a "
                   "setting counts once, by its longest run", file=sys.stderr)
-        same = run, seeds.get(run["seed"], run)
-        seeds[run["seed"]] = max(same, key=lambda run: len(run["records"]))
+        seeds[run["seed"]] = max(run, seeds.get(run["seed"], run), key=lambda x: len(x["records"]))
     for seeds in by_flags.values():
         label = next(iter(seeds.values()))["name"]
         groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = [*seeds.values()]

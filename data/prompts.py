@@ -77,4 +77,4 @@ def decode(tokenizer, completion, prompt=()):
     has_eos = not (completion.truncated or completion.stopped)
     text = tokenizer.decode(completion.tokens[:-1] if has_eos else completion.tokens)
     prompt_thinks = "<think>" in tokenizer.decode(prompt[-64:]).rpartition("</think>")[2]
-    return "<think>" + text if prompt_thinks else text
+    return "<think>" * prompt_thinks + text

@@ -70,7 +70,7 @@ def hitab(row):
         row = dict(row, table=ast.literal_eval(row["table_content"]),
                    answer=ast.literal_eval(row["answer"]))
     table = row["table"]
-    cells = [list(line) for line in table["texts"]]
+    cells = [*map(list, table["texts"])]
     for region in table["merged_regions"]:
         top, left = region["first_row"], region["first_column"]
         for line in cells[top:region["last_row"] + 1]:  # some reach beyond the table

@@ -156,10 +156,10 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
 
 
 def rewind(out, rollout):
-    """Takes the records after `rollout` out of the logs: they will be written again. None starts
-    anew; the logs before it stay as .old."""
+    """Takes the records after `rollout` out of the logs: they will be written again. 0 starts anew;
+    the logs before it stay as .old."""
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
-        if rollout is None and path.exists():
+        if not rollout and path.exists():
             path.replace(path.with_name(path.name + ".old"))
         path.touch()
         try:

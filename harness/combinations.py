@@ -47,7 +47,6 @@ def check(args, method, rehearsal):
 
 def combinations(args, method, rehearsal):
     """-> (is it wrong?, the sentence) of combinations of flags, and of folders."""
-    given = {name for name, words in args.origin.items() if words == GIVEN}
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
@@ -56,11 +55,12 @@ def combinations(args, method, rehearsal):
         (args.out and begins_anew and (out / "metrics.jsonl").exists(),
          f"--out {out} already holds a run, which --resume continues; give another"),
         (out.exists() and not out.is_dir(), f"--out {out} is no folder"),
-        *[(name in given and not getattr(args, other),
+        *[(args.origin.get(name) == GIVEN and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,
          "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
-        (not vllm and (args.tp > 1 or args.max_num_seqs or "gpu_memory_utilization" in given),
+        (not vllm and (args.tp > 1 or args.max_num_seqs
+                       or args.origin.get("gpu_memory_utilization") == GIVEN),
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
         (vllm and args.sampler_dtype == "float8",
          "--sampler_dtype float8 is for --sampler transformers"),

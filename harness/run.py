@@ -45,16 +45,15 @@ def claim_folder(args):
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
 
-def begin(args, method, resumed):
+def begin(args, method, rollout):
     """-> the run's folder, with the logs until now and its code, and the id of its config.json,
     which is that of Weights & Biases, too. Its history has each command, with the commit and the
-    checksums, and the rollout after which it holds."""
+    checksums, and `rollout`, after which it holds: 0 for a run that begins."""
     out = claim_folder(args)
-    saved = checkpoint.saved_config(args) if resumed else dict(id=uuid.uuid4().hex, history=[])
-    now = dict(after=resumed["rollout"] if resumed else 0, command=sys.argv, git=log.commit(),
-               checksums=args.checksums)
+    saved = checkpoint.saved_config(args) if rollout else dict(id=uuid.uuid4().hex, history=[])
+    now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=args.checksums)
     if args.resume:
-        checkpoint.rewind(out, resumed and resumed["rollout"])
+        checkpoint.rewind(out, rollout)
     for name, text in checksums.CODE.items():
         write(out / name, text)
     config = dict(flags=flags_of(args),  # those derived: anew, when the run is resumed
@@ -86,7 +85,7 @@ class Run(AbstractContextManager):
             self.first, self.best = saved["first"], saved.get("best", (-1.0, 0.0))
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, resumed)
+        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, self.rollout)
         self.tracker = None
         if args.wandb and parallel.rank() == 0:
             import wandb

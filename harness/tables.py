@@ -15,13 +15,12 @@ def results_table(results):
     rows, notes = [], []
     for name, r in results.items():
         n, unreadable = r["samples"], r["unreadable_frac"]
-        passes = [metric for metric in r if metric.startswith("pass@") and f"{metric}_stderr" in r]
         rows.append({
             "benchmark": name, "problems": r["problems"],
             "mean@n": f"{r[f'mean@{n}']:.3f} (n={n}, se {shown(r[f'mean@{n}_stderr'])})",
             "95% interval": "-".join(map(shown, r["interval"])),
             **{f"{metric} (se)": f"{r[metric]:.3f} ({shown(r[f'{metric}_stderr'])})"
-               for metric in passes},
+               for metric in r if metric.startswith("pass@") and f"{metric}_stderr" in r},
             "maj@n": shown(r.get(f"maj@{n}")), "unreadable": shown(unreadable),
             "truncated": shown(r["truncated_frac"]), "length": f"{r['mean_length']:.0f}",
             "reward": shown(r["reward"])})
