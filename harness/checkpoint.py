@@ -66,13 +66,13 @@ def compare_with_saved(args, now):
     changes |= {name: f"the {name} changed" for name, x in args.checksums.items()
                 if x != (sums.get(name) or x)}
     for name, tree in config["code"].items():
-        trees = tree, ast.parse(checksums.CODE[name])
-        if places := differing(*(checksums.reached(x, args.roots) for x in trees)):
+        if places := differing(*(checksums.reached(x, args.roots)
+                                 for x in (tree, ast.parse(checksums.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     args.checksums = {**sums, **args.checksums}
     ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
-    free = CHANGEABLE - {"rollouts"} if ends else CHANGEABLE
-    learnt = [text for name, text in changes.items() if name not in free]
+    learnt = [text for name, text in changes.items()
+              if name not in CHANGEABLE or (ends and name == "rollouts")]
     if learnt and not args.force:
         refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
                "continues all the same")

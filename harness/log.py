@@ -85,8 +85,8 @@ def optimizer_steps(records):
     """The metrics of each optimizer step -> their means under the log's names, all as "steps"."""
     steps = [{logged_name(name): float(value) for name, value in record.items()}
              for record in records]
-    names = steps[0] if steps else ()  # --mask_truncated may leave no token
-    return {**{name: mean_of_some(step[name] for step in steps) for name in names},
+    return {**{name: mean_of_some(step[name] for step in steps)
+               for name in (steps[0] if steps else ())},  # --mask_truncated may leave no token
             "steps": steps,
             # not taken, in float16
             "optim/overflows": sum(step["optim/overflow"] for step in steps),
