@@ -23,7 +23,6 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import make_sampler
-from graders import sandbox
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
@@ -31,7 +30,7 @@ from harness.log import versions, warn_of_versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
-from rewards import grade
+from rewards import announce, grade
 from rollout import Sampling, sample_on_engines
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
@@ -105,7 +104,7 @@ def load_benchmarks(args):
                              lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
                          for number, row in enumerate(islice(rows, args.limit or None))]
-        sandbox.announce(problems, args.allow_unsafe_code)
+        announce(problems, args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         refuse(str(e).replace("--data ", "--benchmarks ", 1))  # train.py's name of the flag
     return problems

@@ -209,6 +209,9 @@ class Verifier(NamedTuple):
     gold_ok: Callable = lambda gold: True  # can it grade this gold answer?
     seconds: float = 4.0                   # its limit for one completion
     least: float = 0.0                     # the least reward, also of what cannot be graded
+    boxed: bool = False                    # does the template qwen_boxed ask for what it reads?
+    vote: Callable | None = None           # completion -> its answer, which votes in maj@n
+    programs: bool = False                 # does it run what a model writes?
 
     def __call__(self, completion, answer):
         """The reward; `least` for what `grade` counts: a hedge, or an unreadable answer."""
@@ -219,10 +222,11 @@ class Verifier(NamedTuple):
 
 
 REWARDS = {
-    "math": Verifier(math, math_gold),
+    "math": Verifier(math, math_gold, boxed=True, vote=final_answer),
     "countdown": Verifier(countdown, countdown_gold),
-    "table": Verifier(table, table_gold),
-    "code": Verifier(code, code_gold, seconds=600.0)}  # each run of a program has a limit, too
+    "table": Verifier(table, table_gold, vote=final_answer),
+    # each run of a program has a limit, too
+    "code": Verifier(code, code_gold, seconds=600.0, programs=True)}
 
 
 def verifier(name):
@@ -254,6 +258,11 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS):
               + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
     in_order = iter(results)
     return [[next(in_order) for _ in texts] for texts in completions]
+
+
+def announce(problems, allow_unsafe):
+    """sandbox.announce of the problems whose verifiers run programs."""
+    sandbox.announce([p for p in problems if verifier(p["verifier"]).programs], allow_unsafe)
 
 
 def gradable(problems):

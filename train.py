@@ -33,8 +33,8 @@ def parse_args(argv):
 
 # ---------------------------------------------------------------------------- sample, grade, score
 
-def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
-    """-> the P groups to learn from, and all that were sampled. number: the rollout's, from 0.
+def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
+    """-> the P groups to learn from, and all that were sampled. rollout: its number, from 1.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
     by a new draw, up to --max_refills times (0 without the flag). If there are still too few,
@@ -42,8 +42,8 @@ def sample_and_grade(sampler, tokenizer, train_set, args, number, timed):
     mixed, uniform = [], []
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + args.max_refills):
-        problems = data.batch(train_set, args.problems_per_rollout, args.seed, number, attempt)
-        seeds = partial(seed_of, args.seed, number, attempt)
+        problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
+        seeds = partial(seed_of, args.seed, rollout - 1, attempt)
         for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
                                        timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
@@ -81,8 +81,8 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
     run.pending, with the log probabilities of the weights that sampled them."""
     for _ in run.rollouts():
-        sampled = [sample_and_grade(sampler, tokenizer, train_set, args, number, run.timed)
-                   for number in run.to_sample()]
+        sampled = [sample_and_grade(sampler, tokenizer, train_set, args, rollout, run.timed)
+                   for rollout in run.to_sample()]
         sampler.sleep()
         for groups, all_groups in sampled:
             with run.timed("logp"):

@@ -131,7 +131,7 @@ def theirs(python, args, micro_batch):
     """-> the seconds of each rollout of TRL's, its rewards, and its peak of memory in GB."""
     train_set = data.load(args.data, "train", args.data_dir)
     problems = [dict(prompt=p["prompt"], answer=p["answer"], verifier=p["verifier"])
-                for rollout in range(args.rollouts)
+                for rollout in range(1, args.rollouts + 1)
                 for p in data.batch(train_set, args.problems_per_rollout, args.seed, rollout)]
     settings = dict(problems=problems, micro_batch=micro_batch, **{name: getattr(args, name) for
                     name in ("model", "rollouts", "problems_per_rollout", "group_size",

@@ -4,6 +4,8 @@ import json
 from contextlib import suppress
 from functools import partial
 
+from rewards import verifier
+
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
@@ -59,8 +61,8 @@ def encode(tokenizer, problem, template=None):
     ValueError for several messages, and no prompt beside them, without a chat template."""
     turns = problem.get("messages")
     if template is None:
-        mathematics = problem["verifier"] == "math" and not turns
-        template = ("qwen_boxed" if mathematics else "chat") if tokenizer.chat_template else "none"
+        boxed = verifier(problem["verifier"]).boxed and not turns
+        template = ("qwen_boxed" if boxed else "chat") if tokenizer.chat_template else "none"
     if template in PLAIN:
         if turns and len(turns) > 1 and problem["prompt"] == as_text(turns):
             raise ValueError("several messages take a chat template, or a field prompt")

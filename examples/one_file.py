@@ -182,7 +182,7 @@ def main(argv=None):
 
     scores = "held out: mean@16 {:.3f}  pass@16 {:.3f}"
     print(scores.format(*evaluate(model, tokenizer, test_set, args.seed)), flush=True)
-    for rollout in range(args.rollouts):
+    for rollout in range(1, args.rollouts + 1):
         start = time.time()
         problems = data.batch(train_set, args.problems, args.seed, rollout)
         completions = sample(model, tokenizer, problems, args.group)
@@ -190,7 +190,7 @@ def main(argv=None):
         scored = score(model, method, completions, rewards, state)
         minibatches = torch.randperm(len(completions.ids)).chunk(args.steps)
         losses = update(model, optimizer, method, completions, scored, minibatches)
-        print(f"{rollout + 1:3d}/{args.rollouts}  reward {rewards.mean():.3f}  "
+        print(f"{rollout:3d}/{args.rollouts}  reward {rewards.mean():.3f}  "
               f"entropy {state['entropy']:.3f}  length {completions.mask.sum(1).float().mean():.1f}"
               f"  loss {sum(losses) / len(losses):+.4f}  {time.time() - start:.1f} s", flush=True)
     print(scores.format(*evaluate(model, tokenizer, test_set, args.seed)))

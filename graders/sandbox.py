@@ -92,18 +92,19 @@ def check_isolation(allow_unsafe):
 
 
 def announce(problems, allow_unsafe):
-    """Says how programs are isolated, if the problems have any, or raises as check_isolation."""
-    if programs := [p for p in problems if p["verifier"] == "code"]:
-        if allow_unsafe:
-            os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
-        check_isolation(allow_unsafe)
-        found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
-        print(f"isolation: {found}")
-        told = sum(all(text.strip() in p["prompt"] for test in p["answer"]["tests"]
-                       for text in (test["input"], test["output"])) for p in programs)
-        if told:
-            print(f"WARNING  {told} of {len(problems)} prompts have all of their tests in them: a "
-                  "program that prints the samples' outputs is right")
+    """Says how the programs of problems are isolated, or raises as check_isolation."""
+    if not problems:
+        return
+    if allow_unsafe:
+        os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
+    check_isolation(allow_unsafe)
+    found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
+    print(f"isolation: {found}")
+    told = sum(all(text.strip() in p["prompt"] for test in p["answer"]["tests"]
+                   for text in (test["input"], test["output"])) for p in problems)
+    if told:
+        print(f"WARNING  {told} of {len(problems)} prompts have all of their tests in them: a "
+              "program that prints the samples' outputs is right")
 
 
 # ------------------------------------------------------------------ running a program

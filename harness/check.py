@@ -30,7 +30,7 @@ def sampled(s, temperature, seed):
     """-> EACH completions of PROMPTS problems as Groups, and the Batch of all."""
     sampling = Sampling(EACH, temperature, s.args.max_tokens, s.args.template)
     groups = sample_on_engines(
-        s.sampler, s.tokenizer, data.batch(s.train_set, PROMPTS, s.args.seed, 0), sampling,
+        s.sampler, s.tokenizer, data.batch(s.train_set, PROMPTS, s.args.seed, 1), sampling,
         partial(seed_of, "check", seed), s.args.tp)
     return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
@@ -85,7 +85,7 @@ def check_rewards(s):
 
 def check_wrong(s):
     """Does a wrong answer get nothing? (Gold answers were tried when they were read.)"""
-    problems = data.batch(s.train_set, 256, s.args.seed, 0) + s.test_set[:256]
+    problems = data.batch(s.train_set, 256, s.args.seed, 1) + s.test_set[:256]
     results = [result for result, in grade(problems, [[WRONG]] * len(problems))]
     wrong = sum(x.reward == 1 for x in results)
     failed = sum(bool(x.fault) and x.fault.kind in ("error", "timeout") for x in results)

@@ -129,9 +129,9 @@ class Run(AbstractContextManager):
                     b"once more stops at once\n")
 
     def to_sample(self):
-        """The numbers, from 0, of the rollouts to sample now, up to --rollout_lag ahead."""
-        return range(self.rollout - 1 + len(self.pending),
-                     min(self.rollout + self.args.rollout_lag, self.args.rollouts))
+        """The numbers of the rollouts to sample now, up to --rollout_lag ahead."""
+        return range(self.rollout + len(self.pending),
+                     min(self.rollout + self.args.rollout_lag, self.args.rollouts) + 1)
 
     def due(self, every):
         """Is it the turn of an action of every `every` rollouts and of the last one?"""

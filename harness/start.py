@@ -10,12 +10,12 @@ import data
 from data import hub
 from engine.parallel import say
 from engine.sampler import make_sampler
-from graders import sandbox
 from harness import checkpoint, checksums
 from harness.failures import room_for
 from harness.flags import dtype_of_sampler, refuse, refusing
 from harness.log import warn_of_versions
 from losses import require
+from rewards import announce
 
 
 def values(args, names):
@@ -91,7 +91,7 @@ def load_data(args):
             test_set = data.load(held_out, "test", args.data_dir)
         train_set = data.load(args.data, "train", args.data_dir)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
-        sandbox.announce([*test_set, *rows], args.allow_unsafe_code)
+        announce([*test_set, *rows], args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
@@ -129,7 +129,7 @@ def load_tokenizer(args, train_set, test_set):
     disable_progress_bar()  # of loading and saving
     warn_of_versions()
     made = not isinstance(train_set, list)
-    rows = data.batch(train_set, 64, args.seed, 0) if made else train_set
+    rows = data.batch(train_set, 64, args.seed, 1) if made else train_set
     with refusing():
         tokenizer, eos, lengths = read_tokenizer(
             args.model, [*rows, *test_set], args.template, args.template_kwargs,

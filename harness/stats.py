@@ -8,7 +8,7 @@ from statistics import fmean as mean
 
 import data
 from graders import votes
-from rewards import final_answer
+from rewards import verifier
 
 
 def pass_at_k(n, correct, k):
@@ -94,9 +94,10 @@ def benchmark_results(problems, groups):
     n = len(groups[0])
     ends = interval(by_problem(groups)[f"mean@{n}"], map(data.cluster, problems), limits=(0, 1))
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
-    if {problem["verifier"] for problem in problems} <= {"math", "table"}:  # others have no votes
+    vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
+    if vote and not others:
         # an answer on which the verifier failed has no vote
-        wrong = [[final_answer(row["completion"]) for row in rows
+        wrong = [[vote(row["completion"]) for row in rows
                   if row["reward"] != 1 and row["fault"] in (None, "hedge")] for rows in groups]
         results[f"maj@{n}"] = mean(votes.majority(of, sum(row["reward"] == 1 for row in rows))
                                    for of, rows in zip(wrong, groups))

@@ -66,9 +66,9 @@ def test_batches_are_functions_of_seed_and_rollout():
     def ids(*where):
         return data.batch(range(10), 4, *where)
     assert ids(0, 2) == ids(0, 2) != ids(1, 2)
-    epoch = ids(0, 0) + ids(0, 1) + ids(0, 2)[:2]
+    epoch = ids(0, 1) + ids(0, 2) + ids(0, 3)[:2]
     assert sorted(epoch) == list(range(10))  # each problem once before any comes again
-    assert ids(0, 0, 1) != ids(0, 0, 0)
+    assert ids(0, 1, 1) != ids(0, 1, 0)
 
 
 def test_tokenizer_round_trip(tokenizer, base):

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+import rewards
 from conftest import ROOT
 from graders import sandbox, worker
 from graders.sandbox import lines_equal, run_tests
@@ -437,9 +438,9 @@ def test_a_refusal_says_why_and_what_the_flag_would_do(system, tool, why, monkey
     monkeypatch.setattr(sandbox, "RUNNER", "raise SystemExit")
     monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
     with pytest.raises(PermissionError) as refused:
-        sandbox.announce([dict(verifier="math"), dict(verifier="code")], allow_unsafe=False)
+        rewards.announce([dict(verifier="math"), dict(verifier="code")], allow_unsafe=False)
     assert why in str(refused.value) and "whatever this user may do to files" in str(refused.value)
-    sandbox.announce([dict(verifier="math")], allow_unsafe=False)  # there is no program to be run
+    rewards.announce([dict(verifier="math")], allow_unsafe=False)  # there is no program to be run
 
 
 def test_without_isolation_programs_are_refused(monkeypatch, tmp_path):
