@@ -330,7 +330,7 @@ class Parser:
         while self.kind not in CLOSING:
             token = self.take()
             if token.kind == "name" and name is None:
-                name = token.text
+                name = ("name", token.text)
             elif token.kind in ("numbers", "∈", "∀", "|", ":", ",") or (
                     token.text in WORDS["FILLERS"] or token.text in SETS and found[-1:] == ["∈"]):
                 found.append(token.kind if token.kind in "∈∀|:" else token.text)

@@ -146,13 +146,13 @@ CONSTANTS = {"π": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}
 
 
 def value(node, at=(), real=False):
-    """The value of an expression with these numbers for its names. real: a complex value is none.
+    """The value of an expression with these numbers at its names. real: a complex value is none.
     Raises NoValue or another of NO_VALUE."""
     match node:
         case ("num", number):
             return number
-        case ("name", name) if name in at:
-            return at[name]
+        case ("name", _) if node in at:
+            return at[node]
         case ("const", name):
             return CONSTANTS[name]
         case ("run", _, product):
@@ -168,10 +168,8 @@ def value(node, at=(), real=False):
 
 def closed(node):
     """The value of an expression without names, or None."""
-    try:
-        return value(node)
-    except NO_VALUE:
-        return None
+    found, = values_at([node], {})
+    return None if isinstance(found, str) else found
 
 
 def inside(node):
@@ -185,7 +183,7 @@ def inside(node):
 
 @functools.lru_cache(maxsize=4096)
 def names_of(node):
-    return frozenset(n[1] for n in inside(node) if n[0] == "name")
+    return frozenset(n for n in inside(node) if n[0] == "name")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -260,24 +258,23 @@ def values_at(nodes, at, real=False):
 # ------------------------------------------------------------------ units and names
 
 def units_of(node):
-    return {name for name in names_of(node) if name[0] == " "}
+    return {name for name in names_of(node) if name[1][0] == " "}
 
 
 def without_unit(node):
     """An expression with 1 for its units."""
-    return renamed(node, dict.fromkeys(units_of(node), num(1)))
+    return replaced(node, dict.fromkeys(units_of(node), num(1)))
 
 
 def spelled_out(node):
     """6W, or 6 m²: an expression with units for the letters that may be one."""
-    return renamed(node, {x: unit(UNITS[x]) for x in names_of(node) & {*UNITS}})
+    return replaced(node, {x: unit(UNITS[x[1]]) for x in names_of(node) if x[1] in UNITS})
 
 
-def renamed(node, new):
-    """A value with other values for names."""
+def replaced(node, new):
+    """A value with others for some in it."""
     if isinstance(node, tuple):
-        return new.get(node[1], node) if node[:1] == ("name",) else tuple(
-            renamed(x, new) for x in node)
+        return new[node] if node in new else tuple(replaced(x, new) for x in node)
     return node
 
 
@@ -373,16 +370,7 @@ def unknown(side):
     """x of x, -x and |x|, else None."""
     while side[0] in ("f", "*") and side[1] in ("abs", num(-1)):
         side = side[2]
-    return bare(side) if label(side) else None
-
-
-def side_at(side, x):
-    match side:
-        case ("f", "abs", inner):
-            return abs(side_at(inner, x))
-        case ("*", minus, inner) if minus == num(-1):
-            return -side_at(inner, x)
-    return x if label(side) else end(side)
+    return side if label(side) else None
 
 
 def holds(node, x, either):
@@ -404,7 +392,7 @@ def holds(node, x, either):
         case ("chain", (name, found), ("∈",) | ("=",)) if found[0] in SETS and label(name):
             return holds(found, x, either)
         case ("chain", sides, relations):
-            sides = [side_at(side, x) for side in sides]
+            sides = [end(replaced(side, {unknown(side): ("num", x)})) for side in sides]
             return all(COMPARE.get(r, operator.eq)(p, q)
                        for r, p, q in zip(relations, sides, sides[1:]))
         case ("list", items, separators):
@@ -421,7 +409,7 @@ def same_reals(a, b):
     two relations with a comma between them both hold, if they can."""
     chains = [[side for n in inside(node) if n[0] == "chain"
                for side in n[1] if side[0] not in SETS] for node in (a, b)]
-    names = [{name for side in sides if (name := unknown(side))} for sides in chains]
+    names = [{bare(name) for side in sides if (name := unknown(side))} for sides in chains]
     if max(map(len, names)) > 1 or all(names) and names[0] != names[1]:
         return False
     try:
@@ -471,7 +459,7 @@ def conditions(a, b):
     but not k\\pi, k \\in \\mathbb{N}."""
     match a, b:
         case ("where", x, name, numbers), ("where", y, gold_name, gold_numbers):
-            return numbers == gold_numbers and alike(renamed(x, {name: ("name", gold_name)}), y)
+            return numbers == gold_numbers and alike(replaced(x, {name: gold_name}), y)
         case (("where", x, *_), y) | (x, ("where", y, *_)):
             return alike(x, y)
 
@@ -548,9 +536,9 @@ def difference(chain):
 
 def proportion(a, b):
     """Is the quotient of the differences of two equations one number other than 0?"""
-    pairs = [values_at((difference(a), difference(b)), at, True) for at in points(a, b)]
-    found = [FUNCTIONS["/"](y, x) for x, y in pairs
-             if not (isinstance(x, str) or isinstance(y, str) or x == 0)]
+    quotient = ("/", difference(b), difference(a))
+    found = [x for at in points(a, b) for x in values_at([quotient], at, True)
+             if not isinstance(x, str)]
     return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
 
 
@@ -569,14 +557,13 @@ def lists(a, b):
             return "list" not in kinds and not brackets & {"(]", "[)"} and all_alike(x, y)
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and (("/", *y) == a or ("/", *x) == b))
-    if not all(any(alike(p, gold) for gold in y) for p in x):
-        return False
     left = [*x]
     for gold in y:
         if (found := next((p for p in left if alike(p, gold)), None)) is None:
             return False
         left.remove(found)
-    return not left or not any(alike(p, q) for p, q in itertools.combinations(y, 2))
+    return not left or all(any(alike(p, gold) for gold in y) for p in left) and not any(
+        alike(p, q) for p, q in itertools.combinations(y, 2))
 
 
 def quantities(a, b):
@@ -585,7 +572,7 @@ def quantities(a, b):
     if {a[0], b[0]} & {*SETS, "chain", "dots", "mod", "based"}:
         return a == b or b[0] == "based" and a == num(int(b[1]))  # 213 is 213_5
     units, its, x, y = units_of(a), units_of(b), without_unit(a), without_unit(b)
-    if (" %" in units) != (" %" in its):
+    if (unit("%") in units) != (unit("%") in its):
         p, q = (x, y) if units else (y, x)
         return not (units and its) and (same_value(x, y) or same_value(("/", p, num(100)), q))
     if units and its:
@@ -614,12 +601,13 @@ RULES = (conditions, words, real_sets, equations, lists, quantities)
 def same_but_constants(a, b, named_function):
     """Are functions or sums of t, u, x, y or z the same but for the names of the constants of
     integration, C, c or K, with numbers or without?"""
-    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n))
+    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
                  for x in (a, b))
-    one_letter = len({n[0] for n in mine}) == len({n[0] for n in its}) == 1
-    return one_letter and len(mine) == len(its) < 5 and names_of(b) & {*"tuxyz"} and (
-        named_function or b[0] == "+") and any(
-        same_expression(renamed(a, {name: ("name", new) for name, new in zip(mine, order)}), b)
+    one_letter = len({n[1][0] for n in mine}) == len({n[1][0] for n in its}) == 1
+    variable = {n[1] for n in names_of(b)} & {*"tuxyz"}
+    return one_letter and variable and (named_function or b[0] == "+") and (
+        len(mine) == len(its) < 5) and any(
+        same_expression(replaced(a, dict(zip(mine, order))), b)
         for order in itertools.permutations(its))
 
 
