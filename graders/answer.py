@@ -88,9 +88,8 @@ PIECE = re.compile(r"""
     |(?P<matrix>\\(?:begin|end)\ *\{\ *\w+\*?\ *\}(?:\ *\{[lcr|]+\})?)
     |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
-    |(?P<degree>\^\ *(?:\\circ(?![A-Za-z])|°|\{\ *(?:\\circ|°)\ *\}))
-    |(?P<mark>\^\ *(?:\{(?:\ *(?:\\prime|'))+\ *\}|\\prime(?![A-Za-z])
-        |\{?\ *(?:\*|\\ast|\\star)\ *\}?|\{?[ds]\}?(?=\ *\()))
+    |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
+        |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<raised>[⁰¹²³⁴-⁹⁻]+)|(?P<lowered>[₀-₉]+)|(?P<greek>[Α-ω])
     |(?P<times>(?<=[0-9]\ )x(?=\ 10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
@@ -99,26 +98,6 @@ PIECE = re.compile(r"""
 
 
 # ------------------------------------------------------------------ tokens
-
-def numeral(kind, piece):
-    """The digits of a token as Fraction reads them."""
-    match kind:
-        case "mixed":
-            digits = re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))
-            whole, top, bottom = map(int, digits[:3])
-            return str(whole + Fraction(top, bottom))
-        case "repeating":
-            start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
-            period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
-            nines = 10 ** len(tail) * (10 ** len(period) - 1)
-            return f"{int(start + tail + period) - int(start + tail or 0)}/{nines}"
-        case "thousands":  # but 0,111
-            return re.sub("[^0-9.]", "", piece.replace(",", "." * (piece[:2] == "0,"), 1))
-        case "vulgar":
-            part = unicodedata.normalize("NFKC", piece[-1]).replace("⁄", "/")
-            return str(int(piece[:-1] or 0) + Fraction(part))
-    return piece.replace("−", "-").replace(" ", "").rstrip(".")
-
 
 def letters(piece, font):
     """The tokens of letters, or of a command. font: are they in \\text?"""
@@ -136,9 +115,26 @@ def letters(piece, font):
 
 
 def special(kind, piece):
-    """The tokens of what stands for itself: a raised number, dx/dt, a mark, a Greek letter."""
+    """The tokens of a number, as Fraction reads it, or of what stands for itself: dx/dt, a mark, a
+    Greek letter."""
     plain = unicodedata.normalize("NFKC", piece)
     match kind:
+        case "num":
+            return [(kind, plain.replace("−", "-").replace(" ", "").rstrip("."))]
+        case "mixed":
+            digits = re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))
+            return [("num", str(int(digits[0]) + Fraction(int(digits[1]), int(digits[2]))))]
+        case "repeating":
+            start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
+            period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
+            nines = 10 ** len(tail) * (10 ** len(period) - 1)
+            return [("num", f"{int(start + tail + period) - int(start + tail or 0)}/{nines}")]
+        case "thousands":  # but 0,111
+            digits = piece.replace(",", "." * (piece[:2] == "0,"), 1)
+            return [("num", re.sub("[^0-9.]", "", digits))]
+        case "vulgar":
+            part = unicodedata.normalize("NFKC", piece[-1]).replace("⁄", "/")
+            return [("num", str(int(piece[:-1] or 0) + Fraction(part)))]
         case "raised" | "lowered":
             return [("^" if kind == "raised" else "_",), *tokens("{%s}" % plain)]
         case "derivative":
@@ -153,18 +149,16 @@ def special(kind, piece):
         case "clock":
             return [(kind, piece.replace("\\!", ""))]
         case "mark":
-            marks = re.sub(r"\\ast|\\star", "*", piece.replace("\\prime", "'"))
-            return [("'", c) for c in marks if c in "'*ds"]
-        case "greek":
-            name = unicodedata.name(piece).split()[-1].lower().replace("lamda", "lambda")
-            name = name if piece.islower() else name.capitalize()
-            return [("π", "π") if name == "pi" else ("name", name)]
-    return [("°",)]
+            marks = [KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece)]
+            return [(m if m == "°" else "'", m) for m in marks]
+    name = unicodedata.name(piece).split()[-1].lower().replace("lamda", "lambda")
+    name = name if piece.islower() else name.capitalize()
+    return [("π", "π") if name == "pi" else ("name", name)]
 
 
 def tokens(text, commas=True):
     """-> the Tokens of a text, without its markup. commas: may they part thousands?"""
-    text = re.sub("[\uff01-\uff5e]+", lambda m: unicodedata.normalize("NFKC", m[0]), text)
+    text = re.sub("[\uff01-\uff5e″]+", lambda m: unicodedata.normalize("NFKC", m[0]), text)
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
     found, braces, gap, font, opened, at, depth = [], [], False, False, False, 0, 0
@@ -180,8 +174,6 @@ def tokens(text, commas=True):
         match kind:
             case "gap":
                 new = []
-            case "mixed" | "repeating" | "thousands" | "vulgar" | "num":
-                new = [("num", numeral(kind, piece))]
             case "brace":
                 if piece == "{":
                     braces.append("font" if opened else "{")
@@ -223,6 +215,7 @@ SUM, PRODUCT, IMPLICIT, POWER = 10, 20, 30, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-±", SUM), **dict.fromkeys("*/", PRODUCT),
          "^": POWER, **dict.fromkeys("!%°'", 60)}
 FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
+ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
 LISTS = "list set seq chain word".split()
 
@@ -522,8 +515,11 @@ class Parser:
                 return self.name(f"{token.text} {self.argument_text()}")
             case "π" | "∞":
                 return ("const", "π") if token.kind == "π" else ("inf",)
-            case "|" | "⌊" | "⌈":
-                return self.rounded(token.kind)
+            case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
+                name, closing = ROUNDED[token.kind]
+                node = self.within(self.expression, bars=closing == "|")
+                self.expect(closing)
+                return ("f", name, node)
             case "√":
                 return self.root(token)
             case "frac" | "binom":
@@ -532,13 +528,6 @@ class Parser:
             case "beg" if token.text.strip("pbB") in ("matrix", "array", "smallmatrix"):
                 return self.matrix()
         raise Unread(f"no value at {token.text!r}")
-
-    def rounded(self, opening):
-        """|x|, \\lfloor x \\rfloor, \\lceil x \\rceil"""
-        kind = "|⌊⌈".index(opening)
-        node = self.within(self.expression, bars=opening == "|")
-        self.expect("|⌋⌉"[kind])
-        return ("f", ("abs", "floor", "ceil")[kind], node)
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
@@ -627,7 +616,7 @@ class Parser:
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
         while self.kind in ("_", "'"):
-            name += self.subscript() if self.kind == "_" else self.take().text.translate(PRIMES)
+            name += self.subscript() if self.kind == "_" else KINDS.get(self.text, self.take().text)
         return ("name", name)
 
     def function(self, function):
@@ -651,8 +640,7 @@ class Parser:
         self.angle = outer
         if exponent == num(-1) and function in CIRCULAR:
             function, exponent = "arc" + function, None
-        node = ("f", "log", argument, base) if function in ("log", "lg") else (
-            "f", function, argument)
+        node = ("f", function, argument, *[base] * (function == "log"))
         return ("^", node, exponent) if exponent else node
 
     def matrix(self):
@@ -685,7 +673,6 @@ class Parser:
 
 
 WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
-PRIMES = str.maketrans({"′": "'", "’": "'", "″": "''", "d": "^d", "s": "^s"})
 
 
 def unit_name(word):
