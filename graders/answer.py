@@ -80,7 +80,8 @@ PIECE = re.compile(r"""
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
-    |(?P<gap>\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
+    |(?P<gap>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
+        |\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?[^{}+-]*\}
@@ -99,18 +100,18 @@ PIECE = re.compile(r"""
 
 # ------------------------------------------------------------------ tokens
 
-def letters(piece, font):
-    """The tokens of letters, or of a command. font: are they in \\text?"""
+def spelled(piece, font):
+    """The tokens of letters, of a command or of a sign. font: are they in \\text?"""
     name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
-    kind = KINDS.get(piece if piece[0] == "\\" else name)
-    if name in FUNCTIONS or kind in FUNCTIONS:
-        return [("FUNC", name if name in FUNCTIONS else kind)]
+    kind = KINDS.get(piece, KINDS.get(name))
+    if kind == "FUNC" or kind in FUNCTIONS:
+        return [("FUNC", name if kind == "FUNC" else kind)]
     if piece[0] == "\\" and name.removeprefix("var") in GREEK:
         return [("name", name.removeprefix("var"))]
     if kind in WORDS["SIGNS"]:
         return [("unit", kind)]
-    if piece[0] == "\\" or kind:
-        return [] if kind == "skip" else [(kind or piece, piece)]
+    if kind or not re.match("[A-Za-z]", piece):
+        return [] if kind in ("skip", "FONT") else [(kind or piece, piece)]
     return [("word" if font else "run" if len(name) > 1 else "name", name)]
 
 
@@ -161,7 +162,7 @@ def tokens(text, commas=True):
     text = re.sub("[\uff01-\uff5e″]+", lambda m: unicodedata.normalize("NFKC", m[0]), text)
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
-    found, braces, gap, font, opened, at, depth = [], [], False, False, False, 0, 0
+    found, braces, gap, opened, at, depth = [], [], False, False, 0, 0
     while at < len(text):
         match = PIECE.match(text, at)
         kind, piece, at = match.lastgroup, match[0], match.end()
@@ -169,8 +170,6 @@ def tokens(text, commas=True):
                 "[0-9]+(?:,[1-9][0-9]{2})+", piece):  # (1,234) has two entries
             kind, piece = "num", piece.split(",")[0]
             at = match.start() + len(piece)
-        last = found[-1].kind if found else ""
-        new = [(KINDS.get(piece, piece), piece)]
         match kind:
             case "gap":
                 new = []
@@ -178,25 +177,19 @@ def tokens(text, commas=True):
                 if piece == "{":
                     braces.append("font" if opened else "{")
                 closed = (braces[-1] if piece == "{" else braces.pop()) if braces else "font"
-                new = new * (closed == "{")
-            case "letters" | "command":
-                known = next((n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
-                              or piece[1:n].removeprefix("var") in GREEK + FUNCTIONS), len(piece))
+                new = [(piece, piece)] * (closed == "{")
+            case "letters" | "command" | "sign":
                 if kind == "command":  # \pix
-                    piece, at = piece[:known], match.start() + known
-                font = KINDS.get(piece) == "FONT"
-                new = [] if font else letters(piece, "font" in braces)
-            case "sign" if piece == "**":  # a power, or Markdown
-                operand = last in ("num", "name", "run", "word", ")", "}", "π")
-                new = [("^", "^")] * (operand and bool(text[at:].strip("* .")))
-            case "sign":
-                new = letters(piece, False) if KINDS.get(piece) in (
-                    "skip", *WORDS["SIGNS"]) else new
+                    known = (n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
+                             or piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)
+                    piece = piece[:next(known, None)]
+                    at = match.start() + len(piece)
+                new = spelled(piece, "font" in braces)
             case _:
                 new = special(kind, piece)
         depth += (piece in ("(", "[", "\\{")) - (piece in (")", "]", "\\}"))
         found += [Token(*token[:2], gap=gap and not i) for i, token in enumerate(new)]
-        gap, opened, font = not new, font, False
+        gap, opened = not new, KINDS.get(piece) == "FONT"
     while found and found[-1].kind in (".", ",", "。"):
         found.pop()
     return found
