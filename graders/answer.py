@@ -205,7 +205,7 @@ NAMED_SETS = dict(zip(SETS, SETS), natural="N", positive="N", integer="Z", integ
 BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
 SQUARES = {"square": 2, "sq": 2, "cubic": 3}
 SUM, PRODUCT, IMPLICIT, POWER = 10, 20, 30, 50  # how firmly an operator binds
-BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-±", SUM), **dict.fromkeys("*/", PRODUCT),
+BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          "^": POWER, **dict.fromkeys("!%°'", 60)}
 FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
@@ -235,12 +235,10 @@ def negative(node):
 
 
 class Parser:
-    """A recursive descent over Tokens. constants: the letters of "ei" that are no names; signs:
-    what stands for each ± in turn."""
+    """A recursive descent over Tokens. constants: the letters of "ei" that are no names."""
 
-    def __init__(self, found, constants="ei", signs=()):
-        self.tokens, self.i, self.constants, self.signs = [*found], 0, constants, [*signs]
-        self.pluses = 0  # the ± that were read
+    def __init__(self, found, constants):
+        self.tokens, self.i, self.constants = [*found], 0, constants
         # open | |; brackets in which a comma parts entries; is : such that; within a function?
         self.bars, self.depth, self.colon, self.angle = 0, 0, False, False
 
@@ -429,8 +427,7 @@ class Parser:
 
     def infix(self, left, kind):
         match kind:
-            case "+" | "-" | "±":
-                kind = self.sign() if kind == "±" else kind
+            case "+" | "-":
                 right = self.expression(SUM + 1)
                 return scaled("+", left, negative(right) if kind == "-" else right)
             case "*":
@@ -451,10 +448,6 @@ class Parser:
                 return self.power(left)
         raise Unread("a prime behind no name")
 
-    def sign(self):
-        self.pluses += 1
-        return self.signs.pop(0) if self.signs else "+"
-
     def degrees(self, left):
         """25 °C, 30° 15', and within a function 30° as radians."""
         if self.text in ("C", "F"):
@@ -466,9 +459,8 @@ class Parser:
 
     def power(self, left):
         """What stands behind ^: a group, a number, or a factor without brackets."""
-        minus, token = self.take("-"), self.take("num")
-        exponent = (num(token.text) if token else self.argument() if self.kind in "{("
-                    else self.prefix())
+        minus = self.take("-")
+        exponent = self.argument() if self.kind in ("{", "(") else self.prefix()
         if self.take("^"):
             exponent = self.power(exponent)
         if self.kind == "_" and left[0] == "name":  # x^2_1
@@ -483,10 +475,9 @@ class Parser:
             self.segment()
         token, before = self.take() or Token(""), self.peek(-2).kind
         match token.kind:
-            case "+" | "-" | "±" if before not in ("-", "±"):
-                kind = self.sign() if token.kind == "±" else token.kind
+            case "+" | "-" if before != "-":
                 node = self.expression(PRODUCT)
-                return negative(node) if kind == "-" else node
+                return negative(node) if token.kind == "-" else node
             case "num":
                 return num(token.text)
             case "{" | "(" | "[" | "]":
@@ -535,8 +526,8 @@ class Parser:
         """Cuts the next run of letters: a unit behind a number, else a function, a Greek letter, or
         a single one."""
         text, before = self.text, self.peek(-1).kind
-        at = next((n for n in range(min(len(text), 10), 1, -1) if text[:n] in GREEK + FUNCTIONS
-                   or KINDS.get(text[:n]) in ("π", "√", "∞", *FUNCTIONS)), 1)
+        at = next((n for n in range(min(len(text), 10), 1, -1) if text[:n] in GREEK
+                   or KINDS.get(text[:n]) in ("π", "√", "∞", "FUNC", *FUNCTIONS)), 1)
         if before in BEHIND and (
                 text.lower() in SQUARES or unit_name(text)) and (
                 self.peek().gap or not text.isupper()):
@@ -674,9 +665,8 @@ def unit_name(word):
     for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]
-    word = small
-    plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", word)
-    return word if plural and word[:-1] not in WORDS["NO THINGS"] else None
+    plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)
+    return small if plural and small[:-1] not in WORDS["NO THINGS"] else None
 
 
 # ------------------------------------------------------------------ the whole of an answer
@@ -730,17 +720,14 @@ def read(text, constants="ei", commas=True):
 
 
 def parsed(found, constants):
-    """-> the value of tokens; with ± a list, of all signs."""
-    parser = Parser(found, constants)
-    node = parser.answer()
-    if parser.pluses > 4:
+    """-> the value of tokens; with ± those of all signs as one list, of lists their entries, each
+    once."""
+    signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
+    if sum(map(len, signs)) > len(found) + 4:
         raise Unread("more than sixteen values")
-    signs = itertools.product("+-", repeat=parser.pluses)
-    return merged([Parser(found, constants, s).answer() for s in signs]) if parser.pluses else node
-
-
-def merged(values):
-    """The values of all signs as one list, of lists their entries, each once."""
+    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
+    if len(values) == 1:
+        return values[0]
     several = values[0][0] in ("list", "set")
     items = [x for value in values for x in value[1]] if several else values
     return ("list", tuple(dict.fromkeys(items)), ())
