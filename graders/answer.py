@@ -68,7 +68,7 @@ UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
          for unit in WORDS["SYMBOLS"]}
 UNITS |= {word: word for word in WORDS["COUNTED"]}
 UNITS |= {name: names.split("/")[0] for names in WORDS["ALIASES"] for name in names.split("/")}
-NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], map(float, WORDS["NUMBERS"][1::2])))
+NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], WORDS["NUMBERS"][1::2]))
 PIECE = re.compile(r"""
     (?P<mixed>(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
         |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
@@ -230,6 +230,13 @@ def unit(name):
     return ("name", " " + name)
 
 
+def replaced(node, new):
+    """A value with others for some of its parts."""
+    if isinstance(node, tuple) and node not in new:
+        return tuple(replaced(part, new) for part in node)
+    return new.get(node, node)
+
+
 def negative(node):
     return num(-node[1]) if node[0] == "num" else ("*", num(-1), node)
 
@@ -239,8 +246,8 @@ class Parser:
 
     def __init__(self, found, constants):
         self.tokens, self.i, self.constants = [*found], 0, constants
-        # open | |; brackets in which a comma parts entries; is : such that; within a function?
-        self.bars, self.depth, self.colon, self.angle = 0, 0, False, False
+        # open | |; brackets in which a comma parts entries; is : such that?
+        self.bars, self.depth, self.colon = 0, 0, False
 
     # -------------------------------------------------------------- taking tokens
 
@@ -416,7 +423,7 @@ class Parser:
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
         if self.word in NUMBER_WORDS:
-            return ("*", left, num(int(NUMBER_WORDS[self.take().text.lower()])))
+            return ("*", left, num(NUMBER_WORDS[self.take().text.lower()]))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise Unread("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
@@ -449,13 +456,13 @@ class Parser:
         raise Unread("a prime behind no name")
 
     def degrees(self, left):
-        """25 °C, 30° 15', and within a function 30° as radians."""
+        """25 °C, 30° 15'"""
         if self.text in ("C", "F"):
             return ("*", left, unit("°" + self.take().text))
         if self.kind == "num" and self.peek(1).kind == "'":
             left = ("+", left, num(Fraction(self.take().text) / 60))
             self.i += 1
-        return ("*", left, ("/", ("const", "π"), num(180)) if self.angle else unit("deg"))
+        return ("*", left, unit("deg"))
 
     def power(self, left):
         """What stands behind ^: a group, a number, or a factor without brackets."""
@@ -614,16 +621,16 @@ class Parser:
                 raise Unread("a subscript of a function")
             else:
                 base = self.argument()
-        outer, self.angle = self.angle, function in CIRCULAR
         if self.kind in ("(", "[", "{"):
             argument = self.bracket(self.take())
         else:
             argument = self.expression(POWER - 1)
             while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "beg"):
                 argument = ("*", argument, self.expression(POWER - 1))
-        self.angle = outer
-        if exponent == num(-1) and function in CIRCULAR:
-            function, exponent = "arc" + function, None
+        if function in CIRCULAR:  # 30° in radians
+            argument = replaced(argument, {unit("deg"): ("/", ("const", "π"), num(180))})
+            if exponent == num(-1):
+                function, exponent = "arc" + function, None
         node = ("f", function, argument, *[base] * (function == "log"))
         return ("^", node, exponent) if exponent else node
 

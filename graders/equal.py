@@ -24,6 +24,7 @@ from graders.answer import (
     negative,
     num,
     read,
+    replaced,
     tokens,
     unit,
 )
@@ -271,13 +272,6 @@ def spelled_out(node):
     return replaced(node, {x: unit(UNITS[x[1]]) for x in names_of(node) if x[1] in UNITS})
 
 
-def replaced(node, new):
-    """A value with others for some in it."""
-    if isinstance(node, tuple):
-        return new[node] if node in new else tuple(replaced(x, new) for x in node)
-    return node
-
-
 def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
     word, (x, y), or a quotient of such."""
@@ -373,8 +367,8 @@ def unknown(side):
     return side if label(side) else None
 
 
-def holds(node, x, either):
-    """Is x in a set of real numbers? either: is a comma between relations an "or"?"""
+def holds(node, x):
+    """Is x in a set of real numbers?"""
     match node:
         case ("seq", left, right, (low, high)):
             low, high = end(low), end(high)
@@ -384,22 +378,21 @@ def holds(node, x, either):
         case ("set", items, _):
             return any(same_number(end(item), x) for item in items)
         case ("union", *sets):
-            return any([holds(item, x, either) for item in sets])
+            return any([holds(item, x) for item in sets])
         case ("minus", every, but):
-            return holds(every, x, either) and not holds(but, x, either)
+            return holds(every, x) and not holds(but, x)
         case ("numbers", "R"):
             return True
         case ("chain", (name, found), ("∈",) | ("=",)) if found[0] in SETS and label(name):
-            return holds(found, x, either)
+            return holds(found, x)
         case ("chain", sides, relations):
             sides = [end(replaced(side, {unknown(side): ("num", x)})) for side in sides]
             return all(COMPARE.get(r, operator.eq)(p, q)
                        for r, p, q in zip(relations, sides, sides[1:]))
         case ("list", items, separators):
-            found, *others = [holds(item, x, either) for item in items]
+            found, *others = [holds(item, x) for item in items]
             for separator, other in zip(separators, others):
-                joined = separator == "or" or separator == "," and either
-                found = found or other if joined else found and other
+                found = found or other if separator == "or" else found and other
             return found
     raise NoValue("none")
 
@@ -419,10 +412,10 @@ def same_reals(a, b):
         found = sorted(x for x in found if mp.isfinite(x)) or [mp.mpf(0)]
         if len(found) > 200:
             return False
-        tests = [*found, *((x + y) / 2 for x, y in zip(found, found[1:])),
+        tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
                  found[0] - 1, found[-1] + 1]
-        members = [[[holds(node, x, either) for x in tests] for either in (False, True)]
-                   for node in (a, b)]
+        members = [[[holds(replaced(node, {",": comma}), x) for x in tests]
+                    for comma in ("and", "or")] for node in (a, b)]
         return operator.eq(*(both if any(both) else any_ for both, any_ in members))
     except NO_VALUE:
         return False
@@ -505,8 +498,8 @@ def equations(a, b):
     mine, its = [*map(bare, names)], [*map(bare, its_names)]
     if any(mine) and any(its):
         for x, y in (names, its_names), (mine, its):
-            if len({*x}) == len(x) and sorted(x, key=repr) == sorted(y, key=repr):
-                told = dict(zip(x, values))
+            told = dict(zip(x, values))
+            if len(told) == len(x) == len(y) and told.keys() == {*y}:
                 return all(alike(told[name], gold) or same_but_constants(told[name], gold, True)
                            for name, gold in zip(y, its_values))
         if {*mine} != {*its} or len({*mine}) == len(mine):
