@@ -106,7 +106,7 @@ def spelled(piece, font):
     kind = KINDS.get(piece, KINDS.get(name))
     if kind == "FUNC" or kind in FUNCTIONS:
         return [("FUNC", name if kind == "FUNC" else kind)]
-    if piece[0] == "\\" and name.removeprefix("var") in GREEK:
+    if name.removeprefix("var") in GREEK:
         return [("name", name.removeprefix("var"))]
     if kind in WORDS["SIGNS"]:
         return [("unit", kind)]
@@ -372,7 +372,7 @@ class Parser:
         self.i += n
         if text.lower() == "all real numbers":
             return ("numbers", "R")
-        return ("run", text, product) if product else ("name" if text in GREEK else "word", text)
+        return ("run", text, product) if product else ("word", text)
 
     def ratio(self):
         if token := self.take("numbers", "∅", "…"):
