@@ -532,19 +532,17 @@ class Parser:
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function, a Greek letter, or
         a single one."""
-        text, before = self.text, self.peek(-1).kind
-        at = next((n for n in range(min(len(text), 10), 1, -1) if text[:n] in GREEK
-                   or KINDS.get(text[:n]) in ("π", "√", "∞", "FUNC", *FUNCTIONS)), 1)
-        if before in BEHIND and (
-                text.lower() in SQUARES or unit_name(text)) and (
+        text = self.text
+        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
                 self.peek().gap or not text.isupper()):
             self.tokens[self.i] = Token("word", text)
-        else:
-            first, rest = text[:at], text[at:]
-            kind = KINDS.get(first, "name")
-            new = [Token("FUNC", kind) if kind in FUNCTIONS else Token(kind, first)]
-            new += [Token("run" if len(rest) > 1 else "name", rest)] * bool(rest)
-            self.tokens[self.i:self.i + 1] = new
+            return
+        for at in range(min(len(text), 10), 0, -1):
+            first, = spelled(text[:at], False)
+            if first[0] in ("name", "FUNC", "π", "√", "∞"):
+                break
+        rest = [Token("run" if text[at + 1:] else "name", text[at:])] * (at < len(text))
+        self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
 
     def argument(self):
         """An argument of \\frac or \\sqrt: brackets, one digit, or one factor."""
@@ -688,11 +686,6 @@ LEAD_IN = re.compile(r"(?i)^\W*(?:text\w* *\{\W*)?(?:(?:so|thus|the|final|correc
                      r"answer *(?:is|[:=*\s}])*")
 
 
-def plain(found):
-    """The texts of tokens, for what is told of an answer as a whole."""
-    return "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
-
-
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
 def read(text, constants="ei", commas=True):
     """-> the typed value of an answer. constants: the letters of "ei" that are no names; commas:
@@ -700,7 +693,7 @@ def read(text, constants="ei", commas=True):
     if len(text) > LONGEST:
         return ("unread", text)
     found = tokens(LEAD_IN.sub("", ", ".join(BOX.findall(text)) or text), commas)
-    whole = plain(found)
+    whole = "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
     try:
         short = len(whole) < 300  # a form within a form: each is read anew
         if picked := short and CHOICE.fullmatch(re.sub("[{}]", "", whole)):

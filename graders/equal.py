@@ -523,13 +523,9 @@ def same_equation(a, b):
         len(names_of(b)) > any(map(label, b[1])) and bool(proportion(a, b)))
 
 
-def difference(chain):
-    return ("+", chain[1][0], negative(chain[1][1]))
-
-
 def proportion(a, b):
     """Is the quotient of the differences of two equations one number other than 0?"""
-    quotient = ("/", difference(b), difference(a))
+    quotient = ("/", *(("+", left, negative(right)) for _, (left, right), _ in (b, a)))
     found = [x for at in points(a, b) for x in values_at([quotient], at, True)
              if not isinstance(x, str)]
     return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
@@ -570,8 +566,7 @@ def quantities(a, b):
         return not (units and its) and (same_value(x, y) or same_value(("/", p, num(100)), q))
     if units and its:
         return same_value(a, b)
-    spelled = units and same_value(a, spelled_out(b)) or its and same_value(spelled_out(a), b)
-    return spelled or same_value(x, y)
+    return (units or its) and same_value(spelled_out(a), spelled_out(b)) or same_value(x, y)
 
 
 def same_value(x, y):
