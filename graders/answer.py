@@ -320,11 +320,12 @@ class Parser:
         bracket, name, found = self.take("("), None, []
         while self.kind not in CLOSING:
             token = self.take()
+            said = token.text if token.kind in ("numbers", *LETTERS) else token.kind
             if token.kind == "name" and name is None:
-                name = ("name", token.text)
-            elif token.kind in ("numbers", "∈", "∀", "|", ":", ",") or (
-                    token.text in WORDS["FILLERS"] or token.text in SETS and found[-1:] == ["∈"]):
-                found.append(token.kind if token.kind in "∈∀|:" else token.text)
+                name = ("name", said)
+            elif token.kind == "numbers" or said in WORDS["FILLERS"] or (
+                    said in SETS and found[-1:] == ["∈"]):
+                found.append(said)
             else:
                 raise Unread("no condition")
         if bracket:

@@ -31,6 +31,7 @@ from graders.answer import (
 
 mp = mpmath.mp.clone()
 mp.dps = 120
+inexact = mp.convert  # of a Fraction
 SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of their size
 CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
@@ -48,10 +49,6 @@ class NoValue(ArithmeticError):
 
 def exact(*numbers):
     return all(isinstance(x, Fraction) for x in numbers)
-
-
-def inexact(x):
-    return mp.mpf(x.numerator) / x.denominator if exact(x) else x
 
 
 def tidy(x, real):
@@ -93,19 +90,19 @@ def power(a, b):
         if exact(b) and b > 0:
             return 0
         raise NoValue("pole")
-    if abs(inexact(b)) * abs(mp.log(abs(inexact(a)), 2)) > BITS:
+    if abs(b * mp.log(abs(a), 2)) > BITS:
         raise NoValue("large")
     if exact(a, b) and b.denominator == 1:
         return a ** b.numerator
     if exact(b) and b.denominator % 2 and not isinstance(a, mp.mpc) and a < 0:
-        return (-1) ** b.numerator * mp.power(-inexact(a), inexact(b))
-    return mp.power(inexact(a), inexact(b))
+        return (-1) ** b.numerator * mp.power(-a, b)
+    return mp.power(a, b)
 
 
 def log(x, base=CANCEL):
     if x == 0 or base in (0, 1) or base < 0:
         raise NoValue("pole")
-    return mp.log(inexact(x)) / mp.log(inexact(base))
+    return mp.log(x) / mp.log(base)
 
 
 def whole(function, limit):
@@ -119,15 +116,13 @@ def whole(function, limit):
     return of
 
 
-def analytic(name, most=10**6, real=False):
-    """A function of mpmath, 0 where it is as small as rounding. most: of the size of its argument,
-    which is real, with `real`."""
+def analytic(name, most=10**6):
+    """A function of mpmath, 0 where it is as small as rounding. most: of the size of its
+    argument."""
     def of(x):
-        if real and (isinstance(x, mp.mpc) or abs(x) > most):
-            raise NoValue("pole")
-        if abs(inexact(x)) > most:
-            raise NoValue("large")
-        return mp.chop(getattr(mp, name)(inexact(x)), tol=SAME)
+        if abs(x) > most:
+            raise NoValue("pole" if most == 1 else "large")
+        return mp.chop(getattr(mp, name)(x), tol=SAME)
     return of
 
 
@@ -139,10 +134,9 @@ FUNCTIONS = {
     **INTEGER, **CIRCULAR, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
     "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
     "exp": lambda x: power(mp.e, x), "sec": lambda x: 1 / CIRCULAR["cos"](x),
-    "arcsin": analytic("asin", 1, real=True), "arccos": analytic("acos", 1, real=True),
-    "arctan": analytic("atan", real=True), "+": add, "^": power, "()": lambda x: x,
-    "*": lambda a, b: a * b if exact(a, b) else inexact(a) * inexact(b),
-    "/": lambda a, b: a / b if exact(a, b) else inexact(a) / inexact(b)}
+    "arcsin": analytic("asin", 1), "arccos": analytic("acos", 1), "arctan": analytic("atan"),
+    "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
+    "^": power, "()": lambda x: x}
 CONSTANTS = {"π": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}
 
 
@@ -215,7 +209,9 @@ def points(a, b, integers=False):
 
 
 def same_number(a, b):
-    """Are two values equal? Rational ones exactly."""
+    """Are two values equal? Rational ones exactly. None where one is none."""
+    if isinstance(a, str) or isinstance(b, str):
+        return None
     if exact(a, b):
         return a == b
     a, b = inexact(a), inexact(b)
@@ -228,8 +224,7 @@ def same_expression(a, b):
     have one."""
     if not names_of(a) and not names_of(b):
         found = values_at((a, b), {})
-        return found[0] == found[1] == "large" and a == b or not any(
-            isinstance(x, str) for x in found) and same_number(*found)
+        return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
     if a == b or not names_of(a) or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
@@ -238,10 +233,10 @@ def same_expression(a, b):
         found = values_at((a, b), at, "i" not in functions)
         if "complex" in found and "abs" in functions and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
-        if not any(isinstance(x, str) for x in found):
-            equal += 1
-            if not same_number(*found):
-                return False
+        same = same_number(*found)
+        if same is False:
+            return False
+        equal += same is True
     return equal > 2
 
 
