@@ -174,17 +174,16 @@ def tokens(text, commas=True):
             case "gap":
                 new = []
             case "brace":
-                if piece == "{":
-                    braces.append("font" if opened else "{")
-                closed = (braces[-1] if piece == "{" else braces.pop()) if braces else "font"
-                new = [(piece, piece)] * (closed == "{")
+                braces += [opened] * (piece == "{")  # is it a font's?
+                new = [(piece, piece)] if braces and not braces[-1] else []
+                del braces[len(braces) - (piece == "}"):]
             case "letters" | "command" | "sign":
                 if kind == "command":  # \pix
                     known = (n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
                              or piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)
                     piece = piece[:next(known, None)]
                     at = match.start() + len(piece)
-                new = spelled(piece, "font" in braces)
+                new = spelled(piece, any(braces))
             case _:
                 new = special(kind, piece)
         depth += (piece in ("(", "[", "\\{")) - (piece in (")", "]", "\\}"))
@@ -305,12 +304,14 @@ class Parser:
         """A list, up to one of the tokens `closing`, which stays."""
         items, separators, where = [self.item()], [], None
         while self.kind not in ("", *closing):
-            signs = [self.take().kind for _ in iter(lambda: self.kind in SEPARATORS, False)]
-            if where := self.attempt(self.condition, bool(signs)):
+            separator = None
+            while token := self.take(*SEPARATORS):
+                separator = token.kind
+            if where := self.attempt(self.condition, bool(separator)):
                 break
-            if not signs and not (self.kind == "num" and self.peek(-1).kind == "word"):
+            if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
                 raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
-            separators += signs[-1:] or [","]
+            separators.append(separator or ",")
             items.append(self.item())
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
         return ("where", node, *where) if where else node

@@ -99,7 +99,7 @@ def power(a, b):
     return mp.power(a, b)
 
 
-def log(x, base=CANCEL):
+def log(x, base):
     if x == 0 or base in (0, 1) or base < 0:
         raise NoValue("pole")
     return mp.log(x) / mp.log(base)
@@ -307,25 +307,22 @@ def named(node):
     to be equal besides. A value without a name has that of the last one, or None."""
     names, values, claims = [], [], []
     for item in items_of(node) if node[0] == "list" else [node]:
-        if item[0] != "chain" or not {*item[2]} <= {*"=≈∈"}:
-            names, values = [*names, names[-1] if names else None], [*values, item]
-            continue
-        sides = [*item[1]]
+        chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
+        sides = [*item[1]] if chained else [item]
         if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]):  # 3 = x
             sides.reverse()
         own = [*itertools.takewhile(label, sides[:-1])]
         rest = sides[len(own):]
-        if item[2][-1] == "≈" and len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
+        if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
-        match (own or [None])[0], rest[-1]:
+        match (own or names[-1:] or [None])[0], rest[-1]:
             case ("seq", _, _, mine), ("seq", _, _, several) if (
                     len(mine) == len(several) and item is node):
                 names, values = [*mine], [*several]
-            case name, ("list", several, _):
-                names, values = names + [name] * len(several), values + [*several]
             case name, last:
-                names, values = [*names, name], [*values, last]
+                several = last[1] if last[0] == "list" else [last]
+                names, values = names + [name] * len(several), values + [*several]
     return names, values, claims
 
 
