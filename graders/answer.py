@@ -176,7 +176,8 @@ def tokens(text, commas=True):
             case "brace":
                 braces += [opened] * (piece == "{")  # is it a font's?
                 new = [(piece, piece)] if braces and not braces[-1] else []
-                del braces[len(braces) - (piece == "}"):]
+                if piece == "}":
+                    del braces[-1:]
             case "letters" | "command" | "sign":
                 if kind == "command":  # \pix
                     known = (n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
@@ -528,8 +529,8 @@ class Parser:
         if self.take("["):
             index = self.expression()
             self.expect("]")
-        number = token.text[0] != "\\" and self.take("num")
-        return ("^", num(number.text) if number else self.argument(), ("/", num(1), index))
+        number = token.text[0] != "\\" and self.kind == "num"
+        return ("^", self.prefix() if number else self.argument(), ("/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function, a Greek letter, or
@@ -548,15 +549,11 @@ class Parser:
 
     def argument(self):
         """An argument of \\frac or \\sqrt: brackets, one digit, or one factor."""
-        if self.kind in ("{", "("):
-            return self.bracket(self.take())
-        if self.kind != "num":
-            return self.prefix()
-        text = self.take().text
-        if text[1:].isdigit():  # the other digits stay
-            self.i -= 1
-            self.tokens[self.i] = Token("num", text[1:])
-        return num(text[0] if text[1:].isdigit() else text)
+        digit, others = self.text[:1], self.text[1:]
+        if self.kind == "num" and others.isdigit():  # which stay
+            self.tokens[self.i] = Token("num", others)
+            return num(digit)
+        return self.bracket(self.take()) if self.kind in ("{", "(") else self.prefix()
 
     def bracket(self, opening):
         """{ } around an argument or a list; ( ), [ ] or one of each around a sum, or a list of

@@ -189,9 +189,9 @@ def functions_of(node):
         if n[0] == "^" and n[1][-1] in (-1, num(-1)) and names_of(n[2])}
 
 
-def points(a, b, integers=False):
+def points(a, b, integers=0):
     """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
-    and of the numbers in them. integers: whole numbers; None for both kinds."""
+    and of the numbers in them. integers: 2 for whole numbers, 1 for both kinds."""
     names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10]
@@ -202,7 +202,7 @@ def points(a, b, integers=False):
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
                 size * Fraction(draw.randint(100, 1999), 997))
-            if integers or integers is None and k % 2:
+            if (k + 1) % 2 < integers:
                 x = Fraction(round(6 * x if size == 1 else x) or k % 5 + 1)
             at[name] = abs(x) * (1 if k < 4 else draw.choice((1, -1)))
         yield at
@@ -228,8 +228,8 @@ def same_expression(a, b):
     if a == b or not names_of(a) or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
-    whole_ = [bool(functions_of(node) & {*INTEGER}) for node in (a, b)]
-    for at in points(a, b, integers=True if all(whole_) else None if any(whole_) else False):
+    integers = sum(bool(functions_of(node) & {*INTEGER}) for node in (a, b))
+    for at in points(a, b, integers):
         found = values_at((a, b), at, "i" not in functions)
         if "complex" in found and "abs" in functions and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
