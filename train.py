@@ -160,6 +160,7 @@ def main(argv=None):
                 run, trainer, sampler, tokenizer, train_set, args):
             # ---- advantages, group by group
             shaped_rewards = shaped(rewards, batch, args)
+            metrics["reward/shaped"] = shaped_rewards.mean().item()
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
             with flags.refusing():  # passk takes no partial rewards

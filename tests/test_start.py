@@ -204,9 +204,11 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
     record = {"rollout": 3, "reward/mean": 0.25, "groups/mixed": 0.5, "time/rollout": 1.0,
               "reward/unreadable_frac": 0.125, "len/truncated_frac": 0.75,
               "eval/x/mean@16": 0.3, "eval/x/mean@16_stderr": 0.02, "eval/x/reward": 0.3,
-              "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03}
+              "eval/x/pass@1": 0.3, "eval/x/pass@16": 0.6, "eval/x/pass@16_stderr": 0.03,
+              "sampler/token_mask_dropped": 0.2, "sampler/geo_mask_dropped": 0.77}
     assert log.line(record) == ("   3  reward 0.250  mixed 0.500  unread 0.125  cut 0.750  "
-                                "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  1.0s")
+                                "mean@16 0.300 +- 0.020  pass@16 0.600 +- 0.030  "
+                                "geo_mask_dropped 0.770  1.0s")
 
 
 @pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])

@@ -452,6 +452,7 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     plain, shaped = (run(base, tmp_path / str(n), *short, "--save_rollouts",
                          "--overlong_penalty", str(n)) for n in (0, 2))
     assert plain[1]["reward/mean"] == shaped[1]["reward/mean"] > 0
+    assert shaped[1]["reward/shaped"] == pytest.approx(shaped[1]["reward/mean"] - 1)
     kept = [torch.load(tmp_path / str(n) / "rollouts/rollout_000001.pt") for n in (0, 2)]
     assert torch.equal(kept[0]["rewards"] - 1, kept[1]["shaped_rewards"])
     assert torch.equal(kept[0]["rewards"], kept[1]["rewards"])
