@@ -201,7 +201,9 @@ def build(folder, eos):
         model = pretrained(folder)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError(f"cannot be loaded: {(str(e) or repr(e)).splitlines()[0][:300]}") from None
-    model.generation_config = GenerationConfig(eos_token_id=eos)  # the folder's may be invalid
+    model.generation_config = GenerationConfig(  # the folder's may be invalid
+        eos_token_id=eos, **{name: getattr(model.config, name, None)
+                             for name in ("bos_token_id", "pad_token_id")})
     if not parallel.sharded():
         model.to(parallel.device())
     return model

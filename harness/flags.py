@@ -48,6 +48,10 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
+        if message.startswith("unrecognized arguments: "):
+            word = message.split()[2]
+            message = (f"{word}: there is no such flag"
+                       f"{did_you_mean(word, [f'--{name}' for name in self.rows])}")
         failures.refuse(self.prog, self.source + message)
 
     def _check_value(self, action, value):

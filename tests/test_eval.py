@@ -165,6 +165,7 @@ def refused(capsys):
     ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl",
      "few.jsonl has 0 completions of problem 0 of {tmp}/own.jsonl, not 1; --limit N takes"),
     ("--completions {tmp}/few.jsonl", "--limit N takes the first N problems"),
+    ("--benchmark countdown", "there is no such flag; did you mean --benchmarks?"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),
     ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}")])
 def test_bad_input_is_one_sentence_and_exit_code_2(flags, words, tmp_path, monkeypatch, refused):
