@@ -23,6 +23,7 @@ from harness.log import line
 from harness.stats import benchmark_results, interval, pass_at_k, standard_error, summarise
 from harness.tables import results_table
 from helpers import read_rows, write_rows
+from rewards import REWARDS, Verifier
 
 SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 
@@ -92,8 +93,9 @@ def rows_with(correct, n):
 
 
 @pytest.mark.quick
-def test_the_numbers_of_a_benchmark():
+def test_the_numbers_of_a_benchmark(monkeypatch):
     """A reward of 1 is right; the mean of all rewards is beside it. Errors are over problems."""
+    monkeypatch.setitem(REWARDS, "own", lambda completion, answer: 1.0)
     groups = [rows_with(correct, 4) for correct in (4, 2, 0, 1)]
     groups[2][3]["reward"] = 0.5
     problems = [dict(verifier="own", prompt=str(i)) for i in range(4)]
@@ -111,6 +113,9 @@ def test_the_numbers_of_a_benchmark():
     results = benchmark_results(problems[:1], [rows_with(1, 2)])
     assert [value for name, value in results.items() if "err" in name] == [None] * 3
     assert "se -" in results_table({"own": results})  # of one problem
+    assert "maj@2" not in results
+    monkeypatch.setitem(REWARDS, "own", Verifier(lambda *_: 1.0, vote=lambda text: "7"))
+    assert benchmark_results(problems[:1], [rows_with(1, 3)])["maj@3"] == 0
     record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
     assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
     assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
