@@ -42,7 +42,7 @@ class Tokens:
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
     advantages: torch.Tensor      # the completion's, repeated over its tokens
     mask: torch.Tensor            # bool
-    entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, which takes pi_old's
+    entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, as scored
     sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
@@ -789,8 +789,8 @@ def step_metrics(method, tokens, max_tokens, **options):
 
 @torch.enable_grad()
 def weight_on_logprob(method, tokens):
-    """-d loss / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it does
-    not (ACPO, eq. 2)."""
+    """-d objective / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it
+    does not (ACPO, eq. 2)."""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     token_loss, _ = with_numbers(method.call(method.objective, leaf))
     gradient, = torch.autograd.grad(token_loss.sum(), leaf.logprobs)

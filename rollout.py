@@ -30,7 +30,7 @@ class Group(NamedTuple):
     faults: list        # of each completion, a worker.Fault or None
 
     def rows(self):
-        """The completions as rows of eval.py's completions.jsonl."""
+        """The completions as rows of samples.jsonl and, less their place, completions.jsonl."""
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
                      fault=fault and str(fault))
                 for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,

@@ -1,4 +1,4 @@
-"""A completion, and the words that both samplers share."""
+"""A completion, seeds, and the words that both samplers share."""
 
 import hashlib
 from dataclasses import dataclass

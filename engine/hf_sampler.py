@@ -1,7 +1,7 @@
 """Sampling with transformers, behind the calls of sampler.VLLMSampler.
 
-A prompt is computed once: its keys and values are repeated for its completions. A completion that
-has ended leaves the batch.
+A prompt is computed once: its keys and values are repeated for its completions. Completions that
+have ended leave the batch, a tenth of it at a time.
 """
 
 import inspect

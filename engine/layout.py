@@ -4,7 +4,7 @@
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
              completion sees its prompt and itself
 
-Both give the same log probabilities, since only attention mixes positions.
+Both give the same log probabilities where only attention mixes positions (loading tries it).
 """
 
 from typing import NamedTuple

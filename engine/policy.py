@@ -211,7 +211,7 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
     logprobs, entropy = gather_rows(batch, parts, outputs)
-    # the rows without a gradient are as scored, their ratio is 1
+    # the rows without a gradient count as on-policy, with ratio 1
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)

@@ -1,10 +1,11 @@
 """Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt, a dict of
-`trainer`, Trainer.state (adapters, optimizer, schedule), and `run`, of the Run (method state,
-pending rollouts, totals).
+`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of the Run (flags,
+method state, pending rollouts, totals, its first record and best score).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
-(seed, rollout). It is the same for every number of ranks, and a run continues on any other number.
-All of --resume is here, but for what Trainer.restore and Run take out of trainer.pt.
+(seed, rollout) and an engine's number. A run continues on any other number of ranks.
+What a resumed run is compared with, and its files, are here; flags.parse_args merges its flags,
+Trainer.restore and Run take over trainer.pt.
 """
 
 import ast
@@ -21,7 +22,7 @@ from harness.failures import RunFailed
 from harness.files import checkpoint_folders, default_out, write, writing
 from losses import require
 
-# flags that a resumed run may change: training does not depend on them
+# flags that a resumed run may change: training depends on them by rounding and draws alone
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "

@@ -202,7 +202,7 @@ def add_flags(flag, section):
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
-    flag("force", False, "--resume also with other flags of the method or other data")
+    flag("force", False, "--resume also where training depends on what has changed")
     flag("wandb", None, "Weights & Biases project to log to, too")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
