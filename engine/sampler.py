@@ -53,7 +53,7 @@ class VLLMSampler:
         import vllm
 
         from engine.loading import pretrained, text_config  # imports more than flags need
-        has_parts = text_config(model)[1]
+        has_parts, overrides = text_config(model)[1], dict(head_dtype=head_dtype)
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop = vllm, eos, stop
@@ -65,7 +65,8 @@ class VLLMSampler:
                 model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs",  # after temperature, as drawn
-                hf_overrides=partial(vllm_settings.of_text_model, head_dtype=head_dtype),
+                hf_overrides=(partial(vllm_settings.of_text_model, overrides) if has_parts
+                              else overrides),
                 load_format="dummy" if has_parts else "auto", disable_log_stats=True,
                 use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
                 distributed_executor_backend=(

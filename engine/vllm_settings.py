@@ -9,13 +9,14 @@ GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 
 
-def of_text_model(config, head_dtype):
-    """-> the configuration of the text model in a Hugging Face one, as vLLM is to have it."""
+def of_text_model(overrides, config):
+    """-> the configuration of the text model in that of a model with other parts, as vLLM is to
+    have it. (vLLM hands over an empty one, too.)"""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     text = config.get_text_config()
     if text is not config:
         text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
-    text.head_dtype = head_dtype
+    text.update(overrides)
     return text
 
 
