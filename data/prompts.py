@@ -61,7 +61,7 @@ def encode(tokenizer, problem, template=None):
     ValueError for several messages, and no prompt beside them, without a chat template."""
     turns = problem.get("messages")
     if template is None:
-        boxed = verifier(problem["verifier"]).boxed and not turns
+        boxed = not turns and "verifier" in problem and verifier(problem["verifier"]).boxed
         template = ("qwen_boxed" if boxed else "chat") if tokenizer.chat_template else "none"
     if template in PLAIN:
         if turns and len(turns) > 1 and problem["prompt"] == as_text(turns):

@@ -10,8 +10,6 @@ from engine.policy import backward
 
 # of the loss, and flags of the same names
 COEFFICIENTS = "entropy_coef kl_coef kl_unbiased"
-# of a state: of all ranks, on the CPU; it may hold other parameters than a Trainer has
-WHOLE = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 class NotFinite(ValueError):
@@ -98,23 +96,26 @@ class Trainer:
     def state(self):
         """-> what a checkpoint has beside the weights: adapters, optimizer, schedule and scaler, of
         all ranks, on the CPU. Every rank must call it."""
+        options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(
             adapter={name: parallel.full(p).cpu()
                      for name, p in self.policy.state_dict().items() if "lora_" in name},
             optimizer=gathered.get_optimizer_state_dict(self.policy, self.optimizer,
-                                                        options=WHOLE),
+                                                        options=options),
             optimizer_steps=self.schedule.last_epoch, scaler=self.scaler.state_dict())
 
     def restore(self, state):
         """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
         ValueError for adapters that it lacks, and other errors for another state."""
+        options = gathered.StateDictOptions(full_state_dict=True, strict=False)
         if state["adapter"]:
-            _, unknown = gathered.set_model_state_dict(self.policy, state["adapter"], options=WHOLE)
+            _, unknown = gathered.set_model_state_dict(self.policy, state["adapter"],
+                                                       options=options)
             if unknown:  # ignored otherwise, the optimizer's moments of them, too
                 raise ValueError(f"it has adapters that this model lacks, {unknown[0]} for one: "
                                  "the commit that began the run is in its config.json")
         gathered.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"],
-                                          options=WHOLE)
+                                          options=options)
         self.schedule.last_epoch = state["optimizer_steps"]
         (group,), (factor,) = self.optimizer.param_groups, self.schedule.lr_lambdas
         own = self.optimizer.defaults

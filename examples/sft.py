@@ -32,7 +32,7 @@ def demonstrations(rows, tokenizer, eos, template=None):
     pairs = []
     for row in rows:
         tokens = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, eos]
-        pairs.append((encode(tokenizer, {"verifier": "", **row}, template),
+        pairs.append((encode(tokenizer, row, template),
                       Completion(tokens, [0.0] * len(tokens), truncated=False)))
     return pairs
 

@@ -125,7 +125,7 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
 
     def sampled(*given, own=train.sample_and_grade):
         rollout = given[4]
-        saved.update(torch.load(two / "rollouts" / f"rollout_{rollout + 1:06d}.pt"))
+        saved.update(torch.load(two / "rollouts" / f"rollout_{rollout:06d}.pt"))
         return own(*given)
 
     monkeypatch.setattr(train, "sample_and_grade", sampled)
