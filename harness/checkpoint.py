@@ -141,7 +141,6 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
     folder = aside.with_name(f"rollout_{state['rollout']:06d}")
 
     def write_folder():
-        shutil.rmtree(aside, ignore_errors=True)  # a killed run's
         try:
             with writing(folder, aside):
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
@@ -158,7 +157,8 @@ def save(out, trainer, tokenizer, recipe, keep, **state):
 
 def rewind(out, rollout):
     """Takes the records after `rollout` out of the logs: they will be written again. 0 starts anew;
-    the logs before it stay as .old."""
+    the logs before it stay as .old. What a killed run was writing, or removing, goes."""
+    shutil.rmtree(out / "checkpoints" / "unfinished", ignore_errors=True)
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         if not rollout and path.exists():
             path.replace(path.with_name(path.name + ".old"))
