@@ -11,7 +11,18 @@ from engine.policy import Batch, Policy, compute_logprobs, minibatches
 from engine.trainer import COEFFICIENTS, Trainer
 from harness.checkpoint import read_pickle
 from harness.flags import Parser, check_known
-from losses import AXES, METHODS, Method, group_advantages, measure, row
+from losses import (
+    AXES,
+    METHODS,
+    Method,
+    group_advantages,
+    measure,
+    row,
+    selected,
+    weight_on_logprob,
+)
+
+LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 
 
 def bound(text, methods=METHODS):
@@ -122,3 +133,10 @@ def logged(tokens, method, *names):
     """{name: number} of the tokens as of one optimizer step, as train.py logs it."""
     measured = measure(method, tokens.masked())
     return {name: measured[name].item() for name in names}
+
+
+def signed_gradient(tokens, method):
+    """G = (1 - pi) rho A 1[not clipped] of each token (ACPO, eq. 3 and 39), times the weight of the
+    method's select, [B, T]; pi is the current policy's."""
+    weight = weight_on_logprob(method, tokens)
+    return (1 - tokens.probs) * weight * selected(method, tokens)[0]

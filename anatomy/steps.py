@@ -3,8 +3,7 @@ probability."""
 
 from math import nan
 
-from anatomy.quantities import signed_gradient
-from anatomy.rollout import logged, walk
+from anatomy.rollout import logged, signed_gradient, walk
 from harness.curves import draw
 from harness.tables import markdown_table
 from losses import weight_on_logprob

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from anatomy.quantities import HIGH, LOW
-from anatomy.rollout import walk
+from anatomy.rollout import HIGH, LOW, walk
 from engine.loading import layers_of
 from engine.policy import backward
 from harness.curves import plt, save

@@ -43,22 +43,22 @@ class Trainer:
                                            enabled=policy.dtype == "float16")
 
     @classmethod
-    def load(cls, model, eos, probe, method, compute, *, weights=None, teacher=None, **training):
+    def load(cls, model, eos, probe, method, compute, *, weights=None, kl_coef=0.0, teacher=None,
+             **training):
         """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0, and
         with the teacher of a folder or id.
 
         compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
         come with its state, on top of the model's own weights. training: of Trainer. Raises
         ValueError as loading.load does."""
-        adapters, penalty = compute.lora_rank, training.get("kl_coef")
-        second = bool(penalty and not adapters)
-        policy = loading.load(model if adapters else weights or model, eos, probe, compute,
+        second = bool(kl_coef and not compute.lora_rank)
+        policy = loading.load(model if compute.lora_rank else weights or model, eos, probe, compute,
                               beside=second + bool(teacher))
-        trainer = cls(policy, method, **training)
+        trainer = cls(policy, method, kl_coef=kl_coef, **training)
         alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
         if second:
             trainer.reference = loading.load(model, eos, probe, alike, frozen=True)
-        elif penalty:
+        elif kl_coef:
             trainer.reference = loading.WithoutAdapters(policy)
         if teacher:
             trainer.teacher = loading.load(teacher, eos, probe, alike, frozen=True)

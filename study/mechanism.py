@@ -1,15 +1,16 @@
 """What the papers claim of single updates, a claim an entry: measured on the first rollout of each
 of eight seeds, or computed from the paper's own assumptions (study/results/updates.json).
 
-The quantities are defined in anatomy/ and study/theory.py, and measured by study/updates.py."""
+The quantities are defined in study/quantities.py and study/theory.py, and measured by
+study/updates.py."""
 
 import math
 from collections import namedtuple
 from statistics import fmean
 
-from anatomy.quantities import effective_problems
 from anatomy.subsets import ONE_STEP, PARTS
 from harness.curves import plt, save
+from study.quantities import effective_problems
 from study.rule import FACTOR, Interval
 
 LOW, _, HIGH = PARTS

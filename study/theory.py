@@ -11,7 +11,7 @@ from statistics import NormalDist, linear_regression
 import numpy as np
 import torch
 
-from anatomy.quantities import BANDS
+from study.quantities import BANDS
 
 NORMAL = NormalDist()
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from anatomy.quantities import measured_steps
 from anatomy.rollout import open_rollout
 from anatomy.subsets import compare_subsets
 from data.recipe import BASE
 from engine.loading import pretrained
 from harness.files import checkpoint_folders, numbers
 from study import theory
+from study.quantities import measured_steps
 from study.runs import RESULTS, TASKS, write_problems
 
 UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"

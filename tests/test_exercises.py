@@ -126,18 +126,19 @@ def test_a_right_solution_passes_and_each_mistake_is_found(name):
 
 
 def test_what_one_exercise_does_is_its_own(tmp_path, monkeypatch, capsys):
-    """A file that is no Python, one that writes into its inputs, and one that ends Python."""
+    """A file that is no Python, one that writes into its inputs, ones that end Python or never."""
     for name, text in dict(
             ex01_baseline="def (", ex08_gspo="def sequence_ratio(x, old, m):\n"
             "    x -= old\n    return ((x * m).sum(1) / m.sum(1)).exp()",
-            ex10_ess="raise SystemExit", ex03_zscore="def zscore(r): return r / 3\n"
+            ex10_ess="raise SystemExit", ex02_leave_one_out="while True: pass",
+            ex03_zscore="def zscore(r): return r / 3\n"
             "def difficulty_weight(p): return (p - p * p)**-0.5").items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(check, "HERE", tmp_path)
-    monkeypatch.setattr(check, "SECONDS", 3)
-    assert check.main(["1", "8", "10", "3"]) == 1
+    assert check.main(["1", "8", "10", "3", "2"]) == 1
     said = capsys.readouterr().out
-    assert "ex01_baseline: SyntaxError" in said and "ex10_ess: no end after" in said
+    assert "ex01_baseline: SyntaxError" in said and "ex10_ess: SystemExit" in said
+    assert "ex02_leave_one_out: no end after 10 seconds" in said
     assert "difficulty_weight: right" in said and "0.333333333" in said
     assert "a leaf Variable that requires grad" in said
 

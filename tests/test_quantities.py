@@ -6,8 +6,10 @@ from statistics import linear_regression
 import pytest
 import torch
 
-from anatomy import quantities, steps, subsets
+from anatomy import steps, subsets
+from anatomy.rollout import signed_gradient
 from losses import METHODS, Tokens
+from study import quantities
 
 GRPO = METHODS["grpo"]
 
@@ -27,7 +29,7 @@ def test_the_gradient_of_a_token_by_hand():
     """G = (1 - pi) rho A where PPO does not clip; a line for each sign of A and fifth of pi."""
     tokens = some_tokens([[0.1, 0.1, 0.9, 0.9, 0.5]], [[1.1, 1.5, 1.5, 0.5, 1.0]],
                          [[2.0, 2.0, -1.0, -1.0, 0.0]])
-    g = quantities.signed_gradient(tokens, GRPO)[0].tolist()
+    g = signed_gradient(tokens, GRPO)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, -0.1 * 1.5, 0, 0])
     lines = {(x["sign"], x["bin"]): x for x in steps.token_statistics(tokens, GRPO)}
     low, high, none = lines[1, 0], lines[-1, 4], lines[1, 4]
@@ -38,7 +40,7 @@ def test_the_gradient_of_a_token_by_hand():
     assert none["tokens"] == 0 and math.isnan(none["clipped"])
     # a token that top_entropy leaves out has no gradient, and is not called clipped
     tokens.entropy[0, 0], selects = 9, METHODS["top_entropy"]
-    g = quantities.signed_gradient(tokens, selects)[0].tolist()
+    g = signed_gradient(tokens, selects)[0].tolist()
     assert g == pytest.approx([0.9 * 1.1 * 2, 0, 0, 0, 0])
     high = steps.token_statistics(tokens, selects)[4]
     assert (high["clipped"], high["size"]) == (0.5, 0)

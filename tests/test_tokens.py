@@ -21,8 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import train
 from anatomy import tokens
 from anatomy.__main__ import main
-from anatomy.quantities import signed_gradient
-from anatomy.rollout import open_rollout, walk
+from anatomy.rollout import open_rollout, signed_gradient, walk
 from engine.loading import Compute, load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion

@@ -208,7 +208,7 @@ def verdict(check, module):
                 continue
         except NotImplementedError:
             return "not done yet"
-        except Exception as error:  # a student's code: whatever it raises is shown
+        except (Exception, SystemExit) as error:  # a student's code: what it raises is shown
             value = f"{type(error).__name__}: {error}"
         shown = ", ".join(map(repr, arguments))
         return (f"wrong\n  {check.function}({shown})\n  expected {expected!r}\n  got      {value!r}"
@@ -221,7 +221,7 @@ def judge(name):
     torch.set_printoptions(precision=9)
     try:
         module = solution(name)
-    except Exception as error:  # a student's file, which need not be Python
+    except (Exception, SystemExit) as error:  # a student's file, which need not be Python
         return [f"{name}: {type(error).__name__}: {error}"], False
     faults = [(check.function, verdict(check, module)) for check in EXERCISES[name]]
     return ([f"{name}.{function}: {fault or 'right'}" for function, fault in faults],
@@ -241,7 +241,7 @@ def main(numbers):
             try:
                 lines, right = pool.apply_async(judge, [name]).get(SECONDS)
             except multiprocessing.TimeoutError:
-                lines, right = [f"{name}: no end after {SECONDS} seconds, or it ends Python"], False
+                lines, right = [f"{name}: no end after {SECONDS} seconds"], False
         print(*lines, sep="\n", flush=True)
         all_right &= right
     return 0 if all_right else 1

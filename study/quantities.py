@@ -10,21 +10,13 @@ from statistics import linear_regression
 
 import torch
 
-from anatomy.rollout import walk
-from losses import selected, weight_on_logprob
+from anatomy.rollout import HIGH, LOW, signed_gradient, walk
+from losses import weight_on_logprob
 
-LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 BANDS = dict(low=(0.0, LOW), high=(HIGH, 1.0))
 
 
 # ---------------------------------------------------------------------------- the reversal
-
-
-def signed_gradient(tokens, method):
-    """G = (1 - pi) rho A 1[not clipped] of each token (ACPO, eq. 3 and 39), times the weight of the
-    method's select, [B, T]; pi is the current policy's."""
-    weight = weight_on_logprob(method, tokens)
-    return (1 - tokens.probs) * weight * selected(method, tokens)[0]
 
 
 def uniform_mean(values, probs, band, parts=10):
