@@ -20,7 +20,7 @@ from losses import METHODS, every_token
 
 README = (ROOT / "README.md").read_text()
 PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md",
-                                    "study/results/tables.md")),
+                                    "study/results/tables.md", "bench/measured.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
 LESSONS, THEORY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("lessons", "theory"))
