@@ -90,14 +90,15 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             run.pending.append((batch, rewards, {**log.outcome(all_groups), **metrics},
                                 log.examples(groups, tokenizer)))
-        batch, *rest = run.pending.popleft()
+        batch, rewards, metrics, examples = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
             with run.timed("logp"):
                 present, _ = compute_logprobs(trainer.policy, batch)
             if trainer.teacher:
                 batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
+            metrics["policy/kl_age"] = (batch.old_logprobs - present)[batch.mask].mean().item()
             batch.old_logprobs = present
-        yield batch, *rest
+        yield batch, rewards, metrics, examples
 
 
 def shaped(rewards, batch, args):

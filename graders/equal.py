@@ -530,8 +530,6 @@ def lists(a, b):
     if not kinds & {"list", "set", "seq"}:
         return None
     x, y = items_of(a), items_of(b)
-    if len(x) == len(y) == 1:
-        return alike(x[0], y[0])
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none

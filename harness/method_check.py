@@ -122,6 +122,18 @@ def check_step(method, reference=False):
               "optimizer step of a rollout", file=sys.stderr)
 
 
+@torch.no_grad()
+def not_finite(method, tokens):
+    """-> the first function of a row that is not finite for the Tokens of a failed step, in words;
+    "" where none is, as where a gradient alone is not."""
+    made = {named(method.advantage): tokens.advantages, "the policy": tokens.logprobs}
+    tokens = tokens.masked()
+    for f in (*method.selects, method.objective):
+        made[named(f)], _ = losses.with_numbers(method.call(f, tokens))
+    return next((f"; {name} returns nan or infinity" for name, x in made.items()
+                 if not x[tokens.mask].isfinite().all()), "")
+
+
 def check_advantage(method, group_size, shaped):
     """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong.
     shaped: rewards are other than 0 and 1."""

@@ -19,9 +19,9 @@ from engine import parallel
 from engine.completion import seed_of
 from engine.loading import merged_share
 from engine.parallel import say
-from engine.policy import Batch
+from engine.policy import Batch, compute_logprobs
 from engine.trainer import NotFinite
-from harness import checkpoint, checksums, log
+from harness import checkpoint, checksums, log, method_check
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
 from harness.flags import FOLLOWS, dtype_of_sampler, flags_of, refuse
@@ -98,7 +98,11 @@ class Run(AbstractContextManager):
             path = self.out / "failed_batch.pt"
             # all ranks wait: one that ends first would end the one that writes
             parallel.on_rank0(torch.save, asdict(error.minibatch), path)
-            raise RunFailed(f"rollout {self.rollout}, {error}; its batch is in {path}") from None
+            logprobs = compute_logprobs(self.trainer.policy, error.minibatch)
+            culprit = method_check.not_finite(self.trainer.method,
+                                              error.minibatch.tokens(*logprobs))
+            raise RunFailed(f"rollout {self.rollout}, {error}{culprit}; its batch is in {path}"
+                            ) from None
         if isinstance(error, OSError):
             raise RunFailed(f"{error}; --resume continues from the last checkpoint") from None
         if not error:

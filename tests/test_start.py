@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 from transformers import Gemma2Config
 
 import data
@@ -119,6 +120,20 @@ def test_evaluation_may_change_and_stop_when_a_run_is_resumed(base, tmp_path, ca
     assert "resuming, but --eval_problems was 4 and is now 3" in said
     assert [("eval/countdown/mean@2" in r) for r in read_rows(tmp_path / "run")] == [
         True, True, True, False, True]
+
+
+def test_with_a_lag_other_rollouts_are_other_training(base, tmp_path, capsys):
+    """The last ones are not sampled ahead of the end."""
+    out = ["--out", str(tmp_path / "run"), "--resume"]
+    run(base, tmp_path / "run", "--rollout_lag", "1")
+    said = helpers.refused(capsys, train.main, *out, "--rollouts", "3")
+    assert "--rollouts was 2 and is now 3: training depends on that" in said
+
+
+def test_a_tied_head_is_saved_once(small, tmp_path):
+    run(small(True), tmp_path / "run", "--eval_every", "0")
+    saved = load_file(tmp_path / "run" / "checkpoints" / "rollout_000002" / "model.safetensors")
+    assert "model.embed_tokens.weight" in saved and "lm_head.weight" not in saved
 
 
 def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, monkeypatch, capsys):
