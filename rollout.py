@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
-from data import decode, encode
+from data.prompts import decode, encode
 from engine import parallel
 from rewards import grade
 

@@ -2,7 +2,7 @@
 
 prompt is plain text; messages, where a problem has them, are for models with a chat template.
 verifier is a name in rewards.REWARDS, and answer is its gold answer. data/sources.py reads rows;
-data/sets.py has the table of sets.
+data/sets.py has the table of sets; data/prompts.py makes token ids of a problem.
 """
 
 import functools
@@ -10,7 +10,6 @@ import random
 from pathlib import Path
 
 from data import countdown, sources
-from data.prompts import TEMPLATES, decode, encode, template_kwargs  # noqa: F401
 from data.sets import SETS
 from data.sources import DataError
 

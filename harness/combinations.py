@@ -5,9 +5,8 @@ import re
 import sys
 from functools import partial
 
-import data
 import losses
-from data import hub
+from data import hub, prompts
 from engine import parallel
 from engine.sampler import has_vllm
 from harness import checksums, failures, method_check
@@ -22,7 +21,7 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_g
 
 
 def check(args, method, rehearsal):
-    data.template_kwargs(args.template_kwargs, args.template)
+    prompts.template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "):
         method_check.check(method, args.group_size, shaped=bool(args.overlong_penalty),
                            reference=args.kl_coef)

@@ -8,6 +8,7 @@ import re
 
 import data
 import losses
+from data.prompts import TEMPLATES
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind
@@ -120,7 +121,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def add_common_flags(flag):
     """The flags that train.py and eval.py share."""
     flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
-    flag("template", None, "the prompt's form, see data/README.md", choices=data.TEMPLATES)
+    flag("template", None, "the prompt's form, see data/README.md", choices=TEMPLATES)
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
     flag("stop", None, "a completion also ends after this text, such as </answer>")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))

@@ -8,6 +8,7 @@ import torch
 
 import data
 from data import hub
+from data.prompts import encode, template_kwargs
 from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, checksums
@@ -23,11 +24,11 @@ def values(args, names):
     return {name: getattr(args, name) for name in names.split()}
 
 
-def read_tokenizer(model, problems=(), template=None, template_kwargs=None, longest=0):
-    """-> the tokenizer, with --template_kwargs in its chat template, the ids that end a completion,
-    and the tokens of each problem's prompt. longest: tokens of a prompt and its completion. Raises
-    ValueError, a sentence, for a model that cannot make prompts of the problems, or cannot take so
-    many tokens."""
+def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
+    """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
+    completion, and the tokens of each problem's prompt. longest: tokens of a prompt and its
+    completion. Raises ValueError, a sentence, for a model that cannot make prompts of the problems,
+    or cannot take so many tokens."""
     from transformers import AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, text_config
@@ -40,7 +41,7 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
         where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
         raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
-    options, chat = data.template_kwargs(template_kwargs, template), tokenizer.chat_template
+    options, chat = template_kwargs(variables, template), tokenizer.chat_template
     for name in options:
         require(re.search(rf"\b{re.escape(name)}\b", str(chat)), "--template_kwargs: the chat "
                 f"template of --model {model} has no variable {name} to be set")
@@ -50,7 +51,7 @@ def read_tokenizer(model, problems=(), template=None, template_kwargs=None, long
     prompts = []
     for problem in problems:
         try:
-            prompts.append(data.encode(tokenizer, problem, template))
+            prompts.append(encode(tokenizer, problem, template))
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
                              f"{problem['id']} ({hub.reason(e)}); --template has others") from None
@@ -161,7 +162,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     from engine import loading
     from engine.trainer import COEFFICIENTS, Trainer
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
-    probe = loading.probe_batch(data.encode(tokenizer, problem, args.template)[:64], eos[0])
+    probe = loading.probe_batch(encode(tokenizer, problem, args.template)[:64], eos[0])
     compute = loading.Compute(
         longest=args.max_prompt_tokens + args.max_tokens, budget=args.tokens_per_micro_batch,
         **values(args, "temperature dtype head_dtype share_prompts activation_checkpointing "

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-import data
 from analysis import runs
 from analysis.__main__ import main
 from anatomy import __main__ as anatomy
 from anatomy.passk import pass_at_k
+from data.prompts import decode
 from engine.sampler import Completion
 from harness import curves, files
 from helpers import refused
@@ -224,6 +224,6 @@ def test_what_is_logged_is_json():
 
 def test_only_the_last_token_is_left_out_of_a_text(tokenizer):
     ids = tokenizer.encode("<answer>7+1<pad>+9</answer><eos>")
-    text = data.decode(tokenizer, Completion(ids, [], False))
+    text = decode(tokenizer, Completion(ids, [], False))
     assert text == "<answer>7+1<pad>+9</answer>"
-    assert data.decode(tokenizer, Completion(ids[:3], [], True)) == "<answer>7+"
+    assert decode(tokenizer, Completion(ids[:3], [], True)) == "<answer>7+"

@@ -13,6 +13,7 @@ import data
 import losses
 import train
 from conftest import ROOT, between
+from data.prompts import encode
 from engine import policy
 from engine.sampler import Completion, make_sampler
 from engine.trainer import Trainer
@@ -96,7 +97,7 @@ def groups_of(completions, tokenizer, problems):
                completions.logprobs, strict=True)
     found = [Completion(ids[mask].tolist(), logprobs[mask].tolist(),
                         ids[mask][-1] != tokenizer.eos_token_id) for ids, mask, logprobs in rows]
-    return [Group(problem, data.encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
+    return [Group(problem, encode(tokenizer, problem), found[i * G:i * G + G], [""] * G,
                        REWARDS[i].tolist(), [None] * G) for i, problem in enumerate(problems)]
 
 

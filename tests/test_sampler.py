@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from data import decode
+from data.prompts import decode
 from engine import policy
 from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw, float8_linear, to_float8

@@ -11,6 +11,7 @@ import pytest
 
 import data
 from conftest import BENCHMARKS, needs_benchmarks
+from data.prompts import encode
 from data.sets import SETS
 from helpers import python, write_rows
 from rewards import REWARDS
@@ -212,7 +213,7 @@ def test_what_is_not_there(tmp_path):
 
 def test_templates(tokenizer, monkeypatch):
     def text(problem, template=None):
-        return tokenizer.decode(data.encode(tokenizer, problem, template))
+        return tokenizer.decode(encode(tokenizer, problem, template))
     problem, puzzle = dict(prompt="2+2?", verifier="math"), data.load("countdown34", "train")[0]
     table = dict(problem, verifier="table")
     # this tokenizer has no chat template

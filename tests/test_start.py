@@ -10,10 +10,10 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Gemma2Config
 
-import data
 import helpers
 import rollout
 import train
+from data.prompts import encode
 from data.recipe import settings_of
 from graders import worker
 from harness import log
@@ -266,7 +266,7 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
         "{% if add_generation_prompt %}:{% endif %}")
     for text, end in ((None, ":"), ('{"think": "hm"}', "hm:"), ("{}", ":")):
         tokenizer, *_ = read_tokenizer(str(folder), [problem], "chat", text)
-        assert tokenizer.decode(data.encode(tokenizer, problem, "chat")) == "1?" + end
+        assert tokenizer.decode(encode(tokenizer, problem, "chat")) == "1?" + end
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="has no variable thin to be set"):
         read_tokenizer(str(folder), [problem], "chat", '{"thin": 1}')

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 import data
 import eval as evaluation
 import train
+from data.prompts import decode, encode
 from data.recipe import settings_of
 from engine.sampler import Completion
 from harness.start import read_tokenizer
@@ -123,12 +124,12 @@ def test_a_number_is_one_token_and_texts_come_back(tok, untrained):
             ids = tokenizer.encode(text)
             assert len(ids) == len(text.split()) and tokenizer.decode(ids) == text
         problem = worked.problem(0, 0, "train")
-        encoded = data.encode(tokenizer, problem)
+        encoded = encode(tokenizer, problem)
         assert len(encoded) == 7 and tokenizer.decode(encoded) == problem["prompt"]
         # digits that stand side by side stay two numbers: 1 and 2 are not 12
         ids = tokenizer.encode("<answer> 1 2 </answer> <eos>")
         completion = Completion(ids, [0.0] * len(ids), truncated=False)
-        assert data.decode(tokenizer, completion) == "<answer> 1 2 </answer>"
+        assert decode(tokenizer, completion) == "<answer> 1 2 </answer>"
         for text in ("7,1,9=16:", "3 7 2 5 = 121 :", "why ?", "5 / 6"):
             with pytest.raises(Exception, match="UNK"):
                 tokenizer.encode(text)
