@@ -163,7 +163,7 @@ def stage(memory, by_kernel):
         # the batch is one micro-batch of this rank, see rehearse
         replace(policies, rank_micro_batches=lambda _, batch, *__: [
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
-        replace(data, encode=lambda *_: [1] * 64)
+        replace(harness.start, encode=lambda *_: [1] * 64)
         replace(harness.start, read_tokenizer=lambda _: [NO_WORDS])  # of the teacher
         yield
 

@@ -119,7 +119,7 @@ def test_attention_without_flash_grows_with_the_length(flags, model, monkeypatch
      "gives vLLM 0.0 GB, and its weights alone take 0.0: more of it, or --tp\n")])
 def test_a_verdict_its_command_and_its_exit_code(flags, code, too_much, said, model, capsys,
                                                  monkeypatch):
-    monkeypatch.setattr(data, "TEMPLATES", ["a b"])
+    monkeypatch.setattr("harness.flags.TEMPLATES", ["a b"])
     monkeypatch.setattr(fit, "program_bytes", lambda _: 0.8e9)  # not that of the tests before
     assert fit.main(shlex.split(f"{flags} --model {model} {SIZES}")) == code
     out = capsys.readouterr().out
