@@ -124,13 +124,15 @@ def check_step(method, reference=False):
 
 @torch.no_grad()
 def not_finite(method, tokens):
-    """-> the first function of a row that is not finite for the Tokens of a failed step, in words;
-    "" where none is, as where a gradient alone is not."""
+    """-> what is not finite first in a failed step, by its Tokens, in words; "" where only the
+    gradient of the weights is."""
     made = {named(method.advantage): tokens.advantages, "the policy": tokens.logprobs}
     tokens = tokens.masked()
     for f in (*method.selects, method.objective):
         made[named(f)], _ = losses.with_numbers(method.call(f, tokens))
-    return next((f"; {name} returns nan or infinity" for name, x in made.items()
+    gradient_of = f"the gradient of {named(method.objective)}"
+    made[gradient_of] = losses.weight_on_logprob(method, tokens)
+    return next((f"; not finite: {name}" for name, x in made.items()
                  if not x[tokens.mask].isfinite().all()), "")
 
 
