@@ -284,8 +284,7 @@ def write_results():
     draw_summary(models, RESULTS / "summary.png")
     fields = dict(
         certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
-        cases=cases_table(rows, gain, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict",
-                          "sample size", "without the case"),
+        cases=cases_table(rows, gain, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict"),
         all_cases=cases_table(rows, gain),
         claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {

@@ -72,7 +72,7 @@ def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
     page.write_results()
     assert (tmp_path / "RESULTS.md").read_text() == RESULTS_MD
     assert (tmp_path / "tables.md").read_text() == (runs.RESULTS / "tables.md").read_text()
-    assert len(RESULTS_MD.split()) <= 1500
+    assert len(RESULTS_MD.split()) <= 1350
 
 
 def test_what_the_page_says_in_words_is_what_the_rule_says():
