@@ -151,7 +151,7 @@ def main(argv=None):
     with Run(args, trainer, tokenizer, resumed) as run:
         sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
         if resumed:
-            sampler.load_weights(trainer.weights())
+            sampler.load_weights(trainer.weights(sampler.merged))
         elif args.eval_every:
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))
@@ -177,7 +177,7 @@ def main(argv=None):
             # ---- weights to the sampler, asleep since it sampled
             with run.timed("sync"):
                 sampler.wake()
-                sampler.load_weights(trainer.weights())
+                sampler.load_weights(trainer.weights(sampler.merged))
 
             # ---- evaluate, log, save
             if run.due(args.eval_every):

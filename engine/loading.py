@@ -106,7 +106,8 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     shared = compute.share_prompts and layout_agrees(exact, few, "shared")
     exact.use_layout("padded")
     if compute.lora_rank:
-        add_adapters(policy.model, compute.lora_rank, compute.lora_alpha)
+        adapted = add_adapters(policy.model, compute.lora_rank, compute.lora_alpha)
+        parallel.say(f"adapters on {adapted} linear layers; the rest, fused experts too, is frozen")
     if frozen:
         policy.requires_grad_(False)
     layers = layers_of(policy.model)
@@ -150,7 +151,7 @@ class LoRA(nn.Module):
         self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
         self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
         nn.init.zeros_(self.lora_B.weight)
-        self.to(layer.weight.device)
+        self.to(layer.weight)  # its device and dtype
 
     def forward(self, x):
         y = self.base_layer(x)
@@ -226,7 +227,8 @@ def check_head(policy, probe):
 
 
 def add_adapters(model, rank, alpha):
-    """LoRA, scaled by alpha / rank, on each linear layer but the LM head; ValueError for none."""
+    """LoRA, scaled by alpha / rank, on each linear layer but the LM head -> how many; ValueError
+    for none."""
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = {name: module for name, module in model.named_modules()
               if type(module) is nn.Linear and module is not model.get_output_embeddings()}
@@ -235,9 +237,9 @@ def add_adapters(model, rank, alpha):
         raise ValueError(f"has linear layers of rank {most} at most, and --lora_rank is {rank}"
                          if linear else "has no linear layers for --lora_rank")
     model.requires_grad_(False)
-    parallel.say(f"adapters on {len(linear)} linear layers; the rest, fused experts too, is frozen")
     for name, layer in linear.items():
         model.set_submodule(name, LoRA(layer, rank, alpha / rank))
+    return len(linear)
 
 
 @torch.no_grad()

@@ -194,14 +194,15 @@ def shard_of(x):
 
 
 @torch.no_grad()
-def weights(policy):
+def weights(policy, merged=True):
     """Yields the model's weights, LoRA merged into them, under their names in a checkpoint: one at
-    a time, so that no second model is in memory. Every rank must take all of them."""
+    a time, so that no second model is in memory. Every rank must take all of them. Not merged,
+    adapters come beside the weights, under the policy's own names."""
     for name, value in policy.model.state_dict().items():
-        if "lora_" in name:
+        if "lora_" in name and merged:
             continue
         value = full(value.to(device()))  # gloo would gather --offload's shards: 0.3 GB/s
-        if name.endswith(".base_layer.weight"):
+        if merged and name.endswith(".base_layer.weight"):
             adapter = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
             value = value + adapter.change()
-        yield name.replace(".base_layer", ""), value
+        yield name.replace(".base_layer", "") if merged else name, value

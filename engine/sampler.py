@@ -31,7 +31,8 @@ def default_kind():
 def make_sampler(kind, model, **settings):
     """kind: "vllm" or "transformers"; model: a Hugging Face folder or id; settings: see the class.
 
-    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end."""
+    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end; `merged`
+    says whether load_weights takes adapters merged into the weights."""
     if kind == "vllm":
         return VLLMSampler(model, **settings)
     from engine.hf_sampler import TransformersSampler
@@ -46,6 +47,7 @@ class VLLMSampler:
     memory that the engine may take; None: what is free. tp: ranks that it is spread over.
     max_num_seqs: sequences that it works on at once; None: by its memory. stop: a text that ends a
     completion and stays in it. Under torchrun each rank makes one, and all do so together."""
+    merged = True
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
                  head_dtype="model", stop=None):

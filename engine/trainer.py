@@ -89,9 +89,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)  # now: the sampler needs the memory
         return metrics
 
-    def weights(self):
-        """Yields the weights under their names in a checkpoint, with adapters merged."""
-        return parallel.weights(self.policy)
+    def weights(self, merged=True):
+        """Yields the weights, as parallel.weights."""
+        return parallel.weights(self.policy, merged)
 
     def state(self):
         """-> what a checkpoint has beside the weights: adapters, optimizer, schedule and scaler, of

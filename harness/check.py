@@ -194,7 +194,7 @@ def check_sync(s):
                 p.normal_(std=0.5 * s.args.lora_rank**0.5 / s.args.lora_alpha)
             elif p.requires_grad:
                 p.mul_(factor)
-        s.sampler.load_weights(s.trainer.weights())
+        s.sampler.load_weights(s.trainer.weights(s.sampler.merged))
     yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2)[1])
 
 

@@ -192,8 +192,8 @@ def warnings(record, first, best, advantages, example, dtype):
         found["adapters"] = (
             f"{record['sampler/merged_share']:.0%} of what the adapters change is left in the "
             "sampler, where they are merged into rounded weights: it samples another policy. "
-            "--sampler_dtype float32 has all of it, a larger --lr more, and --select token_mask "
-            "corrects for the rest")
+            "--sampler_dtype float32 or --sampler transformers has all of it, a larger --lr more, "
+            "and --select token_mask corrects for the rest")
     return found
 
 

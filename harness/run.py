@@ -176,7 +176,7 @@ class Run(AbstractContextManager):
                      + 3 * learnt * size)
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
-        if args.lora_rank and dtype_of_sampler(args) != "float32":
+        if args.lora_rank and args.sampler == "vllm" and dtype_of_sampler(args) != "float32":
             metrics["sampler/merged_share"] = merged_share(
                 trainer.policy, getattr(torch, dtype_of_sampler(args)))
         record = self.write({

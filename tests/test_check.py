@@ -71,8 +71,8 @@ def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
     """Adapters are 0 when a run starts: the check gives them noise."""
     own = parallel.weights
 
-    def weights(policy):
-        for name, value in own(policy):
+    def weights(policy, merged):
+        for name, value in own(policy, merged):
             base_layer = name.replace("down_proj.weight", "down_proj.base_layer.weight")
             yield name, policy.model.state_dict().get(base_layer, value)
     monkeypatch.setattr(parallel, "weights", weights)

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import train
 from engine import loading, parallel
 from engine.hf_sampler import TransformersSampler
-from engine.policy import compute_logprobs
+from engine.policy import Policy, compute_logprobs
 from harness.failures import RunFailed
-from helpers import read_rows, weights, without
+from helpers import needs_vllm, read_rows, weights, without
 from ranks import load, rollout
 from study import tiny
 from test_policy import SIZES, UNEVEN, batch_of
@@ -104,11 +104,34 @@ def test_the_share_of_a_change_that_is_left_in_a_sampler_of_16_bits(lr, least, m
     assert loading.merged_share(policy, torch.float32) == pytest.approx(1, abs=1e-3)
 
 
+@needs_vllm
 def test_a_run_warns_where_little_of_its_adapters_reaches_the_sampler(base, tmp_path, capsys):
     learnt = rollouts(base, tmp_path / "run", "--sampler_dtype", "bfloat16", "--lr", "1e-6",
-                      "--rollouts", "1")
+                      "--rollouts", "1", "--sampler", "vllm")
     share = learnt[0]["sampler/merged_share"]
     assert 0 < share < 0.5 and f"{share:.0%} of what the adapters change" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_in_16_bits_adapters_stay_beside_the_weights_of_transformers_sampler(float8, small):
+    """So that all of a small step reaches it, and of a large one what the trainer computes."""
+    folder, batch = small(), rollout(101)
+    policy = loading.load(folder, [1], batch_of(*UNEVEN), loading.Compute(
+        budget=60, dtype="bfloat16", lora_rank=4))
+    sampler = TransformersSampler(folder, dtype="bfloat16", eos=[1], lora_rank=4, float8=float8)
+    for step in (1e-6, 0.02):
+        with torch.no_grad():
+            for name, x in policy.named_parameters():
+                if "lora_B" in name:
+                    x.copy_(step * (torch.rand_like(x) - 0.5).sign())
+        sampler.load_weights(parallel.weights(policy, sampler.merged))
+        held = sampler.model.state_dict()
+        assert all(torch.equal(held[name], x.bfloat16())
+                   for name, x in policy.model.state_dict().items() if "lora_" in name)
+    before, after, sampled = (compute_logprobs(p, batch)[0][batch.mask] for p in (
+        loading.WithoutAdapters(policy), policy, Policy(sampler.model, dtype="bfloat16")))
+    assert (sampled - after).abs().mean() < (0.5 if float8 else 0.1) * (
+        sampled - before).abs().mean()
 
 
 MIXTURE = dict(  # under all the names of these numbers
