@@ -6,9 +6,9 @@ import torch
 
 from data import hub
 from engine import parallel
-from engine.loading import Compute, load, lr_factor
+from engine.loading import Compute, load
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
-from engine.trainer import COEFFICIENTS, Trainer
+from engine.trainer import COEFFICIENTS, Trainer, lr_factor
 from harness.checkpoint import read_pickle
 from harness.flags import Parser, check_known
 from losses import (

@@ -207,7 +207,7 @@ class Run:
 
     def hand_over(self):
         self.sampler.wake()
-        self.sampler.load_weights(self.trainer.weights())
+        self.sampler.load_weights(self.trainer.weights(self.sampler.merged))
 
 
 def started(name, *flags, **more):

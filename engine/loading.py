@@ -60,14 +60,6 @@ def pretrained(folder, dtype="float32"):
     return model
 
 
-def lr_factor(warmup, schedule, steps):
-    """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
-    def factor(step):
-        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
-        return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
-    return factor
-
-
 def probe_batch(ids, eos):
     """Four rows to try a model on: all, half, a third and one of the ids. Three share a prompt."""
     *three, one = [Completion(ids[:max(1, n)], [0.0], False)

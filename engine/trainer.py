@@ -1,5 +1,6 @@
 """The weights in training and all that goes with them, from loading to a checkpoint."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,14 @@ class NotFinite(ValueError):
     def __init__(self, message, minibatch):
         super().__init__(message)
         self.minibatch = minibatch
+
+
+def lr_factor(warmup, schedule, steps):
+    """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
+    def factor(step):
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
+        return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
+    return factor
 
 
 class Trainer:

@@ -161,7 +161,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
     Refuses a model that it cannot train."""
     from engine import loading
-    from engine.trainer import COEFFICIENTS, Trainer
+    from engine.trainer import COEFFICIENTS, Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(encode(tokenizer, problem, args.template)[:64], eos[0])
     compute = loading.Compute(
@@ -181,7 +181,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
-            factor=loading.lr_factor(args.warmup, args.schedule, steps),
+            factor=lr_factor(args.warmup, args.schedule, steps),
             **values(args, f"teacher max_tokens lr weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):

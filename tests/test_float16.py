@@ -5,8 +5,7 @@ import torch
 
 import train
 from engine import policy
-from engine.loading import lr_factor
-from engine.trainer import NotFinite, Trainer
+from engine.trainer import NotFinite, Trainer, lr_factor
 from helpers import SMALL, needs_vllm, read_rows, same, without
 from losses import METHODS
 from ranks import load, rollout
