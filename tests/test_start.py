@@ -212,7 +212,7 @@ def test_packages_that_were_not_tested_are_said(monkeypatch, capsys):
                                                   "transformers": "5.17.0"})
     log.warn_of_versions()
     torch_, vllm = capsys.readouterr().out.splitlines()
-    assert torch_ == "WARNING  torch 2.99.0 is installed, and torch<2.14,>=2.13 was tested"
+    assert torch_ == "WARNING  torch 2.99.0 is installed, and torch<2.15,>=2.13 was tested"
     assert "vllm 0.19.1 is" in vllm
 
 
