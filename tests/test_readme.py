@@ -23,6 +23,12 @@ PATHS = [*(ROOT / name for name in ("README.md", "RESULTS.md", "data/README.md",
                                     "study/results/tables.md", "bench/measured.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text() for path in PATHS}
+# of this project's pages, tables and code included; what is generated or a record is not counted
+WORDS = {"README.md": 1300, "RESULTS.md": 1350, "data/README.md": 1000, **{
+    f"docs/{name}.md": words for name, words in dict(
+        running=1800, scaling=1500, real_model=1000, lessons=2700, lectures=800, theory=1300,
+        evaluation=1450, checked=800, security=800, own_task=800, methods=900, analysis=650,
+        changes=160).items()}}
 LESSONS, THEORY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("lessons", "theory"))
 SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
 
@@ -78,6 +84,14 @@ def test_the_reading_list_is_the_core_with_its_lengths():
     wrong = {name: lengths[name] for name, lines in listed
              if abs(lengths[name] - int(lines)) > max(10, lengths[name] // 10)}
     assert not wrong, f"README.md has other numbers of lines than {wrong}"
+
+
+@pytest.mark.slow  # a fork's pages may be longer
+def test_pages_keep_to_their_words():
+    words = {name: len((ROOT / name).read_text().split()) for name in WORDS}
+    assert {name: n for name, n in words.items() if n > WORDS[name]} == {}
+    assert {*WORDS} == {str(path.relative_to(ROOT)) for path in PATHS} - {
+        "study/results/tables.md", "bench/measured.md"} and sum(words.values()) <= 18_150
 
 
 def test_pages_link_to_what_is_there():
@@ -160,6 +174,13 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
                   cwd=copy)
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300
+
+
+def test_the_task_of_lm_eval_has_problems_and_rewards():
+    task = __import__("examples.lm_eval.task", fromlist=["task"])
+    held_out = task.problems()["test"]
+    assert len(held_out) == 256 and held_out[0]["prompt"]
+    assert task.reward(held_out[0], ["<answer>-1</answer>"]) == {"reward": 0.0}
 
 
 def test_the_code_of_the_theory_runs_and_every_block_can_fail():
