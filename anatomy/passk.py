@@ -10,12 +10,14 @@ CAPTION = "band: Student's 95% over seeds; of one seed 1.96 errors over problems
 
 def pass_at_k(groups):
     """{label: {k: (pass@k, low, high)}} at the end of the runs, where they were evaluated after
-    training, and as "base MODEL DATA" before it, for each seed once. k: those that all seeds have.
-    The interval is over the seeds, of one seed over the problems."""
+    training, and as "base MODEL DATA" before it, for each seed and temperature once. k: those that
+    all seeds have. The interval is over the seeds, of one seed over the problems."""
     before, after = {}, {}
     for label, runs in groups.items():
         for run in runs:
-            names = " ".join(filter(None, map(run["flags"].get, ("model", "data", "eval_data"))))
+            flags = run["flags"]
+            names = " ".join(filter(None, map(flags.get, ("model", "data", "eval_data"))))
+            names += f", T = {flags['temperature']:g}" * (flags["temperature"] != 1)
             for record in run["records"]:
                 if "pass@n" in record:
                     found, key = (after, label) if record["rollout"] else (before, f"base {names}")

@@ -19,7 +19,8 @@ from helpers import refused
 def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None):
     folder.mkdir()
     flags = dict(loss="grpo", steps_per_rollout=2, seed=seed, lr=lr, out=str(folder), model="m",
-                 data="x/own.jsonl", eval_data=None, eval_every=1, eval_problems=32, eval_samples=4)
+                 data="x/own.jsonl", eval_data=None, eval_every=1, eval_problems=32, eval_samples=4,
+                 temperature=1.0)
     (folder / "config.json").write_text(json.dumps(dict(flags=flags)))
     records = [{"rollout": r, "time/rollout": 1.0 + r, "policy/entropy": 0.5, "clip/frac": 0.25,
                 "reward/mean": 0.1 * r, "steps": [
@@ -108,9 +109,9 @@ def test_pass_at_k_of_runs(folders):
     assert pass_at_k(grouped(*folders[:2])) == {
         "base m x/own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
     one, other = (curves.read(folder) for folder in (folders[0], folders[2]))
-    other["flags"]["model"] = "other"
+    other["flags"].update(model="other", temperature=0.6)
     assert list(pass_at_k(runs.grouped([one, other]))) == [
-        "base m x/own.jsonl", "base other x/own.jsonl", "a", "c"]
+        "base m x/own.jsonl", "base other x/own.jsonl, T = 0.6", "a", "c"]
 
 
 def test_students_interval():
