@@ -88,7 +88,9 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             with run.timed("logp"):
                 batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
-            run.pending.append((batch, rewards, {**log.outcome(all_groups), **metrics},
+            outcome = log.outcome(all_groups)
+            run.sampled += outcome["len/sum"]
+            run.pending.append((batch, rewards, {**outcome, **metrics},
                                 log.examples(groups, tokenizer)))
         batch, rewards, metrics, examples = run.pending.popleft()
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled

@@ -70,7 +70,8 @@ class Run(AbstractContextManager):
     trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None. rollout: number of
     the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
     (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
-    operations until now. stopping: signals, of all ranks, that end the run after this rollout."""
+    operations until now. sampled: tokens, in the present rollout; with a lag others are learnt from.
+    stopping: signals, of all ranks, that end the run after this rollout."""
 
     def __init__(self, args, trainer, tokenizer, resumed):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
@@ -116,7 +117,7 @@ class Run(AbstractContextManager):
         try:
             while self.rollout < self.args.rollouts and not self.stopping:
                 self.rollout += 1
-                self.times, self.began = Counter(), perf_counter()
+                self.times, self.began, self.sampled = Counter(), perf_counter(), 0
                 # a method that draws numbers can be resumed, too
                 torch.manual_seed(seed_of("rollout", self.args.seed, self.rollout))
                 yield self.rollout
@@ -183,7 +184,7 @@ class Run(AbstractContextManager):
             **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
             **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
-            **self.times, "perf/tokens_per_s": tokens / seconds,
+            **self.times, "perf/tokens_per_s": self.sampled / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
         warnings = log.warnings(record, self.first, self.best, batch.advantages, samples[0],

@@ -128,6 +128,10 @@ def test_with_a_lag_other_rollouts_are_other_training(base, tmp_path, capsys):
     run(base, tmp_path / "run", "--rollout_lag", "1")
     said = helpers.refused(capsys, train.main, *out, "--rollouts", "3")
     assert "--rollouts was 2 and is now 3: training depends on that" in said
+    _, first, last = read_rows(tmp_path / "run")  # of which the first has sampled for both
+    sampled = first["perf/tokens_per_s"] * first["seconds"]
+    assert sampled == pytest.approx(first["len/sum"] + last["len/sum"])
+    assert last["perf/tokens_per_s"] == 0
 
 
 def test_a_tied_head_is_saved_once(small, tmp_path):
