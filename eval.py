@@ -82,8 +82,8 @@ def parse_args(argv=None):
     check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
-    if 0 < args.temperature < 1e-3:  # logits divided by less overflow
-        refuse(f"--temperature must be 0 (greedy) or at least 0.001, not {args.temperature}")
+    if 0 < args.temperature < 0.01:  # which vLLM would raise to 0.01
+        refuse(f"--temperature must be 0 (greedy) or at least 0.01, not {args.temperature}")
     if args.temperature > 2 and args.sampler == "vllm":
         refuse(f"--temperature {args.temperature}: --sampler vllm takes 2 at most")
     if args.completions:

@@ -158,8 +158,8 @@ def add_flags(flag, section):
     section("sampling")
     flag("max_tokens", 1024, "longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 1024, "longest prompt, in tokens", least=1)
-    flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=1e-3)
-    flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=1e-3)
+    flag("temperature", 1.0, "temperature of the policy, in sampling and training", least=0.01)
+    flag("sampler_temperature", None, "temperature of the sampler alone", type=float, least=0.01)
     flag("sampler_dtype", None, "the sampler's dtype; default --dtype. float8: e4m3 in linear "
          "layers, weights and inputs, and --dtype elsewhere", choices=(*DTYPES, "float8"))
     flag("gpu_memory_utilization", 0.4, "vLLM's share of the GPU's memory", least=0.01, below=1)

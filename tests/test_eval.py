@@ -152,7 +152,7 @@ def refused(capsys):
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
     ("--top_p 2", "--top_p"),
-    ("--temperature 0.0009", "--temperature must be 0 (greedy) or at least 0.001"),
+    ("--temperature 0.009", "--temperature must be 0 (greedy) or at least 0.01"),
     ("--temperature nan", "--temperature"), ("--samples 0", "--samples must be 1 or more"),
     ("--split dev", "--split"), ("--sampel 3", "--sampel"), ("--model {tmp}", "no config.json"),
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),

@@ -50,7 +50,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--eps_low --lr 1e-3 0.3", "--eps_low: expected one argument"),
     ("--mask_truncated False", "a switch takes no value"),
     ("--lr 0", "--lr"), ("--lr nan", "--lr"), ("--lr inf", "--lr"),
-    ("--temperature 1e-30", "--temperature must be 0.001 or more"),
+    ("--temperature 1e-30", "--temperature must be 0.01 or more"),
     ("--entropy_coef -1e6", "--entropy_coef must be -10 or more and below 10"),
     ("--seed 99999999999999999999999", "--seed"), ("--seed -1", "--seed"),
     ("--group_size 1099511627776 --steps_per_rollout 1", "below 1048576"),
