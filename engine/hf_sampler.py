@@ -66,7 +66,7 @@ def float8_linear(layer, x):
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
     as have 256 MB of logits. float8: all linear layers but the head compute with weights and inputs
-    rounded to e4m3. lora_rank, lora_alpha: of adapters, which in 16 bits stay beside the weights
+    rounded to e4m3. lora_rank, lora_alpha: of adapters, which stay beside weights of 16 or 8 bits
     (`merged` is false), where merging would round them away. Other settings are VLLMSampler's.
     Raises ValueError for a model that lacks weights or decodes otherwise."""
 
@@ -88,7 +88,7 @@ class TransformersSampler:
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.float8 = [layer for layer in self.model.modules()
                        if float8 and isinstance(layer, torch.nn.Linear) and layer is not head]
-        self.merged = not lora_rank or dtype == "float32"
+        self.merged = not lora_rank or dtype == "float32" and not float8
         if not self.merged:
             add_adapters(self.model, lora_rank, lora_alpha)
         for layer in self.float8:

@@ -70,8 +70,8 @@ class Run(AbstractContextManager):
     trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None. rollout: number of
     the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
     (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
-    operations until now. sampled: tokens, in the present rollout; with a lag others are learnt from.
-    stopping: signals, of all ranks, that end the run after this rollout."""
+    operations until now. sampled: tokens of the present rollout. stopping: signals, of all ranks,
+    that end the run after this rollout."""
 
     def __init__(self, args, trainer, tokenizer, resumed):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer

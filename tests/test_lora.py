@@ -112,13 +112,14 @@ def test_a_run_warns_where_little_of_its_adapters_reaches_the_sampler(base, tmp_
     assert 0 < share < 0.5 and f"{share:.0%} of what the adapters change" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("float8", [False, True])
-def test_in_16_bits_adapters_stay_beside_the_weights_of_transformers_sampler(float8, small):
+@pytest.mark.parametrize("dtype, float8", [("bfloat16", False), ("bfloat16", True),
+                                           ("float32", True)])
+def test_adapters_stay_beside_the_rounded_weights_of_transformers_sampler(dtype, float8, small):
     """So that all of a small step reaches it, and of a large one what the trainer computes."""
     folder, batch = small(), rollout(101)
     policy = loading.load(folder, [1], batch_of(*UNEVEN), loading.Compute(
-        budget=60, dtype="bfloat16", lora_rank=4))
-    sampler = TransformersSampler(folder, dtype="bfloat16", eos=[1], lora_rank=4, float8=float8)
+        budget=60, dtype=dtype, lora_rank=4))
+    sampler = TransformersSampler(folder, dtype=dtype, eos=[1], lora_rank=4, float8=float8)
     for step in (1e-6, 0.02):
         with torch.no_grad():
             for name, x in policy.named_parameters():
@@ -126,10 +127,10 @@ def test_in_16_bits_adapters_stay_beside_the_weights_of_transformers_sampler(flo
                     x.copy_(step * (torch.rand_like(x) - 0.5).sign())
         sampler.load_weights(parallel.weights(policy, sampler.merged))
         held = sampler.model.state_dict()
-        assert all(torch.equal(held[name], x.bfloat16())
+        assert all(torch.equal(held[name], x.to(getattr(torch, dtype)))
                    for name, x in policy.model.state_dict().items() if "lora_" in name)
     before, after, sampled = (compute_logprobs(p, batch)[0][batch.mask] for p in (
-        loading.WithoutAdapters(policy), policy, Policy(sampler.model, dtype="bfloat16")))
+        loading.WithoutAdapters(policy), policy, Policy(sampler.model, dtype=dtype)))
     assert (sampled - after).abs().mean() < (0.5 if float8 else 0.1) * (
         sampled - before).abs().mean()
 
