@@ -66,12 +66,11 @@ def float8_linear(layer, x):
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
     as have 256 MB of logits. float8: all linear layers but the head compute with weights and inputs
-    rounded to e4m3. lora_rank, lora_alpha: of adapters, which stay beside weights of 16 or 8 bits
-    (`merged` is false), where merging would round them away. Other settings are VLLMSampler's.
-    Raises ValueError for a model that lacks weights or decodes otherwise."""
+    rounded to e4m3. Other settings are VLLMSampler's. Raises ValueError for a model that lacks
+    weights or decodes otherwise."""
 
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None,
-                 float8=False, lora_rank=0, lora_alpha=32.0, **_):
+                 float8=False, adapters=None, **_):
         self.device = parallel.device()
         self.model = pretrained(model, dtype).to(self.device).eval()
         own = type(self.model)
@@ -88,9 +87,9 @@ class TransformersSampler:
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.float8 = [layer for layer in self.model.modules()
                        if float8 and isinstance(layer, torch.nn.Linear) and layer is not head]
-        self.merged = not lora_rank or dtype == "float32" and not float8
+        self.merged = not adapters or dtype == "float32" and not float8
         if not self.merged:
-            add_adapters(self.model, lora_rank, lora_alpha)
+            add_adapters(self.model, *adapters)
         for layer in self.float8:
             layer.forward = partial(float8_linear, layer)
         if float8:

@@ -162,20 +162,6 @@ class LoRA(nn.Module):
     bias = property(lambda self: self.base_layer.bias)
 
 
-@torch.no_grad()
-def merged_share(policy, dtype):
-    """The share of the adapters' change of the weights that is left where both, W and W + scale B
-    A, are rounded to a dtype: the change there, projected on scale B A. nan without a change."""
-    left = whole = 0.0
-    for layer in policy.modules():
-        if isinstance(layer, LoRA):
-            change = layer.change()
-            w = parallel.full(layer.base_layer.weight).to(change)
-            left += ((w + change).to(dtype).float() - w.to(dtype).float()).mul(change).sum().item()
-            whole += change.square().sum().item()
-    return left / whole if whole else math.nan
-
-
 class WithoutAdapters:
     """A policy with its adapters off: the initial model, without a second one in memory."""
     def __init__(self, policy):

@@ -9,6 +9,7 @@ of weights, prompts, settings and `seed`.
 import importlib.util
 import math
 import os
+import tempfile
 import warnings
 from functools import partial
 
@@ -31,8 +32,8 @@ def default_kind():
 def make_sampler(kind, model, **settings):
     """kind: "vllm" or "transformers"; model: a Hugging Face folder or id; settings: see the class.
 
-    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end; `merged`
-    says whether load_weights takes adapters merged into the weights."""
+    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end. `merged`:
+    does load_weights take adapters merged into the weights? 16 or 8 bits round small ones away."""
     if kind == "vllm":
         return VLLMSampler(model, **settings)
     from engine.hf_sampler import TransformersSampler
@@ -46,11 +47,11 @@ class VLLMSampler:
     completion together, in tokens. eos: ids that end a completion. memory: share of the GPU's
     memory that the engine may take; None: what is free. tp: ranks that it is spread over.
     max_num_seqs: sequences that it works on at once; None: by its memory. stop: a text that ends a
-    completion and stays in it. Under torchrun each rank makes one, and all do so together."""
-    merged = True
+    completion and stays in it. adapters: rank and alpha of the policy's; in 16 bits they stay
+    beside the weights. Under torchrun each rank makes one, and all do so together."""
 
     def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
-                 head_dtype="model", stop=None):
+                 head_dtype="model", stop=None, adapters=None):
         settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
         import vllm
 
@@ -58,7 +59,10 @@ class VLLMSampler:
         has_parts, overrides = text_config(model)[1], dict(head_dtype=head_dtype)
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
-        self.vllm, self.eos, self.stop = vllm, eos, stop
+        self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
+        self.merged, self.syncs, self.request = not adapters or dtype == "float32", 0, None
+        if not self.merged:
+            settings.update(vllm_settings.of_adapters(*adapters))
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
         with warnings.catch_warnings():
@@ -90,7 +94,8 @@ class VLLMSampler:
         with torch.random.fork_rng([parallel.device()] if self.sleeps else []):
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)
-            requests = self.engine.generate(inputs, params, use_tqdm=False)
+            requests = self.engine.generate(inputs, params, use_tqdm=False,
+                                            lora_request=self.request)
         np.random.set_state(numpy_state)
         groups = [[Completion(list(o.token_ids), o.logprobs.logprobs, o.finish_reason == "length",
                               isinstance(o.stop_reason, str))
@@ -102,7 +107,14 @@ class VLLMSampler:
     def load_weights(self, weights):
         """Takes over the trainer's weights: (name, tensor) pairs, in a checkpoint's names, from
         state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
-        self.engine.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+        adapters = {}
+        self.engine.collective_rpc("reload_weights", kwargs=dict(
+            weights_iterator=vllm_settings.without_adapters(weights, adapters)))
+        if adapters:
+            self.syncs += 1
+            self.folder = tempfile.TemporaryDirectory(prefix="nanorlvr-")  # read by `sample`
+            self.request = vllm_settings.request_of(
+                adapters, *self.adapters, self.folder.name, self.syncs)
         if self.asleep:
             self.engine.wake_up(tags=["kv_cache"])
             self.asleep = False
@@ -126,6 +138,10 @@ class VLLMSampler:
 
     def close(self):
         """To be called before parallel.stop(). Under torchrun the worker alone ends: its core would
-        end the trainer's process groups, while other ranks still use them."""
+        end the trainer's process groups, while other ranks still use them, or when Python exits."""
         core = self.engine.llm_engine.engine_core
-        (core.engine_core.model_executor if parallel.sharded() else core).shutdown()
+        if parallel.sharded():
+            if at_exit := getattr(core, "_finalizer", None):  # since 0.32
+                at_exit.detach()
+            core = core.engine_core.model_executor
+        core.shutdown()

@@ -1,7 +1,11 @@
-"""vLLM's settings that depend on the machine: a GPU's memory and CUDA graphs, or a CPU."""
+"""vLLM's settings that depend on the machine: a GPU's memory and CUDA graphs, or a CPU; and
+adapters as vLLM reads them."""
 
+import json
 import os
+from pathlib import Path
 
+from safetensors.torch import save_file
 from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
@@ -48,3 +52,29 @@ def of_this_machine(memory, max_num_seqs, max_length):
     return dict(gpu_memory_utilization=share, max_num_seqs=sequences, enable_sleep_mode=True,
                 sleep_mode_offload_cudagraph=total < SMALL, compilation_config=dict(
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
+
+
+def of_adapters(rank, alpha):
+    """-> arguments of vllm.LLM for one set of adapters; vLLM has room for some ranks alone."""
+    room = next((most for most in (8, 16, 32, 64, 128, 256, 320) if most >= rank), 512)
+    return dict(enable_lora=True, max_loras=1, max_cpu_loras=1, max_lora_rank=room)
+
+
+def without_adapters(weights, adapters):
+    """Yields a policy's weights under their names in a checkpoint. Its adapters go to a dict."""
+    for name, weight in weights:
+        if "lora_" in name:
+            adapters[f"base_model.model.{name}"] = weight.contiguous()  # PEFT's name
+        else:
+            yield name.replace(".base_layer", ""), weight
+
+
+def request_of(adapters, rank, alpha, folder, number):
+    """-> vLLM's request for adapters, which are in a folder in PEFT's format. number: from 1, of
+    these adapters alone."""
+    from vllm.lora.request import LoRARequest
+    save_file(adapters, Path(folder, "adapter_model.safetensors"))
+    config = dict(peft_type="LORA", r=rank, lora_alpha=alpha, bias="none",
+                  target_modules=sorted({name.split(".")[-3] for name in adapters}))
+    Path(folder, "adapter_config.json").write_text(json.dumps(config))
+    return LoRARequest(str(number), number, folder)

@@ -188,12 +188,6 @@ def warnings(record, first, best, advantages, example, dtype):
             f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "
             "trained weights (--check tries it; --sampler is another), or rounding counts for more "
             "(--dtype float32, --sampler_dtype float32)")
-    if record.get("sampler/merged_share", 1) < 0.5:
-        found["adapters"] = (
-            f"{record['sampler/merged_share']:.0%} of what the adapters change is left in the "
-            "sampler, where they are merged into rounded weights: it samples another policy. "
-            "--sampler_dtype float32 or --sampler transformers has all of it, a larger --lr more, "
-            "and --select token_mask corrects for the rest")
     return found
 
 

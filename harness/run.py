@@ -17,14 +17,13 @@ import torch
 import losses
 from engine import parallel
 from engine.completion import seed_of
-from engine.loading import merged_share
 from engine.parallel import say
 from engine.policy import Batch, compute_logprobs
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log, method_check
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, dtype_of_sampler, flags_of, refuse
+from harness.flags import FOLLOWS, flags_of, refuse
 
 
 def claim_folder(args):
@@ -177,9 +176,6 @@ class Run(AbstractContextManager):
                      + 3 * learnt * size)
         self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
-        if args.lora_rank and args.sampler == "vllm" and dtype_of_sampler(args) != "float32":
-            metrics["sampler/merged_share"] = merged_share(
-                trainer.policy, getattr(torch, dtype_of_sampler(args)))
         record = self.write({
             **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,

@@ -183,7 +183,7 @@ if __name__ == "__main__":
     parallel.stop()
     assert not parallel.sharded()
 """)
-    torchrun(2, script, base, PYTHONPATH=".")
+    assert "Traceback" not in torchrun(2, script, base, PYTHONPATH=".").stderr  # nor at exit
 
 
 @needs_vllm
