@@ -9,7 +9,6 @@ of weights, prompts, settings and `seed`.
 import importlib.util
 import math
 import os
-import tempfile
 import warnings
 from functools import partial
 
@@ -60,7 +59,7 @@ class VLLMSampler:
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
-        self.merged, self.syncs, self.request = not adapters or dtype == "float32", 0, None
+        self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
             settings.update(vllm_settings.of_adapters(*adapters))
         self.sleeps, self.asleep = torch.cuda.is_available(), False
@@ -110,11 +109,8 @@ class VLLMSampler:
         adapters = {}
         self.engine.collective_rpc("reload_weights", kwargs=dict(
             weights_iterator=vllm_settings.without_adapters(weights, adapters)))
-        if adapters:
-            self.syncs += 1
-            self.folder = tempfile.TemporaryDirectory(prefix="nanorlvr-")  # read by `sample`
-            self.request = vllm_settings.request_of(
-                adapters, *self.adapters, self.folder.name, self.syncs)
+        if adapters:  # `sample` reads them from a folder
+            self.request, self.folder = vllm_settings.request_of(adapters, *self.adapters)
         if self.asleep:
             self.engine.wake_up(tags=["kv_cache"])
             self.asleep = False

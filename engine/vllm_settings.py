@@ -3,6 +3,8 @@ adapters as vLLM reads them."""
 
 import json
 import os
+import tempfile
+from itertools import count
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -10,6 +12,7 @@ from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+NUMBERS = count(1)  # of adapters: vLLM keeps those of a number
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 
 
@@ -69,12 +72,12 @@ def without_adapters(weights, adapters):
             yield name.replace(".base_layer", ""), weight
 
 
-def request_of(adapters, rank, alpha, folder, number):
-    """-> vLLM's request for adapters, which are in a folder in PEFT's format. number: from 1, of
-    these adapters alone."""
+def request_of(adapters, rank, alpha):
+    """-> vLLM's request for adapters, and the folder that it is for, in PEFT's format."""
     from vllm.lora.request import LoRARequest
-    save_file(adapters, Path(folder, "adapter_model.safetensors"))
+    folder, number = tempfile.TemporaryDirectory(prefix="nanorlvr-"), next(NUMBERS)
+    save_file(adapters, Path(folder.name, "adapter_model.safetensors"))
     config = dict(peft_type="LORA", r=rank, lora_alpha=alpha, bias="none",
                   target_modules=sorted({name.split(".")[-3] for name in adapters}))
-    Path(folder, "adapter_config.json").write_text(json.dumps(config))
-    return LoRARequest(str(number), number, folder)
+    Path(folder.name, "adapter_config.json").write_text(json.dumps(config))
+    return LoRARequest(str(number), number, folder.name), folder
