@@ -152,9 +152,8 @@ def main(argv=None):
 
     with Run(args, trainer, tokenizer, resumed) as run:
         sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
-        if resumed:
-            sampler.load_weights(trainer.weights(sampler.merged))
-        elif args.eval_every:
+        sampler.load_weights(trainer.weights(sampler.merged))  # where it cannot, it fails now
+        if args.eval_every and not resumed:
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))
 

@@ -42,6 +42,11 @@ def layers_of(model):
             if names & {kind.__name__ for kind in type(module).__mro__}]
 
 
+def experts_of(model):
+    """A mixture's experts: parameters [experts, ...]. Those of a convolution are [C, 1, width]."""
+    return [p for p in model.parameters() if p.dim() == 3 and p.shape[1] > 1]
+
+
 def pretrained(folder, dtype="float32"):
     """The text model of a folder, on the CPU. Raises ValueError for quantised weights, and where
     some are missing."""
@@ -115,7 +120,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
     if shared:  # the GPU's kernel may lack the model's head size
-        layout_agrees(policy, probe, "shared")
+        layout_agrees(policy, probe, "shared", backward=not frozen)
     return policy
 
 
@@ -125,12 +130,15 @@ def head_chunk():
 
 
 def halve_frozen(policy):
-    """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits."""
-    embeddings = policy.model.get_input_embeddings()  # which may share the LM head's weights
+    """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits; and
+    frozen experts, which autocast leaves in float32."""
+    dtype, embeddings = getattr(torch, policy.dtype), policy.model.get_input_embeddings()
     for module in policy.model.modules():
         if (isinstance(module, nn.Linear) and not module.weight.requires_grad
-                and module.weight is not embeddings.weight):
-            module.to(getattr(torch, policy.dtype))
+                and module.weight is not embeddings.weight):  # which the LM head may share
+            module.to(dtype)
+    for p in experts_of(policy.model):
+        p.data = p if p.requires_grad else p.to(dtype)
 
 
 class LoRA(nn.Module):
@@ -221,8 +229,9 @@ def add_adapters(model, rank, alpha):
 
 
 @torch.no_grad()
-def layout_agrees(policy, probe, layout):
-    """-> whether a layout has the log probabilities of "padded". The policy keeps it if so."""
+def layout_agrees(policy, probe, layout, backward=False):
+    """-> whether a layout has the log probabilities of "padded", and if asked a backward pass. The
+    policy keeps it if so."""
     padded = policy(probe)[0]
     policy.use_layout(layout)
     try:
@@ -230,8 +239,12 @@ def layout_agrees(policy, probe, layout):
         # bfloat16 rounds by about 0.01, rarely by much more
         gap = (gaps.max() if policy.dtype == "float32" else gaps.mean()).item()
         reason = f"log probabilities are off by {gap:.2g}"
+        if backward:
+            with torch.enable_grad():
+                policy(probe)[0].sum().backward()
     except (RuntimeError, TypeError) as e:  # of the GPU's kernel, or of end_to_end_attention
         gap, reason = math.inf, e
+    policy.zero_grad(set_to_none=True)
     agrees = max(parallel.gather(gap)) < (2e-4 if policy.dtype == "float32" else 0.05)
     if not agrees:
         parallel.say(f"the model does not allow for the layout {layout!r} ({reason})")

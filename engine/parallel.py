@@ -195,8 +195,8 @@ def shard_of(x):
 
 @torch.no_grad()
 def weights(policy, merged=True):
-    """Yields the model's weights, LoRA merged into them, under their names in a checkpoint: one at
-    a time, so that no second model is in memory. Every rank must take all of them. Not merged,
+    """Yields the model's weights, LoRA merged into them, by their names in state_dict(): one at a
+    time, so that no second model is in memory. Every rank must take all of them. Not merged,
     adapters come beside the weights, under the policy's own names."""
     for name, value in policy.model.state_dict().items():
         if "lora_" in name and merged:

@@ -55,13 +55,14 @@ class VLLMSampler:
         import vllm
 
         from engine.loading import pretrained, text_config  # imports more than flags need
-        has_parts, overrides = text_config(model)[1], dict(head_dtype=head_dtype)
+        config, has_parts = text_config(model)
+        self.as_saved, overrides = vllm_settings.names_of(config), dict(head_dtype=head_dtype)
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
-            settings.update(vllm_settings.of_adapters(*adapters))
+            settings.update(vllm_settings.of_adapters(adapters[0]))
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
         with warnings.catch_warnings():
@@ -104,11 +105,13 @@ class VLLMSampler:
         return groups
 
     def load_weights(self, weights):
-        """Takes over the trainer's weights: (name, tensor) pairs, in a checkpoint's names, from
+        """Takes over the trainer's weights: (name, tensor) pairs, by the names of
         state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
         adapters = {}
+        weights = vllm_settings.without_adapters(weights, adapters)
         self.engine.collective_rpc("reload_weights", kwargs=dict(
-            weights_iterator=vllm_settings.without_adapters(weights, adapters)))
+            weights_iterator=(pair for name, weight in weights
+                              for pair in self.as_saved(name, weight))))
         if adapters:  # `sample` reads them from a folder
             self.request, self.folder = vllm_settings.request_of(adapters, *self.adapters)
         if self.asleep:

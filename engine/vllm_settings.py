@@ -7,6 +7,7 @@ import tempfile
 from itertools import count
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import cuda
 
@@ -57,14 +58,29 @@ def of_this_machine(memory, max_num_seqs, max_length):
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
 
 
-def of_adapters(rank, alpha):
+def names_of(config):
+    """-> f(name in state_dict(), weight) -> its pairs of name and weight in a checkpoint,
+    which has a pair for each expert. Raises ValueError for a mixture of experts on a CPU."""
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from engine.loading import experts_of
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    if experts_of(model) and not cuda.is_available():
+        raise ValueError("is a mixture of experts: on a CPU vLLM packs experts once, and trained "
+                         "ones would not reach it; --sampler transformers takes them")
+    return lambda name, weight: revert_weight_conversion(model, {name: weight}).items()
+
+
+def of_adapters(rank):
     """-> arguments of vllm.LLM for one set of adapters; vLLM has room for some ranks alone."""
     room = next((most for most in (8, 16, 32, 64, 128, 256, 320) if most >= rank), 512)
     return dict(enable_lora=True, max_loras=1, max_cpu_loras=1, max_lora_rank=room)
 
 
 def without_adapters(weights, adapters):
-    """Yields a policy's weights under their names in a checkpoint. Its adapters go to a dict."""
+    """Yields a policy's weights under their names in state_dict(). Its adapters go to a dict."""
     for name, weight in weights:
         if "lora_" in name:
             adapters[f"base_model.model.{name}"] = weight.contiguous()  # PEFT's name

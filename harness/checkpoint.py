@@ -111,7 +111,7 @@ def resumed(args):
         return None
     folder = folders[-1]
     with reading(folder):  # mapped: on a node every rank would have all ranks' moments
-        state = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=True)
+        state = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
         rollout = state["run"]["rollout"]
         require(rollout == int(folder.name[-6:]), f"it is of rollout {rollout}")
         return dict(state["run"], folder=folder, trainer=state["trainer"])

@@ -63,6 +63,8 @@ def combinations(args, method, rehearsal):
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
         (vllm and args.sampler_dtype == "float8",
          "--sampler_dtype float8 is for --sampler transformers"),
+        (vllm and args.lora_rank > 512 and args.sampler_dtype != "float32",
+         "--sampler vllm takes adapters up to --lora_rank 512 in 16 bits"),
         (vllm and args.sampler_temperature > 2,
          "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
         (vllm and not has_vllm() and not rehearsal,

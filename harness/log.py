@@ -182,7 +182,8 @@ def warnings(record, first, best, advantages, example, dtype):
             f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
             "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
             "2505.22617) or a lower --lr usually helps")
-    if record[GAP] > max(10 * first[GAP], USUAL_GAP[dtype]):
+    # the first rollout has --check's limit
+    if record[GAP] > (0.05 if record is first else max(10 * first[GAP], USUAL_GAP[dtype])):
         found["gap"] = (
             f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
             f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "

@@ -185,6 +185,6 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
             **values(args, f"teacher max_tokens lr weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
-            trainer.restore(resumed["trainer"])
+            trainer.restore(resumed.pop("trainer"))
     args.tokens_per_micro_batch = trainer.policy.budget
     return trainer

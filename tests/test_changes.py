@@ -1,5 +1,7 @@
 """examples/changes: each diff is applied to a copy, which trains two rollouts."""
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -13,11 +15,14 @@ SMALL = ("--rollouts 2 --problems_per_rollout 16 --group_size 8 --steps_per_roll
          "--eval_every 0 --save_every 1 --sampler transformers --out").split()
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 @pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: diff.stem)
 def test_a_change_trains(diff, copy):
+    env = {name: x for name, x in os.environ.items() if not name.startswith("GIT_")}
+    alone = dict(cwd=copy, env={**env, "GIT_CEILING_DIRECTORIES": str(copy.parent)})
     apply = ["git", "apply", diff]
-    subprocess.run(apply, cwd=copy, check=True)
-    assert subprocess.run([*apply, "--check"], cwd=copy).returncode, "nothing was changed"
+    subprocess.run(apply, **alone, check=True)
+    assert subprocess.run([*apply, "--check"], **alone).returncode, "nothing was changed"
     done = subprocess.run([sys.executable, "train.py", *SMALL, "run"], cwd=copy,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]

@@ -276,10 +276,10 @@ def test_a_collapse_is_said(change, kind, words):
     assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
 
 
-def test_a_model_that_does_not_end_is_said():
-    first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51}
-    found = log.warnings(first, first, log.held_out(first), torch.ones(1), {}, "float32")
-    assert list(found) == ["cut off"] and "--stop TEXT" in found["cut off"]
+def test_a_model_that_does_not_end_and_a_sampler_that_differs_at_once_are_said():
+    first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51, log.GAP: 0.06}
+    found = log.warnings(first, first, log.held_out(first), torch.ones(1), {}, "bfloat16")
+    assert list(found) == ["cut off", "gap"] and "--stop TEXT" in found["cut off"]
 
 
 def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_path, capsys):

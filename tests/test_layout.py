@@ -244,6 +244,19 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
 
+def test_a_kernel_that_fails_in_its_backward_pass_is_found_when_a_model_is_loaded(models, capsys):
+    chosen = policy.Policy(copy.deepcopy(models["qwen2"]))
+    assert loading.layout_agrees(chosen, probe(), "shared", backward=True)
+    assert all(p.grad is None for p in chosen.parameters())
+
+    def fail(*_):
+        raise RuntimeError("head size 256")
+    chosen.model.model.layers[0].register_full_backward_hook(fail)
+    assert not loading.layout_agrees(chosen, probe(), "shared", backward=True)
+    assert chosen.layout == "padded" and "'shared' (head size 256)" in capsys.readouterr().out
+    assert all(p.grad is None for p in chosen.parameters())
+
+
 @pytest.mark.parametrize("kind, sizes, said", [
     # a window that the masks alone know of, and longer than the probe
     ("Qwen2Moe", dict(SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=40,
@@ -266,8 +279,8 @@ def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
 def test_what_load_chooses(small, share, checked, monkeypatch):
     """Checked in float32 first, whatever --dtype is: 16 bits would hide small errors."""
     found, own = [], loading.layout_agrees
-    monkeypatch.setattr(loading, "layout_agrees", lambda policy, *given: (
-        found.append(policy.dtype), own(policy, *given))[1])
+    monkeypatch.setattr(loading, "layout_agrees", lambda policy, *given, **more: (
+        found.append(policy.dtype), own(policy, *given, **more))[1])
     chosen = loading.load(small(), [1], probe(), loading.Compute(
         dtype="bfloat16", share_prompts=share))
     assert chosen.layout == ("shared" if share else "padded") and found == checked

@@ -3,10 +3,11 @@ sampler and checkpoints, in dense models and mixtures, and a run says where it s
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
-from engine import loading, parallel
+from engine import loading, parallel, vllm_settings
 from engine.hf_sampler import TransformersSampler
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import make_sampler
@@ -78,6 +79,16 @@ def test_frozen_layers_in_half_precision_give_the_same_bits(small, dtype):
         loading.WithoutAdapters(halved), first, halved))
     assert all(map(torch.equal, off, wanted)) and not torch.equal(off[0], on[0])
     assert torch.equal(*(forward_and_gradient(p, batch) for p in (halved, whole)))
+
+
+def test_frozen_experts_are_halved_too(tmp_path):
+    """Autocast would compute in them in float32."""
+    folder, batch = folder_of("glm4_moe", tmp_path), batch_of(*UNEVEN)
+    whole, halved = (loading.load(folder, [1], batch, loading.Compute(
+        budget=100, dtype=dtype, lora_rank=4)) for dtype in ("float32", "bfloat16"))
+    assert {p.dtype for p in loading.experts_of(halved.model)} == {torch.bfloat16}
+    gap = (whole(batch)[0] - halved(batch)[0])[batch.mask].abs().mean()
+    assert 0 < gap < 0.01 and forward_and_gradient(halved, batch).isfinite().all()
 
 
 def test_adapters_are_scaled_by_alpha_over_rank(small):
@@ -160,6 +171,20 @@ def test_what_is_trained_reaches_sampler_and_checkpoint(family, rank, tmp_path):
     saved = loading.load(tmp_path / "saved", [1], batch)
     for policy in (plain, saved):
         assert (expected - policy(batch)[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_moe", "mixtral", "granitemoeshared", "jamba"])
+def test_vllm_gets_the_names_and_the_weights_of_a_checkpoint(family, tmp_path, monkeypatch):
+    """transformers fuses the experts of a mixture, and vLLM knows some of them by other names."""
+    model = loading.pretrained(folder_of(family, tmp_path))
+    if family != "qwen2":
+        with pytest.raises(ValueError, match="on a CPU vLLM packs experts once"):
+            vllm_settings.names_of(model.config)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pairs = vllm_settings.names_of(model.config)
+    told = {k: v for pair in model.state_dict().items() for k, v in pairs(*pair)}
+    saved = load_file(tmp_path / "model.safetensors")
+    assert told.keys() == saved.keys() and all(torch.equal(told[k], saved[k]) for k in saved)
 
 
 SMALL = ("--loss grpo --rollouts 3 --problems_per_rollout 2 --group_size 4 --max_tokens 8 "

@@ -1,5 +1,6 @@
 """The pages: their commands, links and examples work, their tables are those of the code."""
 
+import importlib
 import json
 import re
 import shlex
@@ -177,7 +178,7 @@ def test_the_examples_pass_what_is_tested_of_every_method(copy):
 
 
 def test_the_task_of_lm_eval_has_problems_and_rewards():
-    task = __import__("examples.lm_eval.task", fromlist=["task"])
+    task = importlib.import_module("examples.lm_eval.task")
     held_out = task.problems()["test"]
     assert len(held_out) == 256 and held_out[0]["prompt"]
     assert task.reward(held_out[0], ["<answer>-1</answer>"]) == {"reward": 0.0}

@@ -78,6 +78,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--lora_rank 2 --lora_alpha 0", "0.001 or more"), ("--offload", "torchrun --nproc_per_node 1"),
     ("--tp 2", "are for --sampler vllm"), ("--max_num_seqs 9", "are for --sampler vllm"),
     ("--sampler vllm --sampler_dtype float8", "float8 is for --sampler transformers"),
+    ("--sampler vllm --dtype bfloat16 --lora_rank 513", "adapters up to --lora_rank 512"),
     ("--sampler transformers --gpu_memory_utilization 0.5", "are for --sampler vllm"),
     ("--check --resume", "--check starts a run anew"),
     ("--template_kwargs [] --template chat", "--template_kwargs is a JSON object, such as"),
