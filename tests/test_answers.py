@@ -202,7 +202,8 @@ def test_cells(value, expected):
 
 def test_unreadable_golds_are_counted():
     gold = "\\frac{1}{2"
-    assert not readable(gold) and readable("\\frac{1}{2}") and readable("Evelyn")
+    assert not any(map(readable, (gold, "nan", "-inf", ""))) and all(
+        map(readable, ("\\frac{1}{2}", "Evelyn")))
     found, counters = counted([dict(verifier="math", answer=gold)], [["\\boxed{5}", "no box"]])
     assert found == [[0.0, 0.0]] and REWARDS["math"]("\\boxed{6}", gold) == 0
     assert counters["unparsed_gold"] == 1 and counters["unparsed_answer"] == 1
