@@ -63,9 +63,9 @@ def score(trainer, groups, args):
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
     if trainer.teacher:
-        gap = compute_logprobs(trainer.teacher, batch)[0] - batch.old_logprobs
-        batch.teacher = args.teacher_coef * gap
-        metrics["policy/kl_teacher"] = -gap[batch.mask].mean().item()
+        batch.teacher_logprobs, _ = compute_logprobs(trainer.teacher, batch)
+        gap = batch.old_logprobs - batch.teacher_logprobs
+        metrics["policy/kl_teacher"] = gap[batch.mask].mean().item()
     metrics["policy/entropy"] = batch.entropy[batch.mask].mean().item()
     if args.mask_truncated:
         truncated = [c.truncated for group in groups for c in group.completions]
@@ -96,8 +96,6 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
         if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
             with run.timed("logp"):
                 present, _ = compute_logprobs(trainer.policy, batch)
-            if trainer.teacher:
-                batch.teacher += args.teacher_coef * (batch.old_logprobs - present)
             metrics["policy/kl_age"] = (batch.old_logprobs - present)[batch.mask].mean().item()
             batch.old_logprobs = present
         yield batch, rewards, metrics, examples
@@ -167,7 +165,7 @@ def main(argv=None):
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
             with flags.refusing():  # passk takes no partial rewards
                 advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
-            batch.set_advantages(advantages)
+            batch.set_advantages(advantages, args.teacher_coef)
 
             # ---- S optimizer steps, each on its own share of the completions
             together = args.group_size if args.shuffle == "groups" else 1

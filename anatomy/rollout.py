@@ -58,10 +58,11 @@ class Kept:
         run's method has the run's flags, coefficients and teacher; another its defaults alone."""
         own = self.flags["loss"]
         method, is_own = bound(text, {**METHODS, own: self.method}), text.split()[0] == own
+        teacher = self.batch.teacher_logprobs if is_own else None
         kept = replace(self, method=method, coefficients=self.coefficients if is_own else {},
-                       batch=replace(self.batch, teacher=self.batch.teacher if is_own else None))
-        kept.batch.set_advantages(
-            group_advantages(method, self.shaped_rewards, dict(self.state)))
+                       batch=replace(self.batch, teacher_logprobs=teacher))
+        kept.batch.set_advantages(group_advantages(method, self.shaped_rewards, dict(self.state)),
+                                  self.flags["teacher_coef"])
         return kept
 
     def tokens(self, rows=None):

@@ -103,10 +103,11 @@ def walked(kept, name, shown, start, steps=None, lr=None):
     except ValueError as e:
         raise ValueError(f"the steps of {name} cannot be taken: {e}") from None
     found = {key: np.stack([state[key] for state in states], 1) for key in states[0]}
-    of_tokens, teacher = kept.batch.advantages, kept.batch.teacher
-    if teacher is not None:
-        found["advantage"] = of_tokens[shown][:, None].double().cpu().numpy()
-    of_rows = (of_tokens if teacher is None else of_tokens - teacher)[:, 0]
+    batch, of_rows = kept.batch, kept.batch.advantages[:, 0]
+    if batch.teacher_logprobs is not None:
+        found["advantage"] = batch.advantages[shown][:, None].double().cpu().numpy()
+        gap = batch.teacher_logprobs - batch.old_logprobs
+        of_rows = of_rows - kept.flags["teacher_coef"] * gap[:, 0]
     return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
                  advantages=[float(f"{a:.6g}") for a in of_rows.tolist()]), found)
 

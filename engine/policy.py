@@ -25,7 +25,7 @@ class Batch:
     entropy: Tensor = None
     advantages: Tensor = None
     ref_logprobs: Tensor = None
-    teacher: Tensor = None    # what --teacher adds to the advantages
+    teacher_logprobs: Tensor = None
     weight: Tensor = None     # of the tokens in this pass over the rollout
     group: Tensor = None      # [N] rows of one number have one prompt
 
@@ -44,11 +44,12 @@ class Batch:
     def to(self, device):
         return self.map(lambda x: x.to(device))
 
-    def set_advantages(self, advantages):
-        """Gives each token its completion's advantage, of [P, G], and what a teacher adds."""
+    def set_advantages(self, advantages, teacher_coef=1.0):
+        """Gives each token its completion's advantage, of [P, G], and a teacher's part."""
         self.advantages = advantages.reshape(-1, 1).expand(self.mask.shape)
-        if self.teacher is not None:
-            self.advantages = self.advantages + self.teacher
+        if self.teacher_logprobs is not None:
+            gap = self.teacher_logprobs - self.old_logprobs
+            self.advantages = self.advantages + teacher_coef * gap
 
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""

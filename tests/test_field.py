@@ -225,13 +225,13 @@ def test_a_teacher_is_added_to_each_tokens_advantage(loss, coef, base, tmp_path)
     kept = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")
     batch = Batch(**kept["batch"])
     its, own = (compute_logprobs(Policy(loaded(x)), batch)[0] for x in (teacher, base))
-    assert torch.allclose(batch.teacher, coef * (its - own), atol=1e-5)
-    assert not batch.teacher[~batch.mask].any()
+    assert torch.allclose(batch.teacher_logprobs, its, atol=1e-5)
+    assert not batch.teacher_logprobs[~batch.mask].any()
     gap = (own - its)[batch.mask].mean().item()
     assert first["policy/kl_teacher"] == pytest.approx(gap, abs=1e-5) and gap > 0.01
     rewards = losses.group_advantages(loss, kept["rewards"], dict(entropy=1.0))
-    batch.set_advantages(rewards)
-    assert torch.equal(batch.advantages, rewards.reshape(-1, 1) + batch.teacher)
+    batch.set_advantages(rewards, coef)
+    assert torch.allclose(batch.advantages, rewards.reshape(-1, 1) + coef * (its - own), atol=1e-5)
 
 
 def test_a_teacher_that_cannot_teach_is_refused(base, tmp_path, capsys):
@@ -254,7 +254,7 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags)
     batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
     its, _ = compute_logprobs(Policy(loaded(teacher)), batch)
-    assert torch.allclose(batch.teacher, its - batch.old_logprobs, atol=1e-4)
+    assert torch.allclose(batch.teacher_logprobs, its, atol=1e-4)
 
 
 RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6,
