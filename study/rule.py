@@ -218,7 +218,7 @@ class Row(NamedTuple):
         return "not certain"
 
 
-GEMMA = ["gemma", "gemma_16", "gemma_4"]  # the parts of its runs
+GEMMA = ["gemma", "gemma_16", "gemma_4", "gemma_fp8"]  # the parts of its runs
 
 
 def read_claims(path=CLAIMS, gemma=False):
