@@ -145,12 +145,11 @@ def main(argv=None):
 
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
-        sys.exit(check.run(args, trainer, load_sampler(args, eos), tokenizer, eos, train_set,
-                           test_set))
+        sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,
+                           train_set, test_set))
 
     with Run(args, trainer, tokenizer, resumed) as run:
-        sampler = load_sampler(args, eos)  # slow, so the run's folder is claimed first
-        sampler.load_weights(trainer.weights(sampler.merged))  # where it cannot, it fails now
+        sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first
         if args.eval_every and not resumed:
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))

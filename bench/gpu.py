@@ -175,7 +175,7 @@ class Run:
 
     def start_sampler(self):
         began = time.perf_counter()
-        self.sampler = load_sampler(self.args, [EOS])
+        self.sampler = load_sampler(self.args, self.trainer, [EOS])
         return dict(s=time.perf_counter() - began, used_gb=used())
 
     def sample(self, problems, tokens):

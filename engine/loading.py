@@ -113,7 +113,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     if parallel.sharded():  # FSDP's layers have one dtype
         parallel.shard(policy, layers, compute.offload)
     else:
-        halve_frozen(policy)
+        halve_frozen(policy, experts=compute.lora_rank)
     probe = probe.to(parallel.device())
     policy.budget = compute.budget or min(parallel.gather(
         token_budget(policy, probe, compute, beside)))
@@ -129,16 +129,17 @@ def head_chunk():
     return int(parallel.memory() / 300) if parallel.device().type == "cuda" else kernels.CHUNK
 
 
-def halve_frozen(policy):
-    """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits; and
-    frozen experts, which autocast leaves in float32."""
+def halve_frozen(policy, experts):
+    """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits.
+    experts: those, too, which most models would compute in float32; a reference's not, since the
+    policy trains its own in float32."""
     dtype, embeddings = getattr(torch, policy.dtype), policy.model.get_input_embeddings()
     for module in policy.model.modules():
         if (isinstance(module, nn.Linear) and not module.weight.requires_grad
                 and module.weight is not embeddings.weight):  # which the LM head may share
             module.to(dtype)
-    for p in experts_of(policy.model):
-        p.data = p if p.requires_grad else p.to(dtype)
+    for p in experts_of(policy.model) if experts else ():
+        p.data = p.to(dtype)
 
 
 class LoRA(nn.Module):

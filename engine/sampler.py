@@ -56,7 +56,7 @@ class VLLMSampler:
 
         from engine.loading import pretrained, text_config  # imports more than flags need
         config, has_parts = text_config(model)
-        self.as_saved, overrides = vllm_settings.names_of(config), dict(head_dtype=head_dtype)
+        self.model, overrides = vllm_settings.empty_model(config), dict(head_dtype=head_dtype)
         if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
             settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
@@ -108,10 +108,9 @@ class VLLMSampler:
         """Takes over the trainer's weights: (name, tensor) pairs, by the names of
         state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
         adapters = {}
-        weights = vllm_settings.without_adapters(weights, adapters)
         self.engine.collective_rpc("reload_weights", kwargs=dict(
-            weights_iterator=(pair for name, weight in weights
-                              for pair in self.as_saved(name, weight))))
+            weights_iterator=vllm_settings.as_saved(
+                self.model, vllm_settings.without_adapters(weights, adapters))))
         if adapters:  # `sample` reads them from a folder
             self.request, self.folder = vllm_settings.request_of(adapters, *self.adapters)
         if self.asleep:

@@ -58,19 +58,24 @@ def of_this_machine(memory, max_num_seqs, max_length):
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
 
 
-def names_of(config):
-    """-> f(name in state_dict(), weight) -> its pairs of name and weight in a checkpoint,
-    which has a pair for each expert. Raises ValueError for a mixture of experts on a CPU."""
+def empty_model(config):
+    """A model without memory, which knows the names of its weights in a checkpoint."""
     from transformers import AutoModelForCausalLM
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def as_saved(model, weights):
+    """-> the pairs (name, weight) of a checkpoint, which has each expert by itself, for those of
+    state_dict(). Raises ValueError for a mixture of experts on a CPU."""
     from transformers.core_model_loading import revert_weight_conversion
 
     from engine.loading import experts_of
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if experts_of(model) and not cuda.is_available():
-        raise ValueError("is a mixture of experts: on a CPU vLLM packs experts once, and trained "
-                         "ones would not reach it; --sampler transformers takes them")
-    return lambda name, weight: revert_weight_conversion(model, {name: weight}).items()
+        raise ValueError("is a mixture of experts, which vLLM packs only once on a CPU: weights of "
+                         "a trainer would overwrite them unpacked. --sampler transformers takes it")
+    return (pair for name, weight in weights
+            for pair in revert_weight_conversion(model, {name: weight}).items())
 
 
 def of_adapters(rank):

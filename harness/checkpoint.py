@@ -126,8 +126,8 @@ def reading(folder):
         raise
     except Exception as e:  # such a file may hold anything
         raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): if it is damaged, --resume "
-                        "continues from the checkpoint before, once this folder is renamed"
-                        ) from None
+                        "continues from the checkpoint before, once this folder is renamed; if "
+                        "another version wrote it, its commit is in config.json") from None
 
 
 def save(out, trainer, tokenizer, recipe, keep, **state):

@@ -159,7 +159,7 @@ def held_out(record):
     return -1.0, 0.0
 
 
-def warnings(record, first, best, advantages, example, dtype):
+def warnings(record, first, best, advantages, example, args):
     """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout; best:
     the largest of `held_out` until now. example: one of `examples`."""
     found, (score, error), cut = {}, held_out(record), "len/truncated_frac"
@@ -182,8 +182,11 @@ def warnings(record, first, best, advantages, example, dtype):
             f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
             "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
             "2505.22617) or a lower --lr usually helps")
-    # the first rollout has --check's limit
-    if record[GAP] > (0.05 if record is first else max(10 * first[GAP], USUAL_GAP[dtype])):
+    if record is first:  # of 16 bits as --check; float8 is another policy
+        usual = math.inf if args.sampler_dtype == "float8" else 0.05
+    else:
+        usual = max(10 * first[GAP], USUAL_GAP[args.dtype])
+    if record[GAP] > usual:
         found["gap"] = (
             f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
             f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "

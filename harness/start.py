@@ -146,15 +146,18 @@ def load_tokenizer(args, train_set, test_set):
     return tokenizer, eos, train_set, test_set
 
 
-def load_sampler(args, eos):
-    """-> a sampler of --model. Refuses a model that it cannot sample."""
+def load_sampler(args, trainer, eos):
+    """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or take over.
+    """
     float8 = dict(float8=True) if args.sampler_dtype == "float8" else {}
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
     with refusing(f"--model {args.model} "), room_for("loading"):
-        return make_sampler(args.sampler, args.model, dtype=dtype_of_sampler(args), **float8,
-                            eos=eos, memory=args.gpu_memory_utilization, adapters=adapters,
-                            max_length=args.max_prompt_tokens + args.max_tokens,
-                            **values(args, "tp max_num_seqs head_dtype stop"))
+        sampler = make_sampler(args.sampler, args.model, dtype=dtype_of_sampler(args), **float8,
+                               eos=eos, memory=args.gpu_memory_utilization, adapters=adapters,
+                               max_length=args.max_prompt_tokens + args.max_tokens,
+                               **values(args, "tp max_num_seqs head_dtype stop"))
+        sampler.load_weights(trainer.weights(sampler.merged))
+    return sampler
 
 
 def load_trainer(args, method, tokenizer, eos, problem, resumed=None):

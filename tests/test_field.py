@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -272,14 +273,16 @@ RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GA
 def test_a_collapse_is_said(change, kind, words):
     first = {**RECORD, "rollout": 1}
     found = log.warnings({**RECORD, **change}, first, log.held_out(first), torch.ones(1), {},
-                         "float32")
+                         SimpleNamespace(dtype="float32", sampler_dtype="float32"))
     assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
 
 
 def test_a_model_that_does_not_end_and_a_sampler_that_differs_at_once_are_said():
     first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51, log.GAP: 0.06}
-    found = log.warnings(first, first, log.held_out(first), torch.ones(1), {}, "bfloat16")
-    assert list(found) == ["cut off", "gap"] and "--stop TEXT" in found["cut off"]
+    for sampler_dtype, kinds in (("bfloat16", ["cut off", "gap"]), ("float8", ["cut off"])):
+        found = log.warnings(first, first, log.held_out(first), torch.ones(1), {},
+                             SimpleNamespace(dtype="bfloat16", sampler_dtype=sampler_dtype))
+        assert list(found) == kinds and "--stop TEXT" in found["cut off"]
 
 
 def test_a_rate_that_is_too_large_is_said_while_it_ruins_the_policy(base, tmp_path, capsys):

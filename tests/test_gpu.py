@@ -43,6 +43,7 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     monkeypatch.setattr(parallel, "watch_memory", lambda: None)
     sampler = VLLMSampler.__new__(VLLMSampler)
     sampler.engine, sampler.sleeps, sampler.asleep = FakeEngine(), True, False
+    sampler.model = torch.nn.Module()
     sampler.load_weights([])  # it is awake
     sampler.sleep()
     sampler.sleep()  # nothing more
@@ -178,7 +179,7 @@ def full_gpu(*_, **__):
 
 @pytest.mark.parametrize("owner, name, said", [
     (TransformersSampler, "sample", "sample"), (train, "compute_logprobs", "logp"),
-    (Trainer, "step", "update"), (TransformersSampler, "load_weights", "sync"),
+    (Trainer, "step", "update"), (TransformersSampler, "wake", "sync"),
     (train, "evaluate", "eval"), (loading, "load", "loading"),
     (TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,

@@ -177,12 +177,12 @@ def test_what_is_trained_reaches_sampler_and_checkpoint(family, rank, tmp_path):
 def test_vllm_gets_the_names_and_the_weights_of_a_checkpoint(family, tmp_path, monkeypatch):
     """transformers fuses the experts of a mixture, and vLLM knows some of them by other names."""
     model = loading.pretrained(folder_of(family, tmp_path))
+    empty, weights = vllm_settings.empty_model(model.config), model.state_dict().items()
     if family != "qwen2":
-        with pytest.raises(ValueError, match="on a CPU vLLM packs experts once"):
-            vllm_settings.names_of(model.config)
+        with pytest.raises(ValueError, match="vLLM packs only once on a CPU"):
+            vllm_settings.as_saved(empty, weights)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    pairs = vllm_settings.names_of(model.config)
-    told = {k: v for pair in model.state_dict().items() for k, v in pairs(*pair)}
+    told = dict(vllm_settings.as_saved(empty, weights))
     saved = load_file(tmp_path / "model.safetensors")
     assert told.keys() == saved.keys() and all(torch.equal(told[k], saved[k]) for k in saved)
 
