@@ -40,7 +40,7 @@ class Tokens:
 
     logprobs: torch.Tensor        # log pi, the only field with a gradient
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
-    advantages: torch.Tensor      # the completion's, repeated over its tokens
+    advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, as scored
     sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS

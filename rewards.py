@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from graders import Ungraded, Unparsed, UnparsedGold, sandbox, worker
 from graders.answer import last_boxed
-from graders.equal import equal, readable, refuse
+from graders.equal import equal, readable
+from graders.equal import refuse as refuse_wrong
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
@@ -116,7 +117,7 @@ def math(completion, gold):
     answer = final_answer(completion)
     if equal(answer, gold):
         return 1.0
-    refuse(answer, gold)  # raises UnparsedGold or Hedge
+    refuse_wrong(answer, gold)  # raises UnparsedGold, Hedge or Unparsed
     return 0.0
 
 
@@ -214,7 +215,7 @@ class Verifier(NamedTuple):
     programs: bool = False                 # does it run what a model writes?
 
     def __call__(self, completion, answer):
-        """The reward; `least` for what `grade` counts: a hedge, or an unreadable answer."""
+        """The reward; `least` for an unreadable answer or a hedge."""
         try:
             return self.grade(completion, answer)
         except Ungraded:

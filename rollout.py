@@ -30,7 +30,7 @@ class Group(NamedTuple):
     faults: list        # of each completion, a worker.Fault or None
 
     def rows(self):
-        """The completions as rows of samples.jsonl and, less their place, completions.jsonl."""
+        """A row for each completion, as in samples.jsonl and completions.jsonl; `fault` is text."""
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
                      fault=fault and str(fault))
                 for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
@@ -56,5 +56,5 @@ def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp
                       timed=nullcontext):
     """-> a Group of each problem, on every rank: each engine samples and grades its share.
     seed_of_engine: its number -> the seed of its draws; tp: ranks of one engine."""
-    share = partial(sample_groups, sampler, tokenizer, sampling, timed)
+    share = partial(sample_groups, sampler, tokenizer, sampling, timed)  # (problems, seed=...)
     return parallel.map_over_engines(share, problems, seed_of_engine, tp)

@@ -43,7 +43,7 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + args.max_refills):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        seeds = partial(seed_of, args.seed, rollout - 1, attempt)
+        seeds = partial(seed_of, args.seed, rollout - 1, attempt)  # of the engine's number
         for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
                                        timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
@@ -54,8 +54,8 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
 
 
 def score(trainer, groups, args):
-    """-> the Batch of the groups' completions with the entropies of the present weights and the
-    ratio's log pi_old, and metrics: the mean entropy, and the gap of trainer and sampler."""
+    """-> the Batch of the groups' completions, with the entropies of the present weights and the
+    log probabilities of all other policies, and metrics: entropy, and gaps to them."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)

@@ -53,9 +53,10 @@ class Batch:
 
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""
+        group = None if self.group is None else self.group[:, None].expand_as(self.mask)
         return Tokens(logprobs, self.old_logprobs, self.advantages, self.mask, entropy,
-                      self.sampler_logprobs, self.ref_logprobs, self.weight,
-                      None if self.group is None else self.group[:, None].expand_as(self.mask))
+                      sampler_logprobs=self.sampler_logprobs, ref_logprobs=self.ref_logprobs,
+                      weight=self.weight, group=group)
 
 
 def make_batch(groups, device="cpu"):
@@ -77,7 +78,7 @@ def make_batch(groups, device="cpu"):
 class Policy(torch.nn.Module):
     """A causal language model: completions in, log probabilities and entropies out.
 
-    temperature: divides the logits, as in sampling. dtype: of computation, over float32 weights;
+    temperature: divides the logits. dtype: of computation, over float32 weights;
     head_dtype: of the logits ("float32"), or dtype's ("model"). budget: tokens that go through the
     model at once. layout: one of engine/layout.py. chunk: elements of logits in memory at most."""
 
@@ -156,8 +157,9 @@ def gather_rows(batch, parts, outputs):
 
 
 def rows_to_learn(batch, method, entropy_coef, kl_coef=0.0, **_):
-    """The rows of a step that can have a gradient: all, or where A = 0 means none, those with
-    another A. If none is left, row 0: its gradient is 0, not None, and AdamW still steps."""
+    """The rows of a step that can have a gradient: all, or those with an advantage, where a
+    completion without one has none. If none is left, row 0: its gradient is 0, not None, and AdamW
+    still steps."""
     if entropy_coef or kl_coef or not method.skips_zero_advantage:
         return [*range(len(batch.ids))]
     learnt = (batch.mask & (batch.advantages != 0)).any(1)

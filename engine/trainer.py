@@ -22,7 +22,7 @@ class NotFinite(ValueError):
 
 
 def lr_factor(warmup, schedule, steps):
-    """-> f(optimizer step), the learning rate's factor: linear warm-up, then 1 or a cosine to 0."""
+    """-> f(optimizer step), the learning rate's factor: a linear warm-up, times a cosine to 0."""
     def factor(step):
         cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
         return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
@@ -78,7 +78,7 @@ class Trainer:
 
         In float16 the gradient is scaled, and scaled back before it is used. Where it overflows,
         the step is not taken, and the next has a smaller scale. Raises NotFinite, with no weight
-        changed, for a loss that is not finite, or a gradient that is not even at a scale of 1."""
+        changed, for a loss, or at a scale of 1 a gradient, that is not finite."""
         metrics = backward(self.policy, minibatch, self.method, self.max_tokens,
                            scale=self.scaler.scale, **self.options)
         self.scaler.unscale_(self.optimizer)

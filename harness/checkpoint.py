@@ -130,15 +130,15 @@ def reading(folder):
                         "another version wrote it, its commit is in config.json") from None
 
 
-def save(out, trainer, tokenizer, recipe, keep, **state):
+def save(out, trainer, tokenizer, recipe, keep, **of_run):
     """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
-    `keep` stay. state: of the run, with `rollout`, its number. recipe: the model's recipe.json,
+    `keep` stay. of_run: of the Run, with `rollout`, its number. recipe: the model's recipe.json,
     copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
                if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
-    content = dict(run=state, trainer=trainer.state())
+    content = dict(run=of_run, trainer=trainer.state())
     aside = out / "checkpoints" / "unfinished"
-    folder = aside.with_name(f"rollout_{state['rollout']:06d}")
+    folder = aside.with_name(f"rollout_{of_run['rollout']:06d}")
 
     def write_folder():
         try:

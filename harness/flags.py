@@ -23,7 +23,7 @@ OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
     "kl_coef lora_rank eval_every eval_problems eval_samples").split()
-# they have no place in config.json, and allow_unsafe_code is not taken from there
+# they have no place in config.json
 OF_THIS_START = set("out resume force check help origin checksums roots".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
@@ -221,10 +221,10 @@ def parse_args(argv, description, rehearsal=False):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given, _ = parser.given(argv)
-    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))
+    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # finds its folder
     saved = {name: x for name, x in config["flags"].items()
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
-    chosen = parser.merge(given, (SAVED, saved))  # its method and its model have flags
+    chosen = parser.merge(given, (SAVED, saved))  # whose row and model have flags of their own
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
@@ -308,7 +308,7 @@ def follow(args, method):
             args.origin[name] = FOLLOWS
     if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):
         args.lr *= 10
-        args.origin["lr"] = "ten times full training's, for --lora_rank"
+        args.origin["lr"] = "ten times full training's, for --lora_rank"  # not again on resume
 
 
 def dtype_of_sampler(args):

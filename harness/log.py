@@ -1,9 +1,9 @@
 """The log: one JSON object per rollout in metrics.jsonl, under the field's names.
 
-reward/ groups/ len/ grader/ are of all completions sampled, adv/, reward/shaped, policy/entropy and
-policy/kl_teacher of those learnt from; loss/ clip/ optim/ and other policy/ are means over the
-optimizer steps, the list "steps"; sampler/ compares sampler and trainer. The x-axes: rollout, step,
-tokens, seconds, flops until then.
+reward/ groups/ len/ grader/ are of all completions sampled, adv/, reward/shaped, policy/entropy,
+kl_teacher and kl_age of those learnt from; loss/ clip/ optim/ and other policy/ are means over the
+optimizer steps, the list "steps", but for the counts optim/overflows and no_gradient; sampler/
+compares sampler and trainer. The x-axes: rollout, step, tokens, seconds, flops until then.
 """
 
 import math

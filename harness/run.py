@@ -21,9 +21,10 @@ from engine.parallel import say
 from engine.policy import Batch, compute_logprobs
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log, method_check
+from harness.combinations import refuse
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of, refuse
+from harness.flags import FOLLOWS, flags_of
 
 
 def claim_folder(args):
@@ -69,8 +70,8 @@ class Run(AbstractContextManager):
     trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None. rollout: number of
     the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
     (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
-    operations until now. sampled: tokens of the present rollout. stopping: signals, of all ranks,
-    that end the run after this rollout."""
+    operations until now. sampled: tokens since this rollout began. stopping: signals, of all ranks,
+    that end the run after it."""
 
     def __init__(self, args, trainer, tokenizer, resumed):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer

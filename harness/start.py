@@ -12,8 +12,9 @@ from data.prompts import encode, template_kwargs
 from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, checksums
+from harness.combinations import refuse, refusing
 from harness.failures import room_for
-from harness.flags import dtype_of_sampler, refuse, refusing
+from harness.flags import dtype_of_sampler
 from harness.log import warn_of_versions
 from losses import require
 from rewards import announce
@@ -26,9 +27,9 @@ def values(args, names):
 
 def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
     """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
-    completion, and the tokens of each problem's prompt. longest: tokens of a prompt and its
-    completion. Raises ValueError, a sentence, for a model that cannot make prompts of the problems,
-    or cannot take so many tokens."""
+    completion, and the number of tokens of each problem's prompt, which is encoded again when it is
+    sampled. longest: tokens of a prompt and its completion. Raises ValueError, a sentence, for a
+    model that cannot make prompts of the problems, or cannot take so many tokens."""
     from transformers import AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, text_config
@@ -184,10 +185,10 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
-            factor=lr_factor(args.warmup, args.schedule, steps),
-            **values(args, f"teacher max_tokens lr weight_decay max_grad_norm {COEFFICIENTS}"))
+            lr=args.lr, factor=lr_factor(args.warmup, args.schedule, steps),
+            **values(args, f"teacher max_tokens weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
-            trainer.restore(resumed.pop("trainer"))
+            trainer.restore(resumed.pop("trainer"))  # its moments are held once
     args.tokens_per_micro_batch = trainer.policy.budget
     return trainer
