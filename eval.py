@@ -135,8 +135,8 @@ def load_model(args, problems):
 def read_groups(path, problems, n=None, flag=None, size=1):
     """-> for each problem its rows in a file, with the rewards and faults of today's verifiers.
 
-    Each problem has n rows, without n as many as the others: a flag's file is refused otherwise,
-    and of another the problems end with the last whole chunk, of `size` problems."""
+    Each problem has n rows, without n as many as the others. The file of a flag is refused
+    otherwise; --out's own, which may be cut, counts up to its last whole chunk of `size`."""
     if flag and not path.is_file():
         refuse(f"{flag}: there is no file {path}")
     found = defaultdict(list)

@@ -42,7 +42,7 @@ class Tokens:
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
     advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
-    entropy: torch.Tensor         # nats, no gradient: of pi, but for a pass, as scored
+    entropy: torch.Tensor         # nats, no gradient: of pi; where a row has passes, as scored
     sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes

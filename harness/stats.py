@@ -59,9 +59,8 @@ def interval(values, clusters, limits):
 
     values: one per problem, because samples of one problem are not independent. At most 10,000
     resamples (5 clusters have 3,125) are all used, else so many random ones, of over 100 clusters
-    2,000. limits: the least and the largest possible value. Where all values are equal, the ends
-    are as far as clusters at a limit would take the mean, of a share that n do not show (Clopper
-    and Pearson: about 3.7 / n)."""
+    2,000. limits: the least and the largest possible value. Where all n are equal, up to 3.7 / n of
+    all clusters may still lie at a limit (Clopper and Pearson): the ends are the means then."""
     parts, rng = by_cluster(values, clusters), random.Random(0)
     n = len(parts)
     if min(values) == max(values):
