@@ -43,7 +43,7 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + args.max_refills):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        seeds = partial(seed_of, args.seed, rollout - 1, attempt)  # of the engine's number
+        seeds = partial(seed_of, args.seed, rollout - 1, attempt)
         for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
                                        timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
