@@ -23,6 +23,7 @@ from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import make_sampler
+from engine.vllm_settings import Resources
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
@@ -124,12 +125,39 @@ def load_model(args, problems):
     parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
                  f"{args.max_tokens}, temperature {args.temperature:g}")
     try:
-        return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos, memory=None,
-                            max_length=args.max_prompt_tokens + args.max_tokens,
-                            head_dtype=args.head_dtype, stop=args.stop), tokenizer
+        return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,
+                            max_length=args.max_prompt_tokens + args.max_tokens, stop=args.stop,
+                            head_dtype=args.head_dtype, resources=Resources(memory=None)), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")
+
+
+def row_of(line):
+    """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
+    row = json.loads(line)
+    text, tokens = row["completion"], float(row.get("tokens") or 0)
+    cut = row.get("truncated") or False
+    if not (tokens >= 0 and isinstance(cut, bool) and isinstance(text, str)):
+        raise ValueError("completion is a text, tokens a number from 0 on, truncated true or "
+                         "false")
+    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion=text, reward=None,
+                tokens=int(tokens), truncated=cut)
+
+
+def read_rows(path):
+    """-> {(benchmark, id): rows} of a file of completions. Refuses a line that is no row, but for
+    the last one, which a killed process was writing."""
+    found = defaultdict(list)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = row_of(line)
+                found[row["benchmark"], row["id"]].append(row)
+            except Exception as e:  # such a line may raise anything
+                if line.endswith(b"\n"):
+                    refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
+    return found
 
 
 def read_groups(path, problems, n=None, flag=None, size=1):
@@ -139,22 +167,7 @@ def read_groups(path, problems, n=None, flag=None, size=1):
     otherwise; --out's own, which may be cut, counts up to its last whole chunk of `size`."""
     if flag and not path.is_file():
         refuse(f"{flag}: there is no file {path}")
-    found = defaultdict(list)
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                name, id = row["benchmark"], str(row["id"])
-                text, tokens = row["completion"], float(row.get("tokens") or 0)
-                cut = row.get("truncated") or False
-                if not (tokens >= 0 and isinstance(cut, bool) and isinstance(text, str)):
-                    raise ValueError("completion is a text, tokens a number from 0 on, truncated "
-                                     "true or false")
-                found[name, id] += [dict(benchmark=name, id=id, completion=text, reward=None,
-                                         tokens=int(tokens), truncated=cut)]
-            except Exception as e:  # a line that no run wrote may raise anything
-                if line.endswith(b"\n"):  # else a killed process was writing it
-                    refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
+    found = read_rows(path)
     groups = [found[problem["place"][0], problem["id"]] for problem in problems]
     n = n or max(1, *map(len, groups))
     whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))

@@ -17,6 +17,7 @@ import torch
 
 from engine import parallel, vllm_settings
 from engine.completion import RUINED, Completion
+from engine.vllm_settings import Resources
 
 
 def has_vllm():
@@ -43,15 +44,13 @@ class VLLMSampler:
     """A vLLM engine in this process.
 
     dtype, head_dtype: as for Policy; the weights are in dtype, too. max_length: of prompt and
-    completion together, in tokens. eos: ids that end a completion. memory: share of the GPU's
-    memory that the engine may take; None: what is free. tp: ranks that it is spread over.
-    max_num_seqs: sequences that it works on at once; None: by its memory. stop: a text that ends a
-    completion and stays in it. adapters: rank and alpha of the policy's; in 16 bits they stay
-    beside the weights. Under torchrun each rank makes one, and all do so together."""
+    completion together, in tokens. eos: ids that end a completion. stop: a text that ends one, and
+    stays in it. adapters: rank and alpha of the policy's; in 16 bits they stay beside the weights.
+    Under torchrun each rank makes one, and all do so together."""
 
-    def __init__(self, model, *, dtype, max_length, eos, memory=0.4, tp=1, max_num_seqs=None,
-                 head_dtype="model", stop=None, adapters=None):
-        settings = vllm_settings.of_this_machine(memory, max_num_seqs, max_length)
+    def __init__(self, model, *, dtype, max_length, eos, head_dtype="model", stop=None,
+                 adapters=None, resources=None):
+        settings = vllm_settings.of_this_machine(resources or Resources(), max_length)
         import vllm
 
         from engine.loading import pretrained, text_config  # imports more than flags need
@@ -74,7 +73,7 @@ class VLLMSampler:
                 hf_overrides=(partial(vllm_settings.of_text_model, overrides) if has_parts
                               else overrides),
                 load_format="dummy" if has_parts else "auto", disable_log_stats=True,
-                use_tqdm_on_load=False, tensor_parallel_size=tp, **settings,
+                use_tqdm_on_load=False, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
         if self.sleeps:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -28,9 +29,17 @@ def of_text_model(overrides, config):
     return text
 
 
-def of_this_machine(memory, max_num_seqs, max_length):
-    """-> arguments of vllm.LLM. memory: the engine's fraction of a GPU, None for all that is free.
-    max_num_seqs: None for what the memory allows. Raises ValueError where less memory is free."""
+class Resources(NamedTuple):
+    """What a vLLM engine takes of the machine."""
+
+    memory: float | None = 0.4        # fraction of a GPU's; None: what is free
+    max_num_seqs: int | None = None   # sequences that it works on at once; None: by its memory
+    tp: int = 1                       # ranks that it is spread over
+
+
+def of_this_machine(resources, max_length):
+    """-> arguments of vllm.LLM. Raises ValueError where less memory is free."""
+    memory, max_num_seqs, tp = resources
     # weights are handed over within this process
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -41,7 +50,7 @@ def of_this_machine(memory, max_num_seqs, max_length):
         # compiling takes longer than it saves; completions share full blocks of their prompt,
         # and few prompts fill vLLM's default of 128 tokens
         return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
-                    enforce_eager=True, block_size=32,
+                    tensor_parallel_size=tp, enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))
     cuda.empty_cache()  # else what torch keeps is not free
     free, total = cuda.mem_get_info()
@@ -53,8 +62,9 @@ def of_this_machine(memory, max_num_seqs, max_length):
             "may be stopped, and in train.py --gpu_memory_utilization is its fraction")
     # vLLM's own 256 leave a small model idle
     sequences = max_num_seqs or (256 if share * total < 12e9 else 1024)
-    return dict(gpu_memory_utilization=share, max_num_seqs=sequences, enable_sleep_mode=True,
-                sleep_mode_offload_cudagraph=total < SMALL, compilation_config=dict(
+    return dict(gpu_memory_utilization=share, max_num_seqs=sequences, tensor_parallel_size=tp,
+                enable_sleep_mode=True, sleep_mode_offload_cudagraph=total < SMALL,
+                compilation_config=dict(
                     cudagraph_capture_sizes=sorted({min(n, sequences) for n in GRAPHS})))
 
 

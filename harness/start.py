@@ -11,6 +11,7 @@ from data import hub
 from data.prompts import encode, template_kwargs
 from engine.parallel import say
 from engine.sampler import make_sampler
+from engine.vllm_settings import Resources
 from harness import checkpoint, checksums
 from harness.combinations import refuse, refusing
 from harness.failures import room_for
@@ -154,9 +155,10 @@ def load_sampler(args, trainer, eos):
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
     with refusing(f"--model {args.model} "), room_for("loading"):
         sampler = make_sampler(args.sampler, args.model, dtype=dtype_of_sampler(args), **float8,
-                               eos=eos, memory=args.gpu_memory_utilization, adapters=adapters,
+                               eos=eos, head_dtype=args.head_dtype, stop=args.stop,
                                max_length=args.max_prompt_tokens + args.max_tokens,
-                               **values(args, "tp max_num_seqs head_dtype stop"))
+                               adapters=adapters, resources=Resources(
+                                   args.gpu_memory_utilization, args.max_num_seqs, args.tp))
         sampler.load_weights(trainer.weights(sampler.merged))
     return sampler
 
