@@ -132,8 +132,8 @@ def draw_curves(out):
 def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
-    train_set, test_set = load_data(args)
-    checkpoint.compare_with_saved(args, flags.flags_of(args))
+    train_set, test_set, *sums_and_roots = load_data(args)
+    sums = checkpoint.compare_with_saved(args, flags.flags_of(args), *sums_and_roots)
     if checkpoint.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
@@ -148,7 +148,7 @@ def main(argv=None):
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,
                            train_set, test_set))
 
-    with Run(args, trainer, tokenizer, resumed) as run:
+    with Run(args, trainer, tokenizer, resumed, sums, len(test_set)) as run:
         sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first
         if args.eval_every and not resumed:
             with run.timed("eval"):

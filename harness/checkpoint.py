@@ -52,25 +52,25 @@ def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def compare_with_saved(args, now):
+def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
-    now: flags_of(args)."""
+    now: flags_of(args). sums, roots: of start.load_data. -> sums, with the run's where one is
+    unknown."""
     if not args.resume or not checkpoint_folders(default_out(args)):
-        return  # without a checkpoint it starts again, perhaps with other flags
+        return sums  # without a checkpoint it starts again, perhaps with other flags
     config = saved_config(args)
-    saved, sums = config["flags"], config["checksums"]
+    saved, known = config["flags"], config["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
         refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
                "with --model CHECKPOINT")
-    changes |= {name: f"the {name} changed" for name, x in args.checksums.items()
-                if x != (sums.get(name) or x)}
+    changes |= {name: f"the {name} changed" for name, x in sums.items()
+                if x != (known.get(name) or x)}
     for name, tree in config["code"].items():
-        if places := differing(*(checksums.reached(x, args.roots)
+        if places := differing(*(checksums.reached(x, roots)
                                  for x in (tree, ast.parse(checksums.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
-    args.checksums = {**sums, **args.checksums}
     ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
     learnt = [text for name, text in changes.items()
               if name not in CHANGEABLE or (ends and name == "rollouts")]
@@ -79,6 +79,7 @@ def compare_with_saved(args, now):
                "continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
+    return {**known, **sums}
 
 
 def finished(args):

@@ -211,6 +211,13 @@ def add_flags(flag, section):
 
 # ---------------------------------------------------------------------------- the command line
 
+class Settings(argparse.Namespace):
+    """The flags of a run. They are resolved once: what is found later is the Run's."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"--{name} is resolved: it stays {getattr(self, name, None)}")
+
+
 @refusing()
 def parse_args(argv, description, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
@@ -241,9 +248,11 @@ def parse_args(argv, description, rehearsal=False):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     combinations.check(args, method, rehearsal)
-    args.roots = [f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
-                  "policy_loss", "group_advantages"]
-    return args, method
+    settings = Settings()
+    vars(settings).update(vars(args), roots=[
+        f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
+        "policy_loss", "group_advantages"])
+    return settings, method
 
 
 def recipe_of(model):

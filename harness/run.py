@@ -45,18 +45,18 @@ def claim_folder(args):
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
 
-def begin(args, method, rollout):
+def begin(args, method, flags, sums, rollout):
     """-> the run's folder, with the logs until now and its code, and the id of its config.json,
     which is that of Weights & Biases, too. Its history has each command, with the commit and the
-    checksums, and `rollout`, after which it holds: 0 for a run that begins."""
+    checksums `sums`, and `rollout`, after which it holds: 0 for a run that begins."""
     out = claim_folder(args)
     saved = checkpoint.saved_config(args) if rollout else dict(id=uuid.uuid4().hex, history=[])
-    now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=args.checksums)
+    now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=sums)
     if args.resume:
         checkpoint.rewind(out, rollout)
     for name, text in checksums.CODE.items():
         write(out / name, text)
-    config = dict(flags=flags_of(args),  # those derived: anew, when the run is resumed
+    config = dict(flags=flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
                   method=losses.describe(args.loss, method),
                   versions=log.versions(), history=[*saved["history"], now], id=saved["id"])
@@ -67,15 +67,18 @@ def begin(args, method, rollout):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None. rollout: number of
+    trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None; sums: checksums of
+    problems and weights. flags: as resolved, with what was found since. rollout: number of
     the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
     (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
     operations until now. sampled: tokens since this rollout began. stopping: signals, of all ranks,
     that end the run after it."""
 
-    def __init__(self, args, trainer, tokenizer, resumed):
+    def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        flags, device = flags_of(args), parallel.device()
+        self.flags = flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
+                                  eval_problems=eval_problems or args.eval_problems)
+        device = parallel.device()
         saved = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[], first=None)
         with checkpoint.reading(resumed and resumed["folder"]):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
@@ -86,7 +89,8 @@ class Run(AbstractContextManager):
             self.first, self.best = saved["first"], saved.get("best", (-1.0, 0.0))
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, self.rollout)
+        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, flags, sums,
+                                             self.rollout)
         self.tracker = None
         if args.wandb and parallel.rank() == 0:
             import wandb
@@ -158,7 +162,7 @@ class Run(AbstractContextManager):
             checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
                                     shaped_rewards=shaped_rewards, state=dict(self.state),
                                     hp=self.trainer.method.flags,
-                                    flags=dict(flags_of(self.args), model=self.args.model))
+                                    flags=dict(self.flags, model=self.args.model))
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
@@ -218,7 +222,7 @@ class Run(AbstractContextManager):
         if self.stopping or last or self.due(args.save_every):
             checkpoint.save(
                 self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-                flags=flags_of(args), rollout=self.rollout, state=self.state, totals=self.totals,
+                flags=self.flags, rollout=self.rollout, state=self.state, totals=self.totals,
                 first=self.first, best=self.best,
                 pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 

@@ -86,8 +86,8 @@ def check_prompts(model, tokenizer, config, eos, prompts):
 
 
 def load_data(args):
-    """-> the problems to learn from, and those held out. args.checksums gets those of problems
-    and weights, args.roots the verifiers."""
+    """-> the problems to learn from, those held out, the checksums of problems and weights, and
+    the names in losses.py and rewards.py at which the run's code begins."""
     test_set, held_out = [], args.eval_data or args.data
     try:
         if args.eval_every:
@@ -103,13 +103,12 @@ def load_data(args):
     if both := sum(data.cluster(p) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
             "and say little of others; --eval_data names other problems")
-    args.roots += [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
+    roots = args.roots + [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
     known = {"problems": checksums.of_problems(rows),
              "held-out problems": test_set and checksums.of_problems(test_set),
              "weights of --model": checksums.of_weights(args.model),
              "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
-    args.checksums = {name: x for name, x in known.items() if x}
-    return train_set, test_set
+    return train_set, test_set, {name: x for name, x in known.items() if x}, roots
 
 
 def not_too_long(args, problems, lengths, source, made=False):
@@ -141,7 +140,6 @@ def load_tokenizer(args, train_set, test_set):
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
     test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)[:args.eval_problems]
     train_set = train_set if made else short
-    args.eval_problems = len(test_set) or args.eval_problems
     if len(train_set) < args.problems_per_rollout:
         say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
             f"{args.problems_per_rollout}: each rollout has some of them more than once")
@@ -178,7 +176,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     if args.teacher:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
-            require(args.checksums.get("weights of --teacher"),
+            require(checksums.of_weights(args.teacher),
                     f"--model {args.teacher} has no weights that can be found")
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
@@ -192,5 +190,4 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once
-    args.tokens_per_micro_batch = trainer.policy.budget
     return trainer

@@ -43,8 +43,8 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
     tokenizer = AutoTokenizer.from_pretrained(model)
     args, method = train.parse_args((
         f"--model {model} --loss grpo --lr 0.01 --steps_per_rollout 4 --max_tokens {max_tokens} "
-        f"--problems_per_rollout {len(rewards)} --group_size 4 --save_rollouts {flags}").split())
-    args.tokens_per_micro_batch = 4096
+        f"--problems_per_rollout {len(rewards)} --group_size 4 --save_rollouts "
+        f"--tokens_per_micro_batch 4096 {flags}").split())
     ids = [[(tokenizer.encode(text) + [tokenizer.eos_token_id])[:max_tokens] for text in texts]
            for texts in completions]
     batch = make_batch([
