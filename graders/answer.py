@@ -347,6 +347,8 @@ class Parser:
             parts.append(("numbers", self.take().text) if is_set else self.part())
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
             raise Unread("relations that do not go together")
+        if relations and {*relations} <= {*">≥"}:  # x > 2 is 2 < x
+            parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
     def part(self):
@@ -416,7 +418,8 @@ class Parser:
             case "[":
                 return not self.depth or after not in ("", "∪", *SEPARATORS)
             case "num":
-                return before not in ("num", "°", "unit", "%", "word")
+                return before not in ("num", "°", "unit", "%", "word") or (
+                    token.gap and before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
                 return not self.attempt(self.condition, keep=False)
             case "run" | "word":
@@ -618,6 +621,8 @@ class Parser:
                 raise Unread("a subscript of a function")
             else:
                 base = self.argument()
+        if function == "sec" and self.kind in ENDS:  # 5 m/sec^2
+            return ("^", unit("s"), exponent) if exponent else unit("s")
         if self.kind in ("(", "[", "{"):
             argument = self.bracket(self.take())
         else:
@@ -651,12 +656,15 @@ class Parser:
             return node and ("^", node, num(SQUARES[word.lower()]))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
+        end = 2 * (self.kind == "/" and bool(unit_name(self.peek(1).text)))  # 5 m/s
+        end += 4 * (self.peek(end).kind == "^")  # m^{2}
         letter = before == "/" and start in ("word", "unit") or before == "num" and token.gap and (
-            start in ENDS and self.peek(4 * (self.kind == "^")).kind in ENDS  # m^{2}
-            ) if token.kind == "name" else (
+            start in ENDS and self.peek(end).kind in ENDS) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
+            if self.kind == "/" and end:
+                self.tokens[self.i + 1] = Token("word", self.peek(1).text)
             return unit(name)
 
 
@@ -665,7 +673,7 @@ WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])[a
 
 def unit_name(word):
     """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
-    small = word.lower() if word.istitle() and len(word) > 2 else word
+    small = word.lower() if word.istitle() and len(word) > 1 else word
     for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]

@@ -327,11 +327,15 @@ def named(node):
 
 
 def put_together(names, values):
-    """One value, a sequence of those of several names, or a list of those of one."""
+    """One value, a sequence of those of several names, or a list: of those of one name, or of
+    sequences where several names come again and again."""
     if len(values) == 1:
         return values[0]
-    several = len({*names}) == len(names)
-    return ("seq", "(", ")", (*values,)) if several else ("list", (*values,), ())
+    n, times = len({*names}), len(names) // len({*names})
+    if times > 1 and (n == 1 or names != names[:n] * times):
+        return ("list", (*values,), ())
+    rows = [("seq", "(", ")", (*values[i * n:(i + 1) * n],)) for i in range(times)]
+    return rows[0] if times == 1 else ("list", (*rows,), ())
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -474,7 +478,8 @@ def real_sets(a, b):
     if b[0] == "list" and not is_set(b) and "or" not in b[2]:
         return False
     return a == b or same_reals(a, b) or (
-        a[0] == b[0] in ("chain", "list") and a[2] == b[2] and all_alike(a[1], b[1]))
+        a[0] == b[0] == "list" and a[2] == b[2] and all_alike(a[1], b[1])) or (
+        a[0] == b[0] == "chain" and same_equation(a, b))
 
 
 def equations(a, b):
@@ -505,22 +510,25 @@ def equations(a, b):
 
 
 def same_equation(a, b):
-    """Have two equations the same sides, or is one a multiple of the other? x = 5 is a value, and
-    2x = 10 is a question."""
+    """Have two equations, or inequalities, the same sides, or is one a multiple of the other?
+    x = 5 is a value, and 2x = 10 is a question."""
     if a[2] != b[2]:
         return False
-    if any(all_alike(sides, b[1]) for sides in (a[1], a[1][::-1])):
+    turned = [a[1][::-1]] if {*a[2]} <= {*"=≈≠≡"} else []
+    if any(all_alike(sides, b[1]) for sides in (a[1], *turned)):
         return True
-    return a[2] == b[2] == ("=",) and (
-        len(names_of(b)) > any(map(label, b[1])) and bool(proportion(a, b)))
+    return len(a[2]) == 1 and a[2][0] in "=<≤" and (
+        len(names_of(b)) > any(map(label, b[1])) and proportion(a, b, a[2] != ("=",)))
 
 
-def proportion(a, b):
-    """Is the quotient of the differences of two equations one number other than 0?"""
+def proportion(a, b, positive):
+    """Is the quotient of the differences of two equations one number, which is not 0, or positive?
+    """
     quotient = ("/", *(("+", left, negative(right)) for _, (left, right), _ in (b, a)))
     found = [x for at in points(a, b) for x in values_at([quotient], at, True)
              if not isinstance(x, str)]
-    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
+    return len(found) > 2 and (found[0] > 0 if positive else found[0] != 0) and all(
+        same_number(x, found[0]) for x in found)
 
 
 def lists(a, b):
