@@ -86,7 +86,7 @@ def open_rollout(path, model=None):
                     coefficients={name: flags.get(name) for name in COEFFICIENTS.split()})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
-                         f"({type(e).__name__}: {hub.reason(e)})") from None
+                         f"with this losses.py ({type(e).__name__}: {hub.reason(e)})") from None
     if flags["lora_rank"]:
         raise ValueError("its run trained adapters (--lora_rank), which a rollout does not keep")
     model, places = model or flags["model"], torch.arange(batch.mask.shape[1]).to(batch.mask.device)

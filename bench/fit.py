@@ -43,7 +43,7 @@ from harness.failures import refuse
 from harness.flags import dtype_of_sampler, parse_args
 
 GB = 1e9
-USABLE = 0.95  # of a GPU's memory
+USABLE = 0.95  # of a GPU's memory, or of half a machine's, as parallel.memory has it
 NO_WORDS = SimpleNamespace(get_vocab=dict)  # in place of the tokenizers, which are not read
 MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), "
         "--lora_rank, and on a GPU less --gpu_memory_utilization (beside an awake vLLM), --offload "
@@ -222,6 +222,7 @@ def program_bytes(model):
 def report(args, f, memory, gpus, program=0):
     """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
     on a CPU, of Python and its libraries."""
+    usable = USABLE * (memory / 2 if program else memory)
     # the sampler's
     weights = f.base * (4 if dtype_of_sampler(args) == "float32" else 2) / args.tp
     awake = asleep = waking = weights + program
@@ -239,7 +240,7 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together""")
             ("sampling", f.between, awake), ("scoring", f.scoring, asleep),
             ("update", f.update, asleep), ("sync", f.sync, waking), ("checkpoint", f.sync, awake)):
         together, much = trainer + sampler, ""
-        if together > USABLE * memory:
+        if together > usable:
             much, fault = "  too much", MORE
         print(f"{name:14}{trainer / GB:10.1f}{sampler / GB:10.1f}{together / GB:10.1f}{much}")
     if args.sampler == "vllm" and awake < 1.1 * weights:
@@ -247,7 +248,8 @@ GB{"" if program else " of each GPU":13}  trainer   sampler  together""")
                  f"{awake / GB:.1f} GB, and its weights alone take {weights / GB:.1f}: more of it, "
                  "or --tp")
     print(f"\nIt does not fit: {fault}" if fault else
-          f"\nIt fits: no phase takes more than {USABLE} of the memory")
+          f"\nIt fits: no phase takes more than {usable / GB:.1f} GB, {USABLE} of "
+          f"{'half of the machine' if program else 'the memory'}")
     return 1 if fault else 0
 
 

@@ -179,7 +179,7 @@ def check_memory(s):
         s.trainer.step(batch)
     used, there = parallel.peak_memory(), parallel.memory()
     yield (f"memory of an update of {len(batch.ids)} x {batch.ids.shape[1]} tokens",
-           f"{used / 2**30:.2f} of {there / 2**30:.1f} GiB, limit 95%", used < 0.95 * there,
+           f"{used / 1e9:.2f} of {there / 1e9:.1f} GB, limit 95%", used < 0.95 * there,
            "--tokens_per_micro_batch, --activation_checkpointing, --offload, --lora_rank")
 
 

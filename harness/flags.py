@@ -24,7 +24,7 @@ OF_A_RECIPE = (
     "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
     "kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
-OF_THIS_START = set("out resume force check help origin checksums roots".split())
+OF_THIS_START = set("out resume force check help origin roots".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 

@@ -81,6 +81,8 @@ def train_all(args, plan):
                               text=True)  # of a finished run it compares, and trains nothing
         if done.returncode:
             return done.stderr.strip().splitlines()[-1]
+        for line in re.findall("resuming, but .*", done.stdout):  # --force: an older run's score
+            print(f"{out.name}: {line}")
         return curves.read(out)["records"][-1]["mean@n"]
     scores = {}
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -89,7 +91,7 @@ def train_all(args, plan):
             print(f"{method}, lr {rate}, seed {seed}: {score}", flush=True)
             scores[setting] = score
     if any(isinstance(score, str) for score in scores.values()):
-        sys.exit("sweep: runs have failed; the same command trains these alone")
+        sys.exit("sweep: runs have failed; the same command trains these alone, another --out all")
     return scores
 
 

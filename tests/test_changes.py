@@ -32,4 +32,4 @@ def test_a_change_trains(diff, copy):
 
 def test_each_is_on_the_page():
     page = (ROOT / "docs/changes.md").read_text()
-    assert len(DIFFS) == 5 and all(f"examples/changes/{diff.name})" in page for diff in DIFFS)
+    assert len(DIFFS) == 6 and all(f"examples/changes/{diff.name})" in page for diff in DIFFS)

@@ -156,6 +156,7 @@ def refused(capsys):
     ("--temperature nan", "--temperature"), ("--samples 0", "--samples must be 1 or more"),
     ("--split dev", "--split"), ("--sampel 3", "--sampel"), ("--model {tmp}", "no config.json"),
     ("--benchmarks foo", "--benchmarks foo: there is no such data set"),
+    ("--benchmarks mat500", "there is no such data set; did you mean math500?"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),
     ("--benchmarks {tmp}/none.jsonl", "{tmp}/none.jsonl cannot be read: No such file"),
     ("--data_dir {tmp}", "countdown is none of them"),

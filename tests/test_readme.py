@@ -16,7 +16,8 @@ import losses
 import train
 from bench import fit
 from conftest import ROOT
-from helpers import CORE, needs_venv, paste, python, run_all
+from harness import log
+from helpers import CORE, needs_venv, paste, python, read_rows, run_all
 from losses import METHODS, every_token
 
 README = (ROOT / "README.md").read_text()
@@ -205,6 +206,21 @@ def test_every_number_of_the_theory_is_in_the_code_below_it():
 
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
          "--eval_samples 2 --max_tokens 16 --max_prompt_tokens 32")
+
+
+@pytest.mark.parametrize("flags", [
+    "--loss fade --kl_coef 0.1 --entropy_coef 0.1 --old_logprobs proximal --rollout_lag 1 "
+    "--select token_truncate,geometric_mask", "--loss acpo", "--loss p3o"])
+def test_every_number_of_the_log_is_on_a_page(flags, tmp_path):
+    text = PAGES[ROOT / "README.md"] + PAGES[ROOT / "docs/running.md"]
+    told = {*re.findall("`([^`\n]+)`", text)}
+    patterns = [re.escape(x).replace("NAME", r"\w+").replace("KIND", r"\w+")
+                .replace(r"bin0\.\.4", r"bin\d").replace(r"\.\.\.", ".*") for x in told if "/" in x]
+    train.main([*SMALL.split(), *flags.split(), "--rollouts", "2", "--eval_every", "0",
+                "--steps_per_rollout", "2", "--out", str(tmp_path / "run")])
+    record = read_rows(tmp_path / "run")[-1]
+    logged = {*record, *record["steps"][0]} - {"rollout", "steps"} - told - log.SHOWN.keys()
+    assert not [name for name in logged if not any(re.fullmatch(x, name) for x in patterns)]
 
 
 @pytest.mark.slow

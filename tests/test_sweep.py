@@ -54,7 +54,8 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     def trains(argv, **options):  # it finds these runs finished
         ran.append(argv)
         code = 2 * (argv[argv.index("--lr") + 1] in refused and "--force" not in argv)
-        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: losses.py changed in raw\n")
+        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: losses.py changed in raw\n",
+                               stdout="resuming, but x changed\n" * ("--force" in argv))
     monkeypatch.setattr(subprocess, "run", trains)
     sweep.main([*FLAGS, str(tmp_path)])
     assert len(ran) == 12 and all("--resume" in argv for argv in ran)
@@ -70,7 +71,8 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
         sweep.main([*FLAGS, str(tmp_path)])
     assert "grpo, lr 1e-5, seed 0: train.py: losses.py changed in raw" in capsys.readouterr().out
     sweep.main([*FLAGS, str(tmp_path), "--force"])
-    assert "difference +0.200" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "difference +0.200" in said and said.count(": resuming, but x changed") == 12
 
 
 @pytest.mark.parametrize("flags, words", [
