@@ -84,7 +84,8 @@ PIECE = re.compile(r"""
         |\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
-    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?[^{}+-]*\}
+    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
+        (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
     |(?P<matrix>\\(?:begin|end)\ *\{\ *\w+\*?\ *\}(?:\ *\{[lcr|]+\})?)
     |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
@@ -140,7 +141,8 @@ def special(kind, piece):
             return [("^" if kind == "raised" else "_",), *tokens("{%s}" % plain)]
         case "derivative":
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
-            return [("TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text)]
+            order, name = re.match(r"d(?:\^(\d))?(.*)d", text).groups()
+            return [("name", name + "'" * int(order or 1)) if name else ("TODO", text)]
         case "matrix":
             return [(piece[1:4], re.findall(r"\w+", piece)[1])]
         case "row" | "numbers":
@@ -238,7 +240,7 @@ def replaced(node, new):
 
 
 def negative(node):
-    return num(-node[1]) if node[0] == "num" else ("*", num(-1), node)
+    return num(-node[1]) if node[0] == "num" else scaled("*", num(-1), node)
 
 
 class Parser:
@@ -448,7 +450,10 @@ class Parser:
             case "/" | "over":
                 numbers = left[0] == "num" and self.kind == "num"  # 1/2x is x/2
                 least = 0 if kind == "over" else POWER if numbers else PRODUCT + 1
-                return scaled("/", left, self.expression(least))
+                right = self.expression(least)
+                if numbers and right[0] == "*" and right[2] in (unit("deg"), unit("%")):  # 1/2 %
+                    return ("*", ("/", left, right[1]), right[2])
+                return scaled("/", left, right)
             case "choose":
                 return ("f", "binom", left, self.expression())
             case "!":
@@ -508,6 +513,9 @@ class Parser:
                 return node
             case "name" | "word" if len(token.text) == 1 or token.kind == "name":
                 return self.name(token.text)
+            case "ACCENT" if token.text in ("\\dot", "\\ddot"):  # a derivative
+                name = self.argument_text() + (self.subscript() if self.kind == "_" else "")
+                return self.name(name + "'" * (len(token.text) - 3))
             case "ACCENT":
                 return self.name(f"{token.text} {self.argument_text()}")
             case "π" | "∞":
@@ -600,6 +608,8 @@ class Parser:
 
     def subscript(self):
         self.expect("_")
+        if self.kind == "run" and len(self.text) == 2:  # m_pc^2, but v_max
+            self.tokens[self.i:self.i + 1] = [Token("name", letter) for letter in self.text]
         return "_" + self.argument_text()
 
     def name(self, name):
@@ -732,7 +742,11 @@ def parsed(found, constants):
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
     if sum(map(len, signs)) > len(found) + 4:
         raise Unread("more than sixteen values")
-    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
+    readings = [*itertools.product(*signs)]
+    if opposite := {"\\mp", "∓"} & {token.text for token in found}:  # all upper signs, or all lower
+        readings = [[Token("+-"[(token.text in opposite) != lower]) if token.kind == "±" else token
+                     for token in found] for lower in (False, True)]
+    values = [Parser(signed, constants).answer() for signed in readings]
     if len(values) == 1:
         return values[0]
     several = values[0][0] in ("list", "set")

@@ -298,8 +298,9 @@ def points_only(node):
 
 
 def bare(name):
-    """A name without the number of a solution: x of x_1 and x_{1,2}."""
-    return ("name", re.sub(r"_[\d,]+$", "", name[1])) if name and name[0] == "name" else name
+    """A name without the number of a solution: x of x_1 and x_{1,2}, or of x_{\\max}."""
+    known = name and name[0] == "name"
+    return ("name", re.sub(r"_(?:[\d,]+|max|min)$", "", name[1])) if known else name
 
 
 def named(node):
@@ -321,7 +322,7 @@ def named(node):
                     len(mine) == len(several) and item is node):
                 names, values = [*mine], [*several]
             case name, last:
-                several = last[1] if last[0] == "list" else [last]
+                several = last[1] if last[0] in ("list", "set") else [last]
                 names, values = names + [name] * len(several), values + [*several]
     return names, values, claims
 
@@ -454,14 +455,14 @@ def conditions(a, b):
 
 
 def words(a, b):
-    """Words by their letters, small or not; letters without spaces as products, but for those that
-    are a word or points: act is not cat, BA is not AB, and yx is xy."""
+    """Words by their letters, small or not, without an article; letters without spaces as products,
+    but for those that are a word or points: act is not cat, BA is not AB, and yx is xy."""
     kinds = {a[0], b[0]}
     if not kinds & {"word", "run"} or "chain" in kinds:
         return None
     if kinds <= {"word", "run"}:
-        mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
-                     or text == "No" else text for text in (a[1], b[1]))
+        mine, its = (re.sub("^(?:an?|the) ", "", text.lower()) if text == "No" or len(text) > 2
+                     and not re.search(r"\B[A-Z]", text) else text for text in (a[1], b[1]))
         word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
         if mine == its or "word" in kinds or any(
                 len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(
@@ -538,6 +539,9 @@ def lists(a, b):
     if not kinds & {"list", "set", "seq"}:
         return None
     x, y = items_of(a), items_of(b)
+    if kinds == {"set", "seq"}:  # {(1, 2)} is (1, 2)
+        one, other = (a, b) if a[0] == "set" else (b, a)
+        return len(one[1]) == 1 and alike(one[1][0], other)
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
