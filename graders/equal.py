@@ -333,7 +333,7 @@ def put_together(names, values):
     if len(values) == 1:
         return values[0]
     n, times = len({*names}), len(names) // len({*names})
-    if times > 1 and (n == 1 or names != names[:n] * times):
+    if n == 1 or names != names[:n] * times:
         return ("list", (*values,), ())
     rows = [("seq", "(", ")", (*values[i * n:(i + 1) * n],)) for i in range(times)]
     return rows[0] if times == 1 else ("list", (*rows,), ())
