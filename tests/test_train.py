@@ -168,10 +168,16 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
 
 
 def test_a_generation_config_that_does_not_validate_does_no_harm(base, tmp_path):
+    config = json.loads((Path(base) / "config.json").read_text())
     folder = folder_with(base, tmp_path, {"generation_config.json": dict(
-        do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1)})
+        do_sample=False, temperature=0.6, top_p=0.9, eos_token_id=1),
+        "config.json": dict(config, bos_token_id=3)})
     run(folder, tmp_path / "run", "--rollouts", "1")
-    assert (tmp_path / "run" / "checkpoints" / "rollout_000001" / "generation_config.json").exists()
+    saved = tmp_path / "run" / "checkpoints" / "rollout_000001"
+    config, generation = (json.loads((saved / f"{name}.json").read_text())
+                          for name in ("config", "generation_config"))
+    assert generation["pad_token_id"] == config["pad_token_id"] is not None
+    assert generation["bos_token_id"] == config["bos_token_id"] == 3
 
 
 def test_problems_from_a_file_and_programs(base, tmp_path, capsys):
