@@ -63,7 +63,7 @@ def table(name):
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
 FUNCTIONS, GREEK = SPELLINGS["FUNC"], WORDS["GREEK"] + WORDS["OPERATIONS"]
-CIRCULAR = "sin cos tan cot sec csc".split()
+CIRCULAR = "sin cos tan cot sec csc sinh cosh tanh".split()
 UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
          for unit in WORDS["SYMBOLS"]}
 UNITS |= {word: word for word in WORDS["COUNTED"]}
@@ -93,10 +93,10 @@ PIECE = re.compile(r"""
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<raised>[⁰¹²³⁴-⁹⁻]+)|(?P<lowered>[₀-₉]+)|(?P<greek>[Α-ω])
-    |(?P<times>(?<=[0-9]\ )x(?=\ 10\ *\^))
+    |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
     |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
-    |(?P<sign>\\.|\{,\}|\*\*|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
 
 # ------------------------------------------------------------------ tokens
@@ -536,7 +536,7 @@ class Parser:
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
-        index = num(2)
+        index = num(3 if token.text == "∛" else 2)
         if self.take("["):
             index = self.expression()
             self.expect("]")

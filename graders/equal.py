@@ -135,6 +135,7 @@ FUNCTIONS = {
     "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
     "exp": lambda x: power(mp.e, x), "sec": lambda x: 1 / CIRCULAR["cos"](x),
     "arcsin": analytic("asin", 1), "arccos": analytic("acos", 1), "arctan": analytic("atan"),
+    **{f"arc{name}": analytic(f"a{name}") for name in ("sinh", "cosh", "tanh")},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
     "^": power, "()": lambda x: x}
 CONSTANTS = {"π": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}
