@@ -141,8 +141,9 @@ def special(kind, piece):
             return [("^" if kind == "raised" else "_",), *tokens("{%s}" % plain)]
         case "derivative":
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
-            order, name = re.match(r"d(?:\^(\d))?(.*)d", text).groups()
-            return [("name", name + "'" * int(order or 1)) if name else ("TODO", text)]
+            if rate := re.fullmatch(r"d(?:\^(\d))?(.+)dt(?:\^\d)?", text):  # in braces: no function
+                return [("{",), ("name", rate[2] + "'" * int(rate[1] or 1)), ("}",)]
+            return [("TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text)]
         case "matrix":
             return [(piece[1:4], re.findall(r"\w+", piece)[1])]
         case "row" | "numbers":
@@ -281,6 +282,12 @@ class Parser:
             return token
         raise Unread(f"{self.text!r} in place of {' or '.join(kinds) or 'a sign'}")
 
+    def ends(self, ahead=0):
+        """Does an item end there, or behind an exponent?"""
+        if self.peek(ahead).kind == "^":
+            ahead += 4 if self.peek(ahead + 1).kind == "{" else 2
+        return self.peek(ahead).kind in ENDS
+
     def attempt(self, rule, *given, keep=True):
         """What a rule reads, or None where it reads nothing. Then, or without `keep`, nothing is
         taken."""
@@ -355,6 +362,9 @@ class Parser:
 
     def part(self):
         """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
+        if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
+                self.peek(1).kind in ("run", "word")):
+            self.i += 1
         node = self.words() or self.ratio()
         while self.kind in ("∪", "∖") or self.text == "U" or (
                 node[0] in ("numbers", "union", "minus") and self.kind == "-"):
@@ -451,7 +461,7 @@ class Parser:
                 numbers = left[0] == "num" and self.kind == "num"  # 1/2x is x/2
                 least = 0 if kind == "over" else POWER if numbers else PRODUCT + 1
                 right = self.expression(least)
-                if numbers and right[0] == "*" and right[2] in (unit("deg"), unit("%")):  # 1/2 %
+                if numbers and right[0] == "*" and right[2][0] == "name":  # 1/2%
                     return ("*", ("/", left, right[1]), right[2])
                 return scaled("/", left, right)
             case "choose":
@@ -505,6 +515,8 @@ class Parser:
                 return node
             case "\\{":
                 return self.set()
+            case "FUNC" if token.text == "sec" and before in BEHIND and self.ends():  # 5 m/sec^2
+                return unit("s")
             case "FUNC":
                 return self.function(token.text)
             case "unit" if self.kind not in ENDS:  # \$5
@@ -606,9 +618,10 @@ class Parser:
             text += token.text.lstrip("\\") if token.kind not in ("{", "}") else ""
         return text
 
-    def subscript(self):
+    def subscript(self, name=""):
         self.expect("_")
-        if self.kind == "run" and len(self.text) == 2:  # m_pc^2, but v_max
+        if self.kind == "run" and len(self.text) == 2 and (
+                name in GREEK or self.peek(1).kind == "^"):  # m_pc^2 and \omega_nt, but R_eq
             self.tokens[self.i:self.i + 1] = [Token("name", letter) for letter in self.text]
         return "_" + self.argument_text()
 
@@ -617,7 +630,8 @@ class Parser:
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
         while self.kind in ("_", "'"):
-            name += self.subscript() if self.kind == "_" else KINDS.get(self.text, self.take().text)
+            name += (self.subscript(name) if self.kind == "_"
+                     else KINDS.get(self.text, self.take().text))
         return ("name", name)
 
     def function(self, function):
@@ -631,8 +645,6 @@ class Parser:
                 raise Unread("a subscript of a function")
             else:
                 base = self.argument()
-        if function == "sec" and self.kind in ENDS:  # 5 m/sec^2
-            return ("^", unit("s"), exponent) if exponent else unit("s")
         if self.kind in ("(", "[", "{"):
             argument = self.bracket(self.take())
         else:
@@ -666,15 +678,15 @@ class Parser:
             return node and ("^", node, num(SQUARES[word.lower()]))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
-        end = 2 * (self.kind == "/" and bool(unit_name(self.peek(1).text)))  # 5 m/s
-        end += 4 * (self.peek(end).kind == "^")  # m^{2}
-        letter = before == "/" and start in ("word", "unit") or before == "num" and token.gap and (
-            start in ENDS and self.peek(end).kind in ENDS) if token.kind == "name" else (
+        speed = word == "m" and self.kind == "/" and self.peek(1).text == "s" and self.ends(2)
+        letter = before == "/" and start in ("word", "unit") or token.gap and (
+            before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
+            ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
-            if self.kind == "/" and end:
-                self.tokens[self.i + 1] = Token("word", self.peek(1).text)
+            if speed:
+                self.tokens[self.i + 1] = Token("word", "s")
             return unit(name)
 
 

@@ -299,45 +299,53 @@ def points_only(node):
 
 
 def bare(name):
-    """A name without the number of a solution: x of x_1 and x_{1,2}, or of x_{\\max}."""
+    """A name without the number of a solution: x of x_1 and x_{1,2}."""
     known = name and name[0] == "name"
-    return ("name", re.sub(r"_(?:[\d,]+|max|min)$", "", name[1])) if known else name
+    return ("name", re.sub(r"_[\d,]+$", "", name[1])) if known else name
 
 
 def named(node):
     """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
     to be equal besides. A value without a name has that of the last one, or None."""
-    names, values, claims = [], [], []
+    names, values, claims, own = [], [], [], []
     for item in items_of(node) if node[0] == "list" else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
         if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]):  # 3 = x
             sides.reverse()
-        own = [*itertools.takewhile(label, sides[:-1])]
-        rest = sides[len(own):]
+        before, own = own, [*itertools.takewhile(label, sides[:-1])]
+        rest, own = sides[len(own):], own or before
         if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
-        match (own or names[-1:] or [None])[0], rest[-1]:
-            case ("seq", _, _, mine), ("seq", _, _, several) if (
-                    len(mine) == len(several) and item is node):
-                names, values = [*mine], [*several]
-            case name, last:
-                several = last[1] if last[0] in ("list", "set") else [last]
-                names, values = names + [name] * len(several), values + [*several]
+        last, member = rest[-1], chained and "∈" in item[2]
+        if member and last[0] == "seq":
+            last = ("union", last)  # no pair, an interval
+        for value in last[1] if last[0] in ("list", "set")[:1 + member] else [last]:
+            match (own or [None])[0], value:
+                case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
+                    names, values = names + [*mine], values + [*parts]
+                case name, _:
+                    names, values = names + [name], values + [value]
     return names, values, claims
 
 
-def put_together(names, values):
-    """One value, a sequence of those of several names, or a list: of those of one name, or of
-    sequences where several names come again and again."""
+def put_together(names, values, others):
+    """One value; a sequence of those of several names, in the order of the others' where these are
+    the same; or a list: of those of one name, of sequences where the names come again and again,
+    else of names with their values."""
     if len(values) == 1:
         return values[0]
-    n, times = len({*names}), len(names) // len({*names})
-    if n == 1 or names != names[:n] * times:
-        return ("list", (*values,), ())
-    rows = [("seq", "(", ")", (*values[i * n:(i + 1) * n],)) for i in range(times)]
-    return rows[0] if times == 1 else ("list", (*rows,), ())
+    alike_named = {*others} == {*names}
+    order = [*dict.fromkeys(others if alike_named else names)]
+    n = len(order)
+    rows = [dict(zip(names[i:i + n], values[i:i + n])) for i in range(0, len(names), n)]
+    if n > 1 and all(len(row) == n for row in rows):
+        rows = [("seq", "(", ")", tuple(row[name] for name in order)) for row in rows]
+        return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
+    if n > 1 and alike_named and all(names):
+        values = [("seq", "(", ")", pair) for pair in zip(names, values)]
+    return ("list", (*values,), ())
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -401,7 +409,8 @@ def same_reals(a, b):
     chains = [[side for n in inside(node) if n[0] == "chain"
                for side in n[1] if side[0] not in SETS] for node in (a, b)]
     names = [{bare(name) for side in sides if (name := unknown(side))} for sides in chains]
-    if max(map(len, names)) > 1 or all(names) and names[0] != names[1]:
+    if max(map(len, names)) > 1 or all(names) and names[0] != names[1] or any(
+            len({*map(unknown, n[1])} - {None}) > 1 for n in inside((a, b)) if n[0] == "chain"):
         return False
     try:
         found = [end(side) for side in chains[0] + chains[1] if not unknown(side)]
@@ -462,8 +471,8 @@ def words(a, b):
     if not kinds & {"word", "run"} or "chain" in kinds:
         return None
     if kinds <= {"word", "run"}:
-        mine, its = (re.sub("^(?:an?|the) ", "", text.lower()) if text == "No" or len(text) > 2
-                     and not re.search(r"\B[A-Z]", text) else text for text in (a[1], b[1]))
+        mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
+                     or text == "No" else text for text in (a[1], b[1]))
         word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
         if mine == its or "word" in kinds or any(
                 len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(
@@ -480,8 +489,8 @@ def real_sets(a, b):
     if b[0] == "list" and not is_set(b) and "or" not in b[2]:
         return False
     return a == b or same_reals(a, b) or (
-        a[0] == b[0] == "list" and a[2] == b[2] and all_alike(a[1], b[1])) or (
-        a[0] == b[0] == "chain" and same_equation(a, b))
+        a[0] == b[0] == "chain" and same_equation(a, b)) or (
+        a[0] == b[0] == "list" and ("or" in a[2]) == ("or" in b[2]) and lists(a, b))
 
 
 def equations(a, b):
@@ -501,11 +510,14 @@ def equations(a, b):
             if len(told) == len(x) == len(y) and told.keys() == {*y}:
                 return all(alike(told[name], gold) or same_but_constants(told[name], gold, True)
                            for name, gold in zip(y, its_values))
+        short, *_, long = sorted((str(name[1]) for name in mine + its), key=len)
+        if len(mine) == len(its) == 1 and long in (f"{short}_max", f"{short}_min"):
+            return alike(values[0], its_values[0])
         if {*mine} != {*its} or len({*mine}) == len(mine):
             return False
     elif any(its) and its_values[-1][0] in ("run", "word"):
         return False  # MR = SRMC
-    ours, theirs = put_together(mine, values), put_together(its, its_values)
+    ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
     if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
     return alike(ours, theirs)
