@@ -17,7 +17,6 @@ import torch
 
 from engine import parallel, vllm_settings
 from engine.completion import RUINED, Completion
-from engine.vllm_settings import Resources
 
 
 def has_vllm():
@@ -46,11 +45,11 @@ class VLLMSampler:
     dtype, head_dtype: as for Policy; the weights are in dtype, too. max_length: of prompt and
     completion together, in tokens. eos: ids that end a completion. stop: a text that ends one, and
     stays in it. adapters: rank and alpha of the policy's; in 16 bits they stay beside the weights.
-    Under torchrun each rank makes one, and all do so together."""
+    resources: of vllm_settings. Under torchrun each rank makes one, and all do so together."""
 
     def __init__(self, model, *, dtype, max_length, eos, head_dtype="model", stop=None,
                  adapters=None, resources=None):
-        settings = vllm_settings.of_this_machine(resources or Resources(), max_length)
+        settings = vllm_settings.of_this_machine(resources, max_length)
         import vllm
 
         from engine.loading import pretrained, text_config  # imports more than flags need

@@ -510,9 +510,10 @@ def equations(a, b):
             if len(told) == len(x) == len(y) and told.keys() == {*y}:
                 return all(alike(told[name], gold) or same_but_constants(told[name], gold, True)
                            for name, gold in zip(y, its_values))
-        short, *_, long = sorted((str(name[1]) for name in mine + its), key=len)
-        if len(mine) == len(its) == 1 and long in (f"{short}_max", f"{short}_min"):
-            return alike(values[0], its_values[0])
+        if len(mine) == len(its) == 1:
+            short, long = sorted((str(name[1]) for name in mine + its), key=len)
+            if long in (f"{short}_max", f"{short}_min"):
+                return alike(values[0], its_values[0])
         if {*mine} != {*its} or len({*mine}) == len(mine):
             return False
     elif any(its) and its_values[-1][0] in ("run", "word"):
