@@ -44,6 +44,7 @@ from harness.flags import dtype_of_sampler, parse_args
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory, or of half a machine's, as parallel.memory has it
+KEPT = 0.5e9   # of a CPU's: freed memory that glibc keeps, 0.3 to 0.9 GB in bench/measured.md
 NO_WORDS = SimpleNamespace(get_vocab=dict)  # in place of the tokenizers, which are not read
 MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, update), "
         "--lora_rank, and on a GPU less --gpu_memory_utilization (beside an awake vLLM), --offload "
@@ -211,12 +212,13 @@ def rehearse(args, method, memory, cpu=False):
 # ---------------------------------------------------------------------------- the verdict
 
 def program_bytes(model):
-    """-> the most memory that this process had, with the model's tokenizer, without its tensors."""
+    """-> the most memory that this process had, with the model's tokenizer, without its tensors,
+    and what a run's process keeps of what it freed."""
     try:
         AutoTokenizer.from_pretrained(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         parallel.say(f"the tokenizer's memory is not counted: {data.hub.reason(e)}")
-    return parallel.peak_memory()
+    return parallel.peak_memory() + KEPT
 
 
 def report(args, f, memory, gpus, program=0):
