@@ -207,6 +207,7 @@ def run(args, trainer, sampler, tokenizer, eos, train_set, test_set):
         s.groups, s.batch = sampled(s, args.temperature, 0)
         for check in (check_sampler, check_ends, check_rewards, check_wrong, check_memory,
                       check_split, check_sync):
+            say(f"      {check.__name__.replace('_', ' ')} ...")  # each may take minutes
             for subject, figure, right, change in check(s):
                 failed += not right
                 say(f"{' ok ' if right else 'FAIL'}  {subject}: {figure}"
