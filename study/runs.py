@@ -195,6 +195,8 @@ def score(model, task, folder, out):
 
 def begin_child(folder):
     """What a child prints goes into a file. -> its folder and that file"""
+    import torch
+    torch.set_num_threads(1)  # one thread makes torch's pool anew, before several threads load
     out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
