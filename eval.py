@@ -27,7 +27,7 @@ from engine.vllm_settings import Resources
 from harness import checksums, failures
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
-from harness.log import versions, warn_of_versions
+from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
@@ -113,7 +113,6 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
-    warn_of_versions()
     with failures.refusing("eval.py"):
         tokenizer, eos, lengths = read_tokenizer(
             args.model, problems, args.template, args.template_kwargs,

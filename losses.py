@@ -744,10 +744,12 @@ def selected(method, tokens):
     return weight, numbers
 
 
-def loss_terms(method, tokens, max_tokens, size=None, kl_coef=0.0, kl_unbiased=False, **hp):
+def loss_terms(method, tokens, max_tokens, size=None, kl_coef=0.0, kl_unbiased=False,
+               entropy_coef=0.0, **hp):
     """policy_loss's arguments -> the bound Method; the masked Tokens; {name: scalar}, whose
     sum is the loss; and {name: number} to log."""
     method, tokens = with_hyperparameters(method, hp), tokens.masked()
+    entropy, tokens.entropy = tokens.entropy, tokens.entropy.detach()
     size = size or step_size(tokens.mask, max_tokens, tokens.group)
     token_loss, numbers = with_numbers(method.call(method.objective, tokens))
     weight, of_selects = selected(method, tokens)
@@ -764,6 +766,10 @@ def loss_terms(method, tokens, max_tokens, size=None, kl_coef=0.0, kl_unbiased=F
         kl = method.call(method.aggregate, kl, tokens.mask, size, group=tokens.group)
         terms["kl_loss"] = kl_coef * kl
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
+    if entropy_coef:
+        bonus = method.call(method.aggregate, entropy * pass_weight, tokens.mask, size,
+                            group=tokens.group)
+        terms["entropy_loss"] = -entropy_coef * bonus
     return method, tokens, terms, numbers
 
 
@@ -772,8 +778,9 @@ def policy_loss(method, tokens, max_tokens, *, size=None, **options):
 
     tokens: the whole step; or a slice of it, with the step_size of the whole as `size`: the losses
     of all slices add up to the step's (a whole_step method must see all of it). Options: kl_coef
-    weighs the k3 estimate of KL(pi | pi_ref), kl_unbiased multiplies it by rho; and hyperparameters
-    in place of the row's. Raises ValueError for a hyperparameter out of range."""
+    weighs the k3 estimate of KL(pi | pi_ref), kl_unbiased multiplies it by rho; entropy_coef weighs
+    tokens.entropy, whose gradient is of this term alone; and hyperparameters in place of the row's.
+    Raises ValueError for a hyperparameter out of range."""
     _, _, terms, _ = loss_terms(method, tokens, max_tokens, size, **options)
     return sum(terms.values())
 

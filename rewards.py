@@ -24,7 +24,8 @@ from graders.equal import refuse as refuse_wrong
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+             ast.Div: operator.truediv, ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 # ------------------------------------------------------------------ Countdown
@@ -41,42 +42,21 @@ def the_answer(completion):
 
 def arithmetic(text, longest=200):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
-    Unparsed. The limits bound recursion and numbers; int() takes digits that are not ASCII's."""
-    if len(text) > longest or text.count("(") > 40:
-        raise Unparsed("too long to be an expression")
-    tokens, numbers = [*re.findall(r"[0-9]+|\S", text), " "], []  # " " marks the end
+    Unparsed. The limits bound recursion and numbers."""
+    if len(text) > longest or text.count("(") > 40 or not re.fullmatch(r"[-+*/()0-9\s]+", text):
+        raise Unparsed("no short expression in + - * / ( ) and whole numbers")
+    plain, numbers = re.sub(r"\b0+(?=[0-9])", "", " ".join(text.split())), []
 
-    def chain(symbols, operand):
-        """The value of operand {symbol operand}, from the left."""
-        value = operand()
-        while tokens[0] in symbols:
-            symbol, right = tokens.pop(0), operand()
-            if symbol == "/" and right == 0:
-                raise Unparsed("division by zero")
-            value = OPERATORS[symbol](value, right)
-        return value
-
-    def product():
-        return chain("*/", atom)
-
-    def atom():
-        token = tokens.pop(0)
-        if token in "+-":
-            return atom() if token == "+" else -atom()
-        if token == "(":
-            value = chain("+-", product)
-            if tokens.pop(0) != ")":
-                raise Unparsed("a bracket is not closed")
-            return value
-        if not re.fullmatch("[0-9]+", token):
-            raise Unparsed(f"unexpected {token!r}")
-        numbers.append(int(token))
-        return Fraction(token)
-
-    value = chain("+-", product)
-    if tokens[0] != " ":
-        raise Unparsed(f"unexpected {tokens[0]!r}")
-    return value, numbers
+    def value(node):
+        if isinstance(node, ast.Constant):
+            numbers.append(node.value)
+            return Fraction(node.value)
+        operands = [value(x) for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+        return OPERATORS[type(node.op)](*operands)
+    try:
+        return value(ast.parse(plain, mode="eval").body), numbers
+    except (SyntaxError, LookupError, AttributeError, ZeroDivisionError) as e:
+        raise Unparsed(f"no expression: {e}") from None
 
 
 def countdown(completion, answer):
@@ -245,12 +225,11 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS):
     """-> P lists of worker.Results, (reward, fault): a verifier's exceptions are faults and not
     raised; errors and time-outs are printed, those of a kind once.
 
-    problems: P dicts with "verifier" or "reward", a name in REWARDS, and "answer". completions: for
-    each, a list of texts. timeout: seconds for one, instead of its verifier's."""
-    jobs = [worker.Job(name, [text, p["answer"]], timeout or row.seconds, row.least)
+    problems: P dicts with "verifier", a name in REWARDS, and "answer". completions: for each, a
+    list of texts. timeout: seconds for one, instead of its verifier's."""
+    jobs = [worker.Job(p["verifier"], [text, p["answer"]], timeout or row.seconds, row.least)
             for p, texts in zip(problems, completions, strict=True)
-            for name in [p.get("verifier") or p["reward"]] for row in [verifier(name)]
-            for text in texts]
+            for row in [verifier(p["verifier"])] for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
     faults = Counter((job.name, job.seconds, result.fault) for job, result in zip(jobs, results)
                      if result.fault and result.fault.kind in ("error", "timeout"))

@@ -52,14 +52,10 @@ def load_set(name, split, data_dir, options):
 
 
 def local_rows(name, split, folder):
-    """The rows of a set's file in a folder, each with its place: of the file of a split, else of
+    """The rows of a set's file in a folder, each with its place: of NAME_SPLIT.jsonl, else of
     NAME.jsonl, which is both splits."""
-    whole, *of_split = [Path(folder, f"{name}{end}.jsonl")
-                        for end in ("", f"_{split}", f"/{split}")]
-    path, *others = [path for path in of_split if path.exists()] or [whole]
-    if others:
-        raise DataError(f"--data_dir {folder} has {name}_{split}.jsonl and {name}/{split}.jsonl")
-    return json_lines(path)
+    of_split = Path(folder, f"{name}_{split}.jsonl")
+    return json_lines(of_split if of_split.exists() else Path(folder, f"{name}.jsonl"))
 
 
 def json_lines(path):
@@ -107,8 +103,6 @@ def load_file(path):
 
 def problem_of_row(place, row, number):
     """A row of a user's file as a problem; its id is `number` where it has none."""
-    if "reward" in row:  # the field's name before
-        row = {"verifier": row["reward"], **row}
     if missing := {"answer", "verifier"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")

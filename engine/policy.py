@@ -156,7 +156,7 @@ def gather_rows(batch, parts, outputs):
     return parallel.all_reduce(whole)  # each row is one rank's, and 0 elsewhere
 
 
-def rows_to_learn(batch, method, entropy_coef, kl_coef=0.0, **_):
+def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
     """The rows of a step that can have a gradient: all, or those with an advantage, where a
     completion without one has none. If none is left, row 0: its gradient is 0, not None, and AdamW
     still steps."""
@@ -173,14 +173,7 @@ def compute_logprobs(policy, batch):
     return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
-def entropy_term(method, tokens, entropy, size, entropy_coef):
-    """The entropy bonus as a term of the loss, aggregated as the method's tokens are."""
-    weighted = entropy if tokens.weight is None else entropy * tokens.weight
-    return -entropy_coef * method.call(method.aggregate, weighted, tokens.mask, size,
-                                       group=tokens.group)
-
-
-def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x: x, **options):
+def backward(policy, batch, method, max_tokens, scale=lambda x: x, **options):
     """Adds the gradient of one optimizer step on `batch` to the parameters' .grad -> its metrics.
 
     scale: GradScaler.scale, float16 only; options: of losses.policy_loss. The gradient is the same
@@ -191,13 +184,9 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     size = step_size(batch.mask, max_tokens, batch.tokens(None, None).group)
 
     def loss_of(part, logprobs, entropy):
-        tokens = part.tokens(logprobs, entropy.detach())
-        loss = policy_loss(method, tokens, max_tokens, size=size, **options)
-        if entropy_coef:
-            loss = loss + entropy_term(method, tokens, entropy, size, entropy_coef)
-        return loss
+        return policy_loss(method, part.tokens(logprobs, entropy), max_tokens, size=size, **options)
 
-    learnt = rows_to_learn(batch, method, entropy_coef, **options)
+    learnt = rows_to_learn(batch, method, **options)
     parts = rank_micro_batches(policy, batch, learnt)
     outputs, d_outputs = [], None
     if method.whole_step and len(parts) * parallel.world() > 1:
@@ -218,9 +207,5 @@ def backward(policy, batch, method, max_tokens, entropy_coef=0.0, scale=lambda x
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)
-    step = batch.tokens(logprobs, entropy)
-    metrics = step_metrics(method, step, max_tokens, **options)
-    if entropy_coef:
-        metrics["entropy_loss"] = entropy_term(method, step, entropy, size, entropy_coef)
-        metrics["loss"] += metrics["entropy_loss"]
+    metrics = step_metrics(method, batch.tokens(logprobs, entropy), max_tokens, **options)
     return {**metrics, "learnt_tokens": batch.lengths[learnt].sum()}

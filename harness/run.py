@@ -188,7 +188,7 @@ class Run(AbstractContextManager):
             **self.times, "perf/tokens_per_s": self.sampled / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        warnings = log.warnings(record, self.first, self.best, batch.advantages, samples[0], args)
+        warnings = log.warnings(record, self.first, self.best, batch.advantages, args)
         for kind, text in warnings.items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")

