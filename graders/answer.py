@@ -52,11 +52,9 @@ class Token(NamedTuple):
 
 
 def table(name):
-    """The lines "kind: words" of a file of this folder, which go on in indented lines
-    -> {kind: words}"""
+    """The lines "kind: words" of a file of this folder -> {kind: words}"""
     text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    rows = (line.partition(": ") for line in re.sub(r"\n +", " ", text).splitlines()
-            if line[0] != "#")
+    rows = (line.partition(": ") for line in text.splitlines() if line[0] != "#")
     return {kind: words.split(" ") for kind, _, words in rows}
 
 
@@ -69,14 +67,15 @@ UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
 UNITS |= {word: word for word in WORDS["COUNTED"]}
 UNITS |= {name: names.split("/")[0] for names in WORDS["ALIASES"] for name in names.split("/")}
 NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], WORDS["NUMBERS"][1::2]))
+WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
+               "[¼-¾⅐-⅞]": "{%s}"}
 PIECE = re.compile(r"""
     (?P<mixed>(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
         |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
-        \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
+        \ *(?:\{\ *[0-9]+\ *\}|[0-9])|\{[0-9]+⁄[0-9]+\}))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
     |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
-    |(?P<vulgar>[0-9]*[¼-¾⅐-⅞])
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
@@ -92,8 +91,7 @@ PIECE = re.compile(r"""
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
-    |(?P<raised>[⁰¹²³⁴-⁹⁻]+)|(?P<lowered>[₀-₉]+)|(?P<greek>[Α-ω])
-    |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
+    |(?P<greek>[Α-ω])|(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
     |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
     |(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
@@ -117,8 +115,7 @@ def spelled(piece, font):
 
 
 def special(kind, piece):
-    """The tokens of a number, as Fraction reads it, or of what stands for itself: dx/dt, a mark, a
-    Greek letter."""
+    """The tokens of a number, as Fraction reads it, of dx/dt, a mark or a Greek letter."""
     plain = unicodedata.normalize("NFKC", piece)
     match kind:
         case "num":
@@ -134,11 +131,6 @@ def special(kind, piece):
         case "thousands":  # but 0,111
             digits = piece.replace(",", "." * (piece[:2] == "0,"), 1)
             return [("num", re.sub("[^0-9.]", "", digits))]
-        case "vulgar":
-            part = unicodedata.normalize("NFKC", piece[-1]).replace("⁄", "/")
-            return [("num", str(int(piece[:-1] or 0) + Fraction(part)))]
-        case "raised" | "lowered":
-            return [("^" if kind == "raised" else "_",), *tokens("{%s}" % plain)]
         case "derivative":
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
             if rate := re.fullmatch(r"d(?:\^(\d))?(.+)dt(?:\^\d)?", text):  # in braces: no function
@@ -162,9 +154,10 @@ def special(kind, piece):
 
 def tokens(text, commas=True):
     """-> the Tokens of a text, without its markup. commas: may they part thousands?"""
-    text = re.sub("[\uff01-\uff5e″]+", lambda m: unicodedata.normalize("NFKC", m[0]), text)
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
+    for signs, form in WRITTEN_OUT.items():
+        text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, braces, gap, opened, at, depth = [], [], False, False, 0, 0
     while at < len(text):
         match = PIECE.match(text, at)
@@ -182,11 +175,6 @@ def tokens(text, commas=True):
                 if piece == "}":
                     del braces[-1:]
             case "letters" | "command" | "sign":
-                if kind == "command":  # \pix
-                    known = (n for n in range(min(len(piece), 20), 2, -1) if piece[:n] in KINDS
-                             or piece[1:n].removeprefix("var") in GREEK + FUNCTIONS)
-                    piece = piece[:next(known, None)]
-                    at = match.start() + len(piece)
                 new = spelled(piece, any(braces))
             case _:
                 new = special(kind, piece)
@@ -201,7 +189,8 @@ def tokens(text, commas=True):
 # ------------------------------------------------------------------ the grammar
 
 RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
-CLOSING = ["", *") ] } \\} row & end".split()]
+HEDGES = {*RELATIONS, *SEPARATORS, *"|±∪", "TODO"}  # signs of an answer that leaves others open
+CLOSING = ["", *") ] } \\} row end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
 NAMED_SETS = dict(zip(SETS, SETS), natural="N", positive="N", integer="Z", integers="Z")
@@ -209,7 +198,7 @@ BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
 SQUARES = {"square": 2, "sq": 2, "cubic": 3}
 SUM, PRODUCT, IMPLICIT, POWER = 10, 20, 30, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
-         "^": POWER, **dict.fromkeys("!%°'", 60)}
+         "^": POWER, **dict.fromkeys("!%°", 60)}
 FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
@@ -249,8 +238,7 @@ class Parser:
 
     def __init__(self, found, constants):
         self.tokens, self.i, self.constants = [*found], 0, constants
-        # open | |; brackets in which a comma parts entries; is : such that?
-        self.bars, self.depth, self.colon = 0, 0, False
+        self.closing = ()  # the tokens that end the list which is read
 
     # -------------------------------------------------------------- taking tokens
 
@@ -288,30 +276,19 @@ class Parser:
             ahead += 4 if self.peek(ahead + 1).kind == "{" else 2
         return self.peek(ahead).kind in ENDS
 
-    def attempt(self, rule, *given, keep=True):
-        """What a rule reads, or None where it reads nothing. Then, or without `keep`, nothing is
-        taken."""
-        state, found = self.__dict__.copy(), None
+    def attempt(self, rule, *given):
+        """What a rule reads, or None where it reads nothing. Then nothing is taken."""
+        state = self.__dict__.copy()
         try:
-            found = rule(*given)
+            return rule(*given)
         except Unread:
-            keep = False
-        if not keep:
             self.__dict__.update(state)
-        return found
-
-    def within(self, rule, *given, bars=0, depth=0, colon=False):
-        """What a rule reads within brackets."""
-        state = self.bars, self.depth, self.colon
-        self.bars, self.depth, self.colon = bars, self.depth + depth, colon
-        node = rule(*given)
-        self.bars, self.depth, self.colon = state
-        return node
 
     # -------------------------------------------------------------- lists, items, parts
 
     def answer(self, *closing):
         """A list, up to one of the tokens `closing`, which stays."""
+        around, self.closing = self.closing, closing
         items, separators, where = [self.item()], [], None
         while self.kind not in ("", *closing):
             separator = None
@@ -323,6 +300,7 @@ class Parser:
                 raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
             separators.append(separator or ",")
             items.append(self.item())
+        self.closing = around
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
         return ("where", node, *where) if where else node
 
@@ -341,7 +319,8 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.expect(")")
-        if not name or not found or not (separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
+        if not name or {*found} <= {*", a an and".split(), *","} or not (
+                separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
@@ -398,7 +377,7 @@ class Parser:
             half = self.take().text.lower() if self.word in ("am", "pm") else ""
             return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
         parts = [self.expression()]
-        while not self.colon and self.take(":"):
+        while ":" not in self.closing and self.take(":"):
             parts.append(self.expression())
         if len(parts) == 1:
             return parts[0]
@@ -421,19 +400,19 @@ class Parser:
                 node = self.infix(node, kind)
 
     def starts_a_factor(self):
-        """Does the next token begin a factor? A number side by side with one does not, nor [ where
-        it closes ]2, 3[, nor | where it closes |x|, nor a bracket with a condition."""
+        """Is a factor next? None is [ that closes ]2, 3[, | that closes |x|, ( of a condition."""
         token, before, after = self.peek(), self.peek(-1).kind, self.peek(1).kind
         match token.kind:
             case "|":
-                return not self.bars and not self.colon
+                return "|" not in self.closing
             case "[":
-                return not self.depth or after not in ("", "∪", *SEPARATORS)
+                return after not in ("", "∪", *SEPARATORS)
             case "num":
                 return before not in ("num", "°", "unit", "%", "word") or (
                     token.gap and before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
-                return not self.attempt(self.condition, keep=False)
+                ahead = Parser(self.tokens[self.i:], "")
+                return not ahead.attempt(ahead.condition)
             case "run" | "word":
                 return self.word not in (*WORDS["FILLERS"], "am", "pm")
         return token.kind in FACTORS and token.text != "U"
@@ -470,20 +449,15 @@ class Parser:
                 return ("f", "factorial2" if self.take("!") else "factorial", left)
             case "%":
                 return ("*", left, unit("%"))
+            case "°" if self.text in ("C", "F"):  # 25 °C
+                return ("*", left, unit("°" + self.take().text))
             case "°":
-                return self.degrees(left)
+                if self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
+                    left = ("+", left, num(Fraction(self.take().text) / 60))
+                    self.i += 1
+                return ("*", left, unit("deg"))
             case "^":
                 return self.power(left)
-        raise Unread("a prime behind no name")
-
-    def degrees(self, left):
-        """25 °C, 30° 15'"""
-        if self.text in ("C", "F"):
-            return ("*", left, unit("°" + self.take().text))
-        if self.kind == "num" and self.peek(1).kind == "'":
-            left = ("+", left, num(Fraction(self.take().text) / 60))
-            self.i += 1
-        return ("*", left, unit("deg"))
 
     def power(self, left):
         """What stands behind ^: a group, a number, or a factor without brackets."""
@@ -534,7 +508,7 @@ class Parser:
                 return ("const", "π") if token.kind == "π" else ("inf",)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
-                node = self.within(self.expression, bars=closing == "|")
+                node = self.answer(closing)
                 self.expect(closing)
                 return ("f", name, node)
             case "√":
@@ -548,16 +522,12 @@ class Parser:
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
-        index = num(3 if token.text == "∛" else 2)
-        if self.take("["):
-            index = self.expression()
-            self.expect("]")
+        index = self.bracket(self.take()) if self.kind == "[" else num(2 + (token.text == "∛"))
         number = token.text[0] != "\\" and self.kind == "num"
         return ("^", self.prefix() if number else self.argument(), ("/", num(1), index))
 
     def segment(self):
-        """Cuts the next run of letters: a unit behind a number, else a function, a Greek letter, or
-        a single one."""
+        """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
         text = self.text
         if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
                 self.peek().gap or not text.isupper()):
@@ -579,14 +549,11 @@ class Parser:
         return self.bracket(self.take()) if self.kind in ("{", "(") else self.prefix()
 
     def bracket(self, opening):
-        """{ } around an argument or a list; ( ), [ ] or one of each around a sum, or a list of
-        two."""
-        node = self.within(self.answer, ")", "]", "[", "}", depth=opening.kind != "{")
+        """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
+        node = self.answer(")", "]", "[", "}")
         pair = opening.kind + self.expect(")", "]", "[", "}").kind
         if node[0] == "list" and "{" not in pair:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
-        if pair not in ("{}", "()", "[]"):
-            raise Unread("brackets of two kinds around one value")
         if node[0] == "word" and pair == "{}" and unit_name(node[1]):
             return unit(unit_name(node[1]))
         if self.kind == "_" and node[0] == "name":
@@ -597,10 +564,10 @@ class Parser:
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
         if self.take("\\}"):
             return ("set", (), ())
-        node = self.within(self.answer, "\\}", "|", ":", bars=1, depth=1, colon=True)
+        node = self.answer("\\}", "|", ":")
         if self.take("|", ":"):
             where = self.attempt(self.condition, True)
-            inner = where or self.within(self.answer, "\\}")
+            inner = where or self.answer("\\}")
             if inner[0] == "chain" and "=" in inner[2]:
                 raise Unread("a set of equations")
             node = ("where", node, *where) if where else ("union", inner)
@@ -635,8 +602,7 @@ class Parser:
         return ("name", name)
 
     def function(self, function):
-        """\\sin^2 x, \\log_2(8), \\arcsin \\frac12: the argument is in brackets, or the factors up
-        to a sign, another function or a bracket."""
+        """\\sin^2 x, \\log_2(8), \\sin 2x \\cos x: of brackets, or of the factors up to others."""
         base, exponent = num(10), None
         while token := self.take("_", "^"):
             if token.kind == "^":
@@ -660,18 +626,15 @@ class Parser:
 
     def matrix(self):
         """The rows as a sequence of sequences, a column as one."""
-        rows = [[]]
+        rows = []
         while not self.take("end"):
-            if self.take("row"):
-                rows.append([])
-            elif not self.take("&"):
-                rows[-1].append(self.within(self.item, depth=1))
-        rows = [("seq", "", "", tuple(row)) for row in rows if row]
-        return ("seq", "", "", tuple(row[3][0] if len(row[3]) == 1 else row for row in rows))
+            if not self.take("row"):
+                row = self.answer("row", "end")
+                rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
+        return ("seq", "", "", tuple(rows))
 
     def unit(self, token):
-        """A unit, if letters that were taken are one: words in \\text, a letter in \\text behind a
-        factor, 5 m² with white space, km/h, square meters, apples; else None."""
+        """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
         word, before, start = token.text, self.peek(-2).kind, self.peek(-3).kind
         if word.lower() in SQUARES:
             node = self.unit(self.expect(*LETTERS))
@@ -749,16 +712,11 @@ def read(text, constants="ei", commas=True):
 
 
 def parsed(found, constants):
-    """-> the value of tokens; with ± those of all signs as one list, of lists their entries, each
-    once."""
+    """-> the value of tokens; with ± a list of those of all signs, or of their entries, once."""
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
     if sum(map(len, signs)) > len(found) + 4:
         raise Unread("more than sixteen values")
-    readings = [*itertools.product(*signs)]
-    if opposite := {"\\mp", "∓"} & {token.text for token in found}:  # all upper signs, or all lower
-        readings = [[Token("+-"[(token.text in opposite) != lower]) if token.kind == "±" else token
-                     for token in found] for lower in (False, True)]
-    values = [Parser(signed, constants).answer() for signed in readings]
+    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
     if len(values) == 1:
         return values[0]
     several = values[0][0] in ("list", "set")
