@@ -70,9 +70,10 @@ NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], WORDS["NUMBERS"][1::2]))
 WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
 PIECE = re.compile(r"""
-    (?P<mixed>(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
+    (?P<mixed>(?:[0-9]+\s*)?\{[0-9]+⁄[0-9]+\}
+        |(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
         |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
-        \ *(?:\{\ *[0-9]+\ *\}|[0-9])|\{[0-9]+⁄[0-9]+\}))
+        \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
     |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
@@ -121,8 +122,9 @@ def special(kind, piece):
         case "num":
             return [(kind, plain.replace("−", "-").replace(" ", "").rstrip("."))]
         case "mixed":
-            digits = re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))
-            return [("num", str(int(digits[0]) + Fraction(int(digits[1]), int(digits[2]))))]
+            digits = ["0", *re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))]
+            whole, part, of = map(int, digits[-3:])
+            return [("num", f"{whole * of + part}/{of}")]
         case "repeating":
             start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
             period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
@@ -294,7 +296,7 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if where := self.attempt(self.condition, bool(separator)):
+            if "row" not in closing and (where := self.attempt(self.condition, bool(separator))):
                 break
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
                 raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
@@ -312,14 +314,14 @@ class Parser:
             said = token.text if token.kind in ("numbers", *LETTERS) else token.kind
             if token.kind == "name" and name is None:
                 name = ("name", said)
-            elif token.kind == "numbers" or said in WORDS["FILLERS"] or (
-                    said in SETS and found[-1:] == ["∈"]):
+            elif len(found) < 12 and (token.kind == "numbers" or said in WORDS["FILLERS"] or (
+                    said in SETS and found[-1:] == ["∈"])):
                 found.append(said)
             else:
                 raise Unread("no condition")
         if bracket:
             self.expect(")")
-        if not name or {*found} <= {*", a an and".split(), *","} or not (
+        if not name or {*found} <= {*", a an and | : is are".split()} or not (
                 separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
@@ -509,6 +511,8 @@ class Parser:
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 node = self.answer(closing)
+                if node[0] in ("list", "chain", "where", "union"):
+                    raise Unread("no number between bars")
                 self.expect(closing)
                 return ("f", name, node)
             case "√":
@@ -554,6 +558,8 @@ class Parser:
         pair = opening.kind + self.expect(")", "]", "[", "}").kind
         if node[0] == "list" and "{" not in pair:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
+        if pair not in ("{}", "()", "[]"):
+            raise Unread("brackets of two kinds around one value")
         if node[0] == "word" and pair == "{}" and unit_name(node[1]):
             return unit(unit_name(node[1]))
         if self.kind == "_" and node[0] == "name":
@@ -716,7 +722,11 @@ def parsed(found, constants):
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
     if sum(map(len, signs)) > len(found) + 4:
         raise Unread("more than sixteen values")
-    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
+    readings = [*itertools.product(*signs)]
+    if opposite := {"\\mp", "∓"} & {token.text for token in found}:  # all upper signs, or all lower
+        readings = [[Token("+-"[(token.text in opposite) != lower]) if token.kind == "±" else token
+                     for token in found] for lower in (False, True)]
+    values = [Parser(signed, constants).answer() for signed in readings]
     if len(values) == 1:
         return values[0]
     several = values[0][0] in ("list", "set")
