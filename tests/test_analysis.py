@@ -193,7 +193,6 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["table", folders[0], "--model", "x"], "--model"), (["table"], "required"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
             (["passk", folders[0]], "passk is none of"), (["nope", empty], "nope is none of"),
-            (["curves", folders[0], "--out", empty], "no file in a folder"),
             (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "no file in a folder")):
         assert message in refused(capsys, main, *args), args
     for args, message in (

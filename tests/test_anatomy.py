@@ -91,8 +91,6 @@ def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
         said = refused(capsys, main, command, file, "--model", tmp_path / "nope")
         assert "nope cannot be used" in said
     assert "do not divide" in refused(capsys, main, "steps", file, "--steps", 7)
-    with pytest.raises(ValueError, match="do not divide"):
-        next(rollout.walk(kept, 7))
 
 
 def test_what_is_wrong_is_said(tmp_path, capsys):
@@ -103,12 +101,10 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
             (["page", __file__], "no rollout that"), (["steps", file], "no rollout that"),
             (["subsets", file], f"anatomy: {file}: it is no rollout that train.py"),
             (["page", file, "--methods", "grpo,nope"], "no such method: nope; there are"),
-            (["page", file, "--methods", "grpo,"], "no such method: ; there are"),
             (["page", file, "--methods", "grpo, grpo --eps_lwo 0.1"],
              "did you mean --eps_low?; --help lists them; grpo has --eps_low, --eps_high, --dual"),
             (["page", file, "--methods", "dr_grpo --eps_low x"], "--eps_low: invalid float"),
             (["steps", file, "--methods", "grpo"], "--methods is no flag of steps"),
-            (["subsets", file, "--lr", "1"], "--lr is no flag of subsets"),
             (["page"], "required"), (["tokens", file], "tokens is none of steps, subsets"),
             (["page", file, file], "page takes one file that train.py --save_rollouts kept"),
             (["steps", empty], "steps takes one file"), (["subsets", "x.pt"], "not x.pt"),

@@ -3,12 +3,11 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from conftest import ROOT
-from helpers import read_rows
+from helpers import python, read_rows
 
 DIFFS = sorted((ROOT / "examples/changes").glob("*.diff"))
 SMALL = ("--rollouts 2 --problems_per_rollout 16 --group_size 8 --steps_per_rollout 2 "
@@ -23,8 +22,7 @@ def test_a_change_trains(diff, copy):
     apply = ["git", "apply", diff]
     subprocess.run(apply, **alone, check=True)
     assert subprocess.run([*apply, "--check"], **alone).returncode, "nothing was changed"
-    done = subprocess.run([sys.executable, "train.py", *SMALL, "run"], cwd=copy,
-                          capture_output=True, text=True)
+    done = python("train.py", *SMALL, "run", cwd=copy)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]
     first, last = read_rows(copy / "run")
     assert first["optim/grad_norm"] > 0 and last["rollout"] == 2

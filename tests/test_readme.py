@@ -203,7 +203,6 @@ def test_every_number_of_the_theory_is_in_the_code_below_it():
             assert number.rstrip("0").rstrip(".") in code, number
 
 
-
 SMALL = ("--sampler transformers --problems_per_rollout 4 --group_size 4 --eval_problems 4 "
          "--eval_samples 2 --max_tokens 16 --max_prompt_tokens 32")
 

@@ -187,8 +187,7 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     assert asked == [("rewards", [
         ("math", ["a", "5"], 4.0, 0), ("math", ["b", "5"], 4.0, 0),
         ("code", ["c", dict(tests=[])], 600.0, 0), ("table", ["d", 3], 4.0, 0),
-        ("table", ["e", 3], 4.0, 0),
-    ], 3)]
+        ("table", ["e", 3], 4.0, 0)], 3)]
     grade(problems, texts, timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
     with pytest.raises(ValueError):

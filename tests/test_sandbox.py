@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(
 
 IO = [dict(input="3\n", output="6\n"), dict(input="5\n", output="10\n")]
 FN = [dict(input="3", output="6"), dict(input="5", output="10")]
-TWO = [dict(input="2\n1 2\n", output="3\n")]
 
 # The runner has libc where this process has it, which was forked from it. Its kill becomes:
 # setpgid(0, 0), prctl(PR_SET_PDEATHSIG, 0), errno = ESRCH, return -1; and its _exit waits for ever.
@@ -59,8 +58,6 @@ CASES = [
     S("removes its folder", 1, "import os, shutil\nANSWER\n"
       "shutil.rmtree(os.getcwd(), ignore_errors=True)"),
     S("sys.stdin.read", 1, "import sys\nprint(int(sys.stdin.read())*2)"),
-    S("iterate stdin", 1, "import sys\nfor line in sys.stdin:\n    print(int(line)*2)"),
-    S("buffer", 1, "import sys\ninput=sys.stdin.buffer.readline\nANSWER"),
     S("open(0)", 1, "print(int(open(0).read())*2)"),
     S("os.read", 1, "import os\nos.write(1,str(int(os.read(0,100))*2).encode())"),
     S("sys.exit(0)", 1, "import sys\nANSWER\nsys.exit(0)"), S("exit()", 1, "ANSWER\nexit()"),
@@ -72,7 +69,6 @@ CASES = [
       "d=defaultdict(int); heappush([],1); print(sqrt(4)==2 and int(input())*2)"),
     S("future import", 1, "from __future__ import annotations\nANSWER"),
     S("stderr noise", 1, "import sys\nprint('x'*100000,file=sys.stderr)\nANSWER"),
-    S("lines", 1, "n=int(input())\na=list(map(int,input().split()))\nprint(sum(a))", TWO),
     S("write a file in /tmp or here", 1, "open('x.txt','w').write('6')\nANSWER"),
     S("big integers", 1, "x=3**20000\ns=str(x)\nANSWER"),
     *([S("deep recursion in C", 1,  # Later versions limit it themselves.
@@ -402,8 +398,7 @@ def test_a_killed_grader_takes_its_program_along(tmp_path):
 
 
 @pytest.mark.parametrize("system, tool, why", [
-    ("Darwin", "/bin/x", "takes Linux, and this is Darwin"),
-    ("FreeBSD", "/bin/x", "takes Linux, and this is FreeBSD"), ("Linux", None, "util-linux"),
+    ("Darwin", "/bin/x", "takes Linux, and this is Darwin"), ("Linux", None, "util-linux"),
     ("Linux", "/bin/x", "the kernel does not let this user: the sandbox did not start")])
 def test_a_refusal_says_why_and_what_the_flag_would_do(system, tool, why, monkeypatch):
     monkeypatch.setattr(sandbox.platform, "system", lambda: system)

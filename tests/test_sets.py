@@ -193,20 +193,6 @@ def test_answers_that_a_reward_cannot_grade_are_left_out_and_named(tmp_path, cap
         assert str(answer) in line and "data/README.md" in line
 
 
-def test_what_is_not_there(tmp_path):
-    write(tmp_path, "gsm8k").unlink()
-    (tmp_path / "gsm8k.jsonl").mkdir()
-    for name, folder, message in (
-            ("nope", None, "no such data set; there are countdown, "),
-            ("aime24", tmp_path, "/aime24.jsonl cannot be read: No such file"),
-            ("gsm8k", tmp_path, "gsm8k.jsonl cannot be read: Is a directory"),
-            (str(tmp_path / "x.jsonl"), None, "No such file")):
-        with pytest.raises(data.DataError, match=message):
-            data.load(name, "test", folder)
-    with pytest.raises(data.DataError, match="no train split"):
-        data.load("aime24", "train")
-
-
 def test_templates(tokenizer, monkeypatch):
     def text(problem, template=None):
         return tokenizer.decode(encode(tokenizer, problem, template))

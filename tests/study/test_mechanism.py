@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import re
 import statistics
 
 import pytest
@@ -16,7 +15,6 @@ STORED = json.loads(UPDATES.read_text())
 OF_STEPS = dict(seeds=[  # as Gemma's
     {name: x for name, x in rollout.items() if name not in ("far", "subsets")}
     for rollout in STORED["seeds"]])
-VERDICTS = {"follows", "holds", "opposite", "not certain", "reproduced", "direction alone", ""}
 
 
 @pytest.mark.parametrize("says, mean, than, size, verdict", [  # mean +- 0.1, about 0.25 as 95%
@@ -47,18 +45,6 @@ def test_g_is_counted_in_the_direction_that_it_has_over_all_rollouts():
 @pytest.fixture(scope="module")
 def rows():
     return {row.claim: row for row in mechanism.rows(STORED, OF_STEPS)}
-
-
-def test_every_claim_has_a_number_and_a_verdict(rows):
-    assert len(rows) == len(mechanism.rows(STORED, OF_STEPS)) <= 25 and len(STORED["seeds"]) == 8
-    for row in rows.values():
-        assert re.search(r"\d", row.measured) and row.place and row.claim and row.paper, row
-        assert row.verdict in VERDICTS or re.match(r"contradicts eq\. \d\d", row.verdict), row
-        assert "|" not in "".join(row) and "nan" not in row.measured, row
-        assert row.verdict or "not judged" in row.measured
-        # what both have is the same here
-        assert row.gemma in (row.measured, "") and row.gemma_verdict in (row.verdict, "")
-    assert sum(row.gemma != "" for row in rows.values()) == 8
 
 
 def test_a_row_is_what_the_stored_numbers_give(rows):

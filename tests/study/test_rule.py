@@ -67,11 +67,6 @@ def test_a_contrast_is_a_mean_over_shared_rates_tasks_and_contrasts():
         rule.values(found, ["a/16 - c/16"])
 
 
-def test_the_terms_of_a_contrast():
-    assert rule.terms("a/16 - b/2 - clip_0.1/16 + b/2") == [
-        (1, "a", 16), (-1, "b", 2), (-1, "clip_0.1", 16), (1, "b", 2)]
-
-
 def test_scores_of_a_run():
     run = run_of(0.3, [(0, 0.9), (5, 0.2), (10, 0.4), (15, 0.4)], **{"policy/ess": 0.9})
     scores = ("test", "pass", "early", "best", "peak", "policy/ess")
