@@ -114,9 +114,9 @@ def check_step(method, reference=False):
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
     pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
     require(not method.like_reinforce or pushed.max() <= 0,
-            "at ratio 1 its gradient has the other sign than the policy gradient's on some token: "
-            "is a minus missing, or a .detach() of the ratio before log pi? like_reinforce=False "
-            "in the row says that this is meant")
+            f"at ratio 1 the gradient of {named(method.objective)} has the other sign than the "
+            "policy gradient's on some token: is a minus missing, or a .detach() of the ratio "
+            "before log pi? like_reinforce=False in the row says that this is meant")
     if not pushed.any():
         print("train.py: at ratio 1 the method has no gradient: it cannot learn from the first "
               "optimizer step of a rollout", file=sys.stderr)

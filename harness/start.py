@@ -100,8 +100,8 @@ def load_data(args):
         refuse(f"{e}{other}")
     learnt = {*map(data.cluster, rows)}
     if both := sum(data.cluster(p) in learnt for p in test_set):
-        say(f"{both} of the {len(test_set)} held-out problems of {held_out} are learnt from, too, "
-            "and say little of others; --eval_data names other problems")
+        say(f"{both} of the {len(test_set)} held-out problems of {held_out} are training "
+            "problems, too, and say little of others; --eval_data names other problems")
     roots = args.roots + [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
     known = {"problems": checksums.of_problems(rows),
              "held-out problems": test_set and checksums.of_problems(test_set),
@@ -117,7 +117,8 @@ def not_too_long(args, problems, lengths, source, made=False):
     short = [problem for problem, n in zip(problems, lengths) if n <= limit]
     if left_out := len(problems) - len(short):
         if made or not short:
-            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens")
+            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens; "
+                   "give so many")
         say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are longer "
             f"than --max_prompt_tokens {limit}")
     return short
