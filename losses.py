@@ -38,11 +38,11 @@ class Tokens:
 
     Each field is [B, T]; where mask is False, a token is padding or left out (--mask_truncated)."""
 
-    logprobs: torch.Tensor        # log pi, the only field with a gradient
+    logprobs: torch.Tensor        # log pi, the only field whose gradient functions see
     old_logprobs: torch.Tensor    # log pi_old, of the policy that the ratio is taken against
     advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
-    entropy: torch.Tensor         # nats, no gradient: of pi; where a row has passes, as scored
+    entropy: torch.Tensor         # nats, of pi, detached for functions; of passes, as scored
     sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes

@@ -117,8 +117,8 @@ def not_too_long(args, problems, lengths, source, made=False):
     short = [problem for problem, n in zip(problems, lengths) if n <= limit]
     if left_out := len(problems) - len(short):
         if made or not short:
-            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens; "
-                   "give so many")
+            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens: "
+                   "raise it")
         say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are longer "
             f"than --max_prompt_tokens {limit}")
     return short
