@@ -6,9 +6,8 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from harness.stats import half_width
 from harness.tables import markdown_table
-
-STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # of 2 to 10 seeds
 
 
 def grouped(runs, program="analysis"):
@@ -30,9 +29,8 @@ def grouped(runs, program="analysis"):
 
 
 def interval(values):
-    """Student's 95% interval of the mean over seeds, two or more; of more than ten a bit wide."""
-    mean, n = fmean(values), len(values)
-    half = STUDENT[min(n, 10) - 2] * stdev(values) / n ** 0.5
+    """Student's 95% interval of the mean over seeds, two or more."""
+    mean, half = fmean(values), half_width(len(values), stdev(values) / len(values) ** 0.5)
     return mean - half, mean + half
 
 

@@ -482,6 +482,14 @@ def equations(a, b):
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
         return False
     mine, its = [*map(bare, names)], [*map(bare, its_names)]
+    numbered, its_numbered = ({name for name in x if bare(name) != name and "," not in name[1]}
+                              for x in (names, its_names))
+    distinct = len({*mine}) == len(mine) > 1 and all(mine)
+    turned = distinct and b[0] == "seq" and {n[1] for n in mine} <= {*"xyz"} and (
+        mine != sorted(mine))  # y = 2, x = 1 is not (2, 1)
+    if turned or numbered and its_numbered and numbered != its_numbered or (  # a_5 = 10, a_6 = 10
+            distinct and "or" in a[2] and a[2:] != b[2:]):
+        return False
     if any(mine) and any(its):
         for x, y in (names, its_names), (mine, its):
             told = dict(zip(x, values))

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -77,8 +77,3 @@ def folder_fault(model):
         return f"--model {model} is a run's folder, not a model's; its checkpoints: {checkpoints}"
     if folder.exists() and not (folder / "config.json").is_file():  # a pipe would never end
         return f"--model {model} is not a Hugging Face folder: it has no config.json"
-    with suppress(ValueError, AttributeError):  # of a damaged index: loading says so
-        for index in folder.glob("*.index.json"):
-            shards = map(Path, json.loads(index.read_text())["weight_map"].values())
-            if any(path.is_absolute() or ".." in path.parts for path in shards):
-                return f"--model {model}: {index.name} names files outside of the folder"

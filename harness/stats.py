@@ -1,8 +1,7 @@
-"""Statistics of scores: mean@n, pass@k, maj@n, the standard error, the bootstrap interval."""
+"""Statistics of scores: mean@n, pass@k, maj@n, standard errors, intervals."""
 
 import itertools
 import math
-import random
 from collections import defaultdict
 from statistics import fmean as mean
 
@@ -54,23 +53,24 @@ def paired(problems, groups, others):
     return result
 
 
-def interval(values, clusters, limits):
-    """The 95% percentile interval of the mean, by bootstrap over the clusters.
+STUDENT = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # of 2 to 10 values
 
-    values: one per problem, because samples of one problem are not independent. At most 10,000
-    resamples (5 clusters have 3,125) are all used, else so many random ones, of over 100 clusters
-    2,000. limits: the least and the largest possible value. Where all n are equal, up to 3.7 / n of
-    all clusters may still lie at a limit (Clopper and Pearson): the ends are the means then."""
-    parts, rng = by_cluster(values, clusters), random.Random(0)
-    n = len(parts)
+
+def half_width(n, error):
+    """Of Student's 95% interval of the mean of n values. error: the mean's standard error."""
+    return error * (STUDENT[n - 2] if n <= 10 else 1.96 + 2.4 / (n - 2))  # to a thousandth
+
+
+def interval(values, clusters, limits):
+    """Student's 95% interval of the mean, over clusters. values: one per problem, because samples
+    of one problem are not independent. limits: the least and the largest possible value. Where all
+    n are equal, up to 3.7 / n of all clusters may still lie at a limit (Clopper and Pearson): the
+    ends are the means then."""
+    n, middle, error = len({*clusters}), mean(values), standard_error(values, clusters)
     if min(values) == max(values):
-        return tuple(values[0] + (1 - 0.025 ** (1 / n)) * (end - values[0]) for end in limits)
-    if n**n <= 10_000:
-        resamples = itertools.product(parts, repeat=n)
-    else:
-        resamples = (rng.choices(parts, k=n) for _ in range(2000 if n > 100 else 10_000))
-    means = sorted(mean(itertools.chain(*resample)) for resample in resamples)
-    return means[int(0.025 * len(means))], means[math.ceil(0.975 * len(means)) - 1]
+        return tuple(middle + (1 - 0.025 ** (1 / n)) * (end - middle) for end in limits)
+    half = half_width(n, error) if error else math.inf
+    return max(limits[0], middle - half), min(limits[1], middle + half)
 
 
 def summarise(problems, groups):
@@ -91,7 +91,7 @@ def summarise(problems, groups):
 def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
     n = len(groups[0])
-    ends = interval(by_problem(groups)[f"mean@{n}"], map(data.cluster, problems), limits=(0, 1))
+    ends = interval(by_problem(groups)[f"mean@{n}"], [*map(data.cluster, problems)], (0, 1))
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
     if vote and not others:

@@ -115,13 +115,13 @@ def test_pass_at_k_of_runs(folders):
 
 
 def test_students_interval():
-    """1, ..., 5 have the standard error sqrt(2.5 / 5); of more than ten seeds ten's quantile."""
+    """1, ..., 5 have the standard error sqrt(2.5 / 5); quantiles from a table of Student's t."""
     assert runs.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(
         (3 - 2.776 * 0.5**0.5, 3 + 2.776 * 0.5**0.5))
     assert runs.interval([0.3, 0.3]) == (0.3, 0.3)
-    for n in (10, 11, 100):
-        low, high = runs.interval([0.0, 1.0] * n)
-        assert high - low == pytest.approx(2.262 / (2 * n - 1) ** 0.5)
+    for n, quantile in ((10, 2.262), (12, 2.201), (20, 2.093), (30, 2.045), (200, 1.972)):
+        low, high = runs.interval([0.0, 1.0] * (n // 2))
+        assert high - low == pytest.approx(quantile / (n - 1) ** 0.5, rel=1e-3)
 
 
 def test_a_standard_error_is_no_score(tmp_path):

@@ -271,11 +271,11 @@ def test_two_evaluations_of_the_same_problems_are_compared(tmp_path, capsys, ref
     capsys.readouterr()
     graded(tmp_path / "new", own, new, "--against", str(tmp_path / "base"))  # it is continued
     table = capsys.readouterr().out
-    assert f"| {own} | mean@2 | 0.750 | 0.500 | +0.250 | +0.000 to +0.500 |" in table
-    assert f"| {own} | pass@2 | 1.000 | 0.500 | +0.500 | +0.000 to +1.000 |" in table
+    assert f"| {own} | mean@2 | 0.750 | 0.500 | +0.250 | -1.000 to +1.000 |" in table
+    assert f"| {own} | pass@2 | 1.000 | 0.500 | +0.500 | -1.000 to +1.000 |" in table
     assert (tmp_path / "new" / "eval.md").read_text() == table
     against = json.loads((tmp_path / "new" / "eval.json").read_text())["against"][own]
-    assert against["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=0, high=1)
+    assert against["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=-1, high=1)
     again = ["--completions", tmp_path / "new.jsonl", "--benchmarks", own, "--out",
              tmp_path / "new", "--against"]
     for folder, words in (("none", "--against: there is no file "),

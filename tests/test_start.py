@@ -156,15 +156,6 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
         read_tokenizer(str(tmp_path))
 
 
-def test_shards_outside_of_a_folder_are_not_read(base, tmp_path, capsys):
-    model = shutil.copytree(base, tmp_path / "model")
-    for name in ("../other.safetensors", str(tmp_path / "other.safetensors")):
-        (model / "model.safetensors.index.json").write_text(json.dumps(dict(
-            weight_map={"lm_head.weight": name})))
-        assert "names files outside of the folder" in helpers.refused(
-            capsys, train.main, "--model", model)
-
-
 def test_half_a_surrogate_pair_in_a_prompt_names_its_line(tmp_path, capsys):
     path = Path(own_file(tmp_path, "5"))
     path.write_text(path.read_text() + json.dumps(
