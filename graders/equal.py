@@ -412,7 +412,7 @@ def alike(a, b):
     """Are two typed values the same? a: of an answer, b: of the gold answer."""
     if "unread" in (a[0], b[0]):
         return a == b
-    return next((bool(verdict) for rule in RULES if (verdict := rule(a, b)) is not None), False)
+    return bool(next(verdict for rule in RULES if (verdict := rule(a, b)) is not None))
 
 
 def items_of(node):
