@@ -620,9 +620,9 @@ class Parser:
         if self.kind in ("(", "[", "{"):
             argument = self.bracket(self.take())
         else:
-            argument = self.expression(POWER - 1)
+            argument = self.expression(POWER)
             while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "beg"):
-                argument = ("*", argument, self.expression(POWER - 1))
+                argument = ("*", argument, self.expression(POWER))
         if function in CIRCULAR:  # 30° in radians
             argument = replaced(argument, {unit("deg"): ("/", ("const", "π"), num(180))})
             if exponent == num(-1):
