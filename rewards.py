@@ -97,7 +97,7 @@ def math(completion, gold):
     answer = final_answer(completion)
     if equal(answer, gold):
         return 1.0
-    refuse_wrong(answer, gold)  # raises UnparsedGold, Hedge or Unparsed
+    refuse_wrong(answer, gold)  # may raise UnparsedGold, Hedge or Unparsed
     return 0.0
 
 

@@ -55,7 +55,7 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
 
 def score(trainer, groups, args):
     """-> the Batch of the groups' completions, with the entropies of the present weights and the
-    log probabilities of all other policies, and metrics: entropy, and gaps to them."""
+    log probabilities of all policies, and metrics: entropy, and gaps to the other policies."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)

@@ -1,7 +1,7 @@
 """Many ranks. torchrun starts a process for each GPU. Each rank has a shard of the weights (FSDP2)
 and a sampler, samples its share of the problems, and puts its share of each optimizer step through
 the model. Every rank gathers all completions and log probabilities, and computes advantages and
-losses of the whole. With one process the collectives change nothing.
+metrics of the whole. With one process the collectives change nothing.
 """
 
 import glob

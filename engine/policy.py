@@ -110,6 +110,7 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
+        # targets: the completions' tokens, predicts: the place before each
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):

@@ -1,4 +1,4 @@
-"""Checkpoints: ordinary Hugging Face folders with the master weights, and trainer.pt, a dict of
+"""Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
 `trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of the Run (flags,
 method state, pending rollouts, totals, its first record and best score).
 
@@ -22,7 +22,7 @@ from harness.failures import RunFailed
 from harness.files import checkpoint_folders, default_out, write, writing
 from losses import require
 
-# flags that a resumed run may change: training depends on them by rounding and draws alone
+# flags that a resumed run may change: training depends on them by rounding and draws at most
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "

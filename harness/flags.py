@@ -201,7 +201,7 @@ def add_flags(flag, section):
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>")
+    flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>, later with .2")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also where training depends on what has changed")
     flag("wandb", None, "Weights & Biases project to log to, too")

@@ -173,8 +173,9 @@ def warnings(record, first, best, advantages, args):
             f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
             "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
             "2505.22617) or a lower --lr usually helps")
-    if record is first:  # of 16 bits as --check; float8 is another policy
-        usual = math.inf if args.sampler_dtype == "float8" else 0.05
+    if record is first:  # of 16 bits as --check; float8 or another temperature is another policy
+        same = args.sampler_dtype != "float8" and args.sampler_temperature == args.temperature
+        usual = 0.05 if same else math.inf
     else:
         usual = max(10 * first[GAP], USUAL_GAP[args.dtype])
     if record[GAP] > usual:

@@ -95,7 +95,7 @@ def benchmark_results(problems, groups):
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
     if vote and not others:
-        # an answer on which the verifier failed has no vote
+        # an unread one, or where the verifier failed, has no vote
         wrong = [[vote(row["completion"]) for row in rows
                   if row["reward"] != 1 and row["fault"] in (None, "hedge")] for rows in groups]
         results[f"maj@{n}"] = mean(votes.majority(of, sum(row["reward"] == 1 for row in rows))

@@ -273,15 +273,17 @@ RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GA
 def test_a_collapse_is_said(change, kind, words):
     first = {**RECORD, "rollout": 1}
     found = log.warnings({**RECORD, **change}, first, log.held_out(first), torch.ones(1),
-                         SimpleNamespace(dtype="float32", sampler_dtype="float32"))
+                         SimpleNamespace(dtype="float32"))
     assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
 
 
 def test_a_model_that_does_not_end_and_a_sampler_that_differs_at_once_are_said():
     first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51, log.GAP: 0.06}
-    for sampler_dtype, kinds in (("bfloat16", ["cut off", "gap"]), ("float8", ["cut off"])):
-        found = log.warnings(first, first, log.held_out(first), torch.ones(1),
-                             SimpleNamespace(dtype="bfloat16", sampler_dtype=sampler_dtype))
+    for sampler_dtype, temperature, kinds in (("bfloat16", 1.0, ["cut off", "gap"]), (
+            "float8", 1.0, ["cut off"]), ("bfloat16", 1.2, ["cut off"])):
+        found = log.warnings(first, first, log.held_out(first), torch.ones(1), SimpleNamespace(
+            dtype="bfloat16", sampler_dtype=sampler_dtype, temperature=1.0,
+            sampler_temperature=temperature))
         assert list(found) == kinds and "--stop TEXT" in found["cut off"]
 
 
