@@ -298,7 +298,7 @@ def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
     generator, seen = torch.Generator().manual_seed(1), []
     for _ in range(draws // 500):
         tokens, logprobs = draw(logits.expand(500, V), 1.0, 1.0, generator)
-        assert (logprobs - log_pi[tokens]).abs().max() < 1e-6
+        assert (logprobs - log_pi[tokens]).abs().max() < 2e-6  # 1e-6 is half a digit beyond 16
         seen.append(tokens[:, 0])
     probable = log_pi.argsort(descending=True)  # bins of like tokens expect 20 draws or more
     expected = log_pi.exp()[probable] * draws
