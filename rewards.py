@@ -83,21 +83,21 @@ def final_answer(completion):
     """The last box after </think>, with those joined to it; else the last <answer>, or Unparsed."""
     text = re.sub("(?i)<(/?)answer>", r"<\1answer>", after_thinking(completion))
     text = re.sub(r"\\boxed *(-?[0-9.]*[0-9])(?![0-9A-Za-z{])", r"\\boxed{\1}", text)
-    answer = last_boxed(text)
-    if answer is None:
-        _, begin, answer = text.rpartition("</answer>")[0].rpartition("<answer>")
-        answer = answer if begin else ""
-    if not answer.strip():
+    pred = last_boxed(text)
+    if pred is None:
+        _, begin, pred = text.rpartition("</answer>")[0].rpartition("<answer>")
+        pred = pred if begin else ""
+    if not pred.strip():
         raise Unparsed("no closed box and no answer")
-    return answer.strip()
+    return pred.strip()
 
 
-def math(completion, gold):
+def math(completion, answer):
     """1 for a final answer that equals the gold answer, else 0."""
-    answer = final_answer(completion)
-    if equal(answer, gold):
+    pred = final_answer(completion)
+    if equal(pred, answer):
         return 1.0
-    refuse_wrong(answer, gold)  # may raise UnparsedGold, Hedge or Unparsed
+    refuse_wrong(pred, answer)  # may raise UnparsedGold, Hedge or Unparsed
     return 0.0
 
 
