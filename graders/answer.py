@@ -203,6 +203,8 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          "^": POWER, **dict.fromkeys("!%°", 60)}
 FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
+SAID = {"all real numbers": ("numbers", "R"),
+        **dict.fromkeys(["no solution", "no solutions", "no real solutions"], ("set", (), ()))}
 OPAQUE = "fghFGH"  # functions that nothing is known of
 LISTS = "list set seq chain word".split()
 
@@ -368,8 +370,8 @@ class Parser:
             product = inner.attempt(inner.expression)
             product = product if inner.i == len(inner.tokens) else None
         self.i += n
-        if text.lower() == "all real numbers":
-            return ("numbers", "R")
+        if text.lower() in SAID:
+            return SAID[text.lower()]
         return ("run", text, product) if product else ("word", text)
 
     def ratio(self):
@@ -700,7 +702,7 @@ def read(text, constants="ei", commas=True):
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
             if not said or value[0] in ("word", "run") and not re.search("[0-9]", said) and (
                     not words & {*WORDS["DOUBTS"], "and", *"bcdefghij"}) or (
-                    not words and value[0] in "num * / ^".split()):
+                    not words and value[0] in "num + * / ^".split()):
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
             base = WORDS["BASES"].index(based[2]) + 2 if based[2] in WORDS["BASES"] else based[2]

@@ -277,9 +277,13 @@ def points_only(node):
 
 
 def bare(name):
-    """A name without the number of a solution: x of x_1 and x_{1,2}."""
-    known = name and name[0] == "name"
-    return ("name", re.sub(r"_[\d,]+$", "", name[1])) if known else name
+    """A name without the number of a solution, x of x_1 and x_{1,2}, or its variable, y of y(x)."""
+    match name:
+        case ("name", text):
+            return ("name", re.sub(r"_[\d,]+$", "", text))
+        case ("*", function, ("()", ("name", "t" | "x"))):
+            return function
+    return name
 
 
 def named(node):
@@ -424,10 +428,10 @@ def all_alike(x, y):
 
 
 def choices(a, b):
-    """(C) is C, c and (C) Plane, but (D) 2 is not (D) 1."""
+    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
     if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
-        return None
+        return alike(a[2], b) if a[0] == "choice" and a[2] else None
     said = [node[2] if node[0] == "choice" else None for node in (a, b)]
     return letters[0] == letters[1] and (None in said or alike(*said))
 
