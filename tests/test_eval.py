@@ -66,6 +66,7 @@ def test_interval():
         assert interval([1.0] * n, range(n), (0, 1)) == pytest.approx((1 - bound, 1), abs=1e-4)
         assert interval([0.5] * n, range(n), (0, 1))[1] == pytest.approx(0.5 + bound / 2, abs=1e-4)
         assert interval([0.0] * n, range(n), (-1, 1)) == pytest.approx((-bound, bound), abs=1e-4)
+    assert interval([0.0, 1.0, 0.0, 1.0], [1, 1, 2, 2], (0, 1)) == (0, 1)  # of clusters as good
     assert interval([0.0] * 8, "aaaabbbb", (0, 1)) == interval([0.0] * 2, "ab", (0, 1))
 
 
