@@ -16,21 +16,15 @@ def pass_at_k(n, correct, k):
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def by_cluster(values, clusters):
-    """The values of each cluster. clusters: the cluster of each value."""
-    found = defaultdict(list)
-    for value, cluster in zip(values, clusters, strict=True):
-        found[cluster].append(value)
-    return list(found.values())
-
-
 def standard_error(values, clusters):
     """Of the mean of the problems' values, over clusters (arXiv 2411.00640, sec. 2.2), or None."""
-    middle, parts = mean(values), by_cluster(values, clusters)
-    if len(parts) == 1:
+    middle, sums = mean(values), defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[cluster] += value - middle
+    if len(sums) == 1:
         return None
-    spread = sum(sum(value - middle for value in part) ** 2 for part in parts)
-    return (spread * len(parts) / (len(parts) - 1)) ** 0.5 / len(values)
+    spread = sum(x**2 for x in sums.values())
+    return (spread * len(sums) / (len(sums) - 1)) ** 0.5 / len(values)
 
 
 def by_problem(groups):
