@@ -188,11 +188,6 @@ def full(x):
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def shard_of(x):
-    """A copy of this rank's shard of a tensor, or of all of it."""
-    return (x.to_local() if hasattr(x, "to_local") else x).clone()
-
-
 @torch.no_grad()
 def weights(policy, merged=True):
     """Yields the model's weights, LoRA merged into them, by their names in state_dict(): one at a

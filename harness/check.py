@@ -95,20 +95,19 @@ def check_wrong(s):
 
 
 def gradient(s, batch, budget):
-    """This rank's shards of the gradient of an optimizer step on the batch, in micro-batches of at
-    most `budget` tokens. It is scaled on the way, as float16 needs: a power of 2 rounds nothing."""
+    """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens.
+    It is scaled on the way, as float16 needs: a power of 2 rounds nothing."""
     scale, method = 2.0**10, s.trainer.method
     with s.policy.using(budget=budget):
         for _, in_pass in minibatches(batch, method, steps=1, seed=0, rollout=0):
             backward(s.policy, in_pass, method, s.args.max_tokens, scale=lambda x: x * scale)
-    shards = [parallel.shard_of(p.grad).div_(scale) for p in s.policy.parameters()
-              if p.grad is not None]
+    gradients = [p.grad.div_(scale) for p in s.policy.parameters() if p.grad is not None]
     s.policy.zero_grad()
-    return shards
+    return gradients
 
 
-def norm(shards):
-    return parallel.all_reduce(sum(x.double().square().sum() for x in shards)).sqrt().item()
+def norm(gradients):
+    return parallel.full(torch.nn.utils.get_total_norm(gradients)).item()
 
 
 @contextmanager
