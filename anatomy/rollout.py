@@ -34,9 +34,9 @@ def bound(text, methods=METHODS):
     method, parser = methods[name], Parser("anatomy")
     for flag, value in method.flags.items():
         parser.flag(flag, value, "", type=float if value is None else None)
-    values, unknown = parser.given(flags)
+    values, unknown = parser.parse_known_args(flags)
     check_known(unknown, name, method)
-    return method.bind(**values)
+    return method.bind(**vars(values))
 
 
 @dataclass

@@ -82,20 +82,15 @@ class Parser(argparse.ArgumentParser):
         action.limit = below or (2**63 if kind is int else math.inf)
         self.rows[name] = default
 
-    def given(self, argv):
-        """-> {argument: value} of those that argv has, and the words that are none."""
-        found, unknown = self.parse_known_args(argv)
-        return vars(found), unknown
-
     def merge(self, given, *files):
         """given: the command line's values. files: (words, {flag: value}), each over those before
         it, and `given` over all; None is no value. -> args, with origin: {flag: words}"""
         args = argparse.Namespace(**self.rows, origin={})
         for words, values in files:
             self.source = f"{words}: "
-            found, _ = self.given([
+            found = vars(self.parse_args([
                 (f"--{name}" if x else f"--no-{name}") if isinstance(x, bool) else f"--{name}={x}"
-                for name, x in values.items() if name in self.rows and x is not None])
+                for name, x in values.items() if name in self.rows and x is not None]))
             vars(args).update(found)
             args.origin.update(dict.fromkeys(found, words))
         self.source = ""
@@ -227,7 +222,7 @@ def parse_args(argv, description, rehearsal=False):
                     description=description)
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
-    given, _ = parser.given(argv)
+    given = vars(parser.parse_known_args(argv)[0])
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # finds its folder
     saved = {name: x for name, x in config["flags"].items()
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
@@ -236,7 +231,8 @@ def parse_args(argv, description, rehearsal=False):
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
-    given, unknown = parser.given(argv)
+    found, unknown = parser.parse_known_args(argv)
+    given = vars(found)
     files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
