@@ -100,7 +100,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
     few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
     check_head(exact, few)
-    shared = compute.share_prompts and layout_agrees(exact, few, "shared")
+    shared = compute.share_prompts and layout_agrees(exact, few)
     exact.use_layout("padded")
     if compute.lora_rank:
         adapted = add_adapters(policy.model, compute.lora_rank, compute.lora_alpha)
@@ -120,7 +120,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
     if shared:  # the GPU's kernel may lack the model's head size
-        layout_agrees(policy, probe, "shared", backward=not frozen)
+        layout_agrees(policy, probe, backward=not frozen)
     return policy
 
 
@@ -230,11 +230,11 @@ def add_adapters(model, rank, alpha):
 
 
 @torch.no_grad()
-def layout_agrees(policy, probe, layout, backward=False):
-    """-> whether a layout has the log probabilities of "padded", and if asked a backward pass. The
-    policy keeps it if so."""
+def layout_agrees(policy, probe, backward=False):
+    """-> whether the layout "shared", which the policy then keeps, has the log probabilities of
+    "padded", and if asked a backward pass."""
     padded = policy(probe)[0]
-    policy.use_layout(layout)
+    policy.use_layout("shared")
     try:
         gaps = (policy(probe)[0] - padded)[probe.mask].abs()
         # bfloat16 rounds by about 0.01, rarely by much more
@@ -248,7 +248,7 @@ def layout_agrees(policy, probe, layout, backward=False):
     policy.zero_grad(set_to_none=True)
     agrees = max(parallel.gather(gap)) < (2e-4 if policy.dtype == "float32" else 0.05)
     if not agrees:
-        parallel.say(f"the model does not allow for the layout {layout!r} ({reason})")
+        parallel.say(f"the model does not allow for the layout 'shared' ({reason})")
         policy.use_layout("padded")
     return agrees
 

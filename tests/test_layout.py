@@ -231,7 +231,7 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     assert probe().group.tolist() == [0, 0, 0, 1] and probe().prompt_len.tolist() == [3, 3, 3, 1]
     for name in ("qwen2", "mistral"):
         chosen = policy.Policy(models[name])
-        assert loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "shared"
+        assert loading.layout_agrees(chosen, probe()) and chosen.layout == "shared"
         chosen.use_layout("padded")
     assert not capsys.readouterr().out
 
@@ -239,19 +239,19 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     mixed.model.layers[0].mlp.register_forward_pre_hook(  # each place sees the one before it
         lambda _, given: given[0] + functional.pad(given[0], (0, 0, 1, 0))[:, :-1])
     chosen = policy.Policy(mixed)
-    assert not loading.layout_agrees(chosen, probe(), "shared") and chosen.layout == "padded"
+    assert not loading.layout_agrees(chosen, probe()) and chosen.layout == "padded"
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
 
 def test_a_kernel_that_fails_in_its_backward_pass_is_found_when_a_model_is_loaded(models, capsys):
     chosen = policy.Policy(copy.deepcopy(models["qwen2"]))
-    assert loading.layout_agrees(chosen, probe(), "shared", backward=True)
+    assert loading.layout_agrees(chosen, probe(), backward=True)
     assert all(p.grad is None for p in chosen.parameters())
 
     def fail(*_):
         raise RuntimeError("head size 256")
     chosen.model.model.layers[0].register_full_backward_hook(fail)
-    assert not loading.layout_agrees(chosen, probe(), "shared", backward=True)
+    assert not loading.layout_agrees(chosen, probe(), backward=True)
     assert chosen.layout == "padded" and "'shared' (head size 256)" in capsys.readouterr().out
     assert all(p.grad is None for p in chosen.parameters())
 
@@ -268,7 +268,7 @@ def test_a_kernel_that_fails_in_its_backward_pass_is_found_when_a_model_is_loade
                   block_auto_adjust_ff_dim=False), "off by")])
 def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
     chosen = policy.Policy(random_model(getattr(transformers, f"{kind}Config")(**sizes), 2))
-    assert not loading.layout_agrees(chosen, probe(), "shared")
+    assert not loading.layout_agrees(chosen, probe())
     told = capsys.readouterr().out
     assert "does not allow for the layout 'shared'" in told and said in told
     assert chosen.model.config._attn_implementation != "end_to_end"
