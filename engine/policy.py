@@ -53,10 +53,9 @@ class Batch:
 
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""
-        group = None if self.group is None else self.group[:, None].expand_as(self.mask)
         return Tokens(logprobs, self.old_logprobs, self.advantages, self.mask, entropy,
                       sampler_logprobs=self.sampler_logprobs, ref_logprobs=self.ref_logprobs,
-                      weight=self.weight, group=group)
+                      weight=self.weight, group=self.group[:, None].expand_as(self.mask))
 
 
 def make_batch(groups, device="cpu"):
