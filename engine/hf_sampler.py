@@ -56,8 +56,7 @@ def to_float8(x):
 
 
 def float8_linear(layer, x):
-    """A linear layer, W8A8: its inputs are rounded token by token, as its weights were by
-    output."""
+    """A linear layer, W8A8: inputs are rounded token by token, as weights were by output."""
     x8, scale = to_float8(x)
     y = (F.linear(x8, layer.weight).float() * scale * layer.scale).to(x.dtype)
     return y if layer.bias is None else y + layer.bias

@@ -48,8 +48,7 @@ def experts_of(model):
 
 
 def pretrained(folder, dtype="float32"):
-    """The text model of a folder, on the CPU. Raises ValueError for quantised weights, and where
-    some are missing."""
+    """A folder's text model, on the CPU. Raises ValueError for quantised or missing weights."""
     logging.set_verbosity_error()  # a table of all missing weights, before our sentence
     config, has_parts = text_config(folder)
     if getattr(config, "quantization_config", None):
@@ -214,8 +213,7 @@ def check_head(policy, probe):
 
 
 def add_adapters(model, rank, alpha):
-    """LoRA, scaled by alpha / rank, on each linear layer but the LM head -> how many; ValueError
-    for none."""
+    """LoRA, of scale alpha / rank, on all linear layers but the head -> how many, or ValueError."""
     # parallel.weights merges these: not GPT-2's Conv1D, not the experts of a mixture
     linear = {name: module for name, module in model.named_modules()
               if type(module) is nn.Linear and module is not model.get_output_embeddings()}

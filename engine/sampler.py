@@ -1,5 +1,4 @@
-"""The samplers. This file and vllm_settings.py are the ones to change when vLLM does (0.29 to
-0.32 are tested).
+"""The samplers. When vLLM changes (0.29 to 0.32 are tested), this file and vllm_settings.py do.
 
 vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
 answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function

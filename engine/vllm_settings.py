@@ -1,5 +1,4 @@
-"""vLLM's settings that depend on the machine: a GPU's memory and CUDA graphs, or a CPU; and
-adapters as vLLM reads them."""
+"""vLLM's settings that depend on the machine, a GPU or a CPU, and adapters as vLLM reads them."""
 
 import json
 import os

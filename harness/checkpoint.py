@@ -54,8 +54,7 @@ def differing(old, new):
 
 def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
-    now: flags_of(args). sums, roots: of start.load_data. -> sums, with the run's where one is
-    unknown."""
+    now: flags_of(args). sums, roots: of start.load_data. -> sums, an unknown one as the run's."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return sums  # without a checkpoint it starts again, perhaps with other flags
     config = saved_config(args)

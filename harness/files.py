@@ -12,9 +12,8 @@ LOCKED = set()  # folders that this process has locked, as (device, inode): name
 
 
 def lock(out):
-    """Makes a folder and keeps other processes out of it while this one lives. Raises OSError, also
-    for a symbolic link in it, which would lead our files elsewhere; for another process's
-    BlockingIOError."""
+    """Makes a folder and keeps other processes out while this one lives. Raises BlockingIOError for
+    another's, OSError also for a symbolic link in it, which would lead our files elsewhere."""
     out.mkdir(parents=True, exist_ok=True)
     for path in [*out.glob("*"), *out.glob("*/*")]:
         if path.is_symlink():

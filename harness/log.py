@@ -66,8 +66,7 @@ def examples(groups, tokenizer):
 
 
 def sampler_gap(logprobs, batch):
-    """sampler/: the trainer's logprobs [N, T] against the sampler's, of the same weights. k3
-    estimates the KL divergence."""
+    """sampler/: logprobs [N, T] of the trainer less the sampler's, at equal weights; k3: the KL."""
     gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
     return {GAP: gap.abs().mean().item(), "sampler/logp_absdiff_max": gap.abs().max().item(),
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}

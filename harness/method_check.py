@@ -124,8 +124,7 @@ def check_step(method, reference=False):
 
 @torch.no_grad()
 def not_finite(method, tokens):
-    """-> what is not finite first in a failed step, by its Tokens, in words; "" where only the
-    gradient of the weights is."""
+    """-> what is not finite first in a failed step, in words; "" if only the weights' gradient."""
     made = {named(method.advantage): tokens.advantages, "the policy": tokens.logprobs}
     tokens = tokens.masked()
     for f in (*method.selects, method.objective):

@@ -146,8 +146,7 @@ def load_tokenizer(args, train_set, test_set):
 
 
 def load_sampler(args, trainer, eos):
-    """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or take over.
-    """
+    """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or load."""
     float8 = dict(float8=True) if args.sampler_dtype == "float8" else {}
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
     with refusing(f"--model {args.model} "), room_for("loading"):
