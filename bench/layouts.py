@@ -88,7 +88,7 @@ def turn(chosen, batch, name, shares, budget, score):
 def kept_gigabytes(chosen, batch, name, budget):
     """What autograd keeps of the largest micro-batch of a layout."""
     chosen.use_layout(name)
-    return max(loading.kept_bytes(chosen, batch.rows(part))[0]
+    return max(loading.kept_bytes(chosen, batch.rows(part))
                for part in layout.micro_batches(batch, budget, name)) / 1e9
 
 

@@ -252,7 +252,7 @@ def layout_agrees(policy, probe, backward=False):
 
 
 def kept_bytes(policy, batch):
-    """-> bytes that autograd keeps of a forward pass on the batch, and its tokens."""
+    """-> bytes that autograd keeps of a forward pass on the batch."""
     storages = {}
 
     def record(x):
@@ -265,8 +265,7 @@ def kept_bytes(policy, batch):
         sum(x.sum() for x in output).backward()
         policy.zero_grad(set_to_none=True)
     del output  # and with it the graph
-    tokens = int(batch.lengths.sum())
-    return sum(size for size, _ in storages.values()), tokens
+    return sum(size for size, _ in storages.values())
 
 
 def state_bytes(policy, offload, beside=0):
@@ -291,9 +290,8 @@ def token_budget(policy, probe, compute, beside=0):
     """Tokens that may go through the model at once: 0.7 of the memory that other programs and
     `state_bytes` leave, over the bytes that autograd keeps of a token, by two sizes of `probe`. On
     a CPU at most 16,384. Raises ValueError where the longest row does not fit."""
-    (few, few_tokens), (many, many_tokens) = (
-        kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
-    each, layers = (many - few) / (many_tokens - few_tokens), len(layers_of(policy.model)) or 1
+    one, four = (kept_bytes(policy, probe.rows([0] * n)) for n in (1, 4))
+    each, layers = (four - one) / (3 * probe.lengths[0].item()), len(layers_of(policy.model)) or 1
     if compute.activation_checkpointing:  # the layers' inputs, and one layer's activations
         each = each / layers + 4 * layers * policy.model.config.get_text_config().hidden_size
     state = state_bytes(policy, compute.offload, beside)

@@ -133,8 +133,8 @@ def gap_of(model):
 def bytes_of_a_token(model):
     """What autograd keeps, as loading.token_budget measures it."""
     p, batch = load(model), rollout(101)
-    (few, n), (many, m) = (loading.kept_bytes(p, batch.rows([0] * rows)) for rows in (1, 4))
-    return (many - few) / (m - n)
+    one, four = (loading.kept_bytes(p, batch.rows([0] * rows)) for rows in (1, 4))
+    return (four - one) / (3 * batch.lengths[0].item())
 
 
 def main(model, out):
