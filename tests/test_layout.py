@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import test_policy
 from engine import kernels, layout, loading, policy
 from losses import METHODS
-from test_policy import ALL_COEFFICIENTS, batch_of, same_metrics
+from test_policy import batch_of, same_metrics
 
 SIZES = dict(vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4)
@@ -104,7 +104,7 @@ def test_in_float32_and_in_16_bits(lengths):
 
 def step_gradient(model, batch, name, weigh, **settings):
     gradient = test_policy.step_gradient(policy.Policy(model, 0.8, **settings), batch,
-                                         METHODS[name], weigh, **ALL_COEFFICIENTS)
+                                         METHODS[name], weigh, kl_coef=0.1, entropy_coef=0.05)
     policy.Policy(model)  # padded again
     return gradient
 
