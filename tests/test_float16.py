@@ -79,25 +79,13 @@ def test_small_gradients_survive(small):
     assert with_scale < 0.02 and without_scale > 5 * with_scale
 
 
-@pytest.mark.parametrize("some", [range(0, 24, 3), ()], ids=["some", "none"])
-def test_rows_without_an_advantage_are_left_out(small, some, monkeypatch):
-    """As far from the update of all rows as float16 rounds; a step without any is the same step."""
-    gradients, weights = [], []
-    for every in (False, True):
-        trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")
-        batch.advantages = batch.advantages * torch.tensor([[r in some] for r in range(24)])
-        if every:
-            monkeypatch.setattr(policy, "rows_to_learn", lambda *_, **__: [*range(24)])
-        gradients.append(gradient(trainer, batch))
-        trainer.policy.zero_grad()
-        assert trainer.step(batch)["overflow"] == 0
-        taken = trainer.optimizer.state
-        assert all(taken[w]["step"] == 1 for w in trainer.policy.parameters())
-        assert trainer.schedule.last_epoch == 1
-        weights.append(weights_of(trainer))
-    left_out, whole = gradients
-    assert (left_out - whole).norm() <= 2e-3 * whole.norm() and whole.any() == bool(some)
-    assert some or torch.equal(*weights)
+def test_a_step_without_any_advantage_is_taken(small):
+    """Its gradient is 0 and not None, which the scaler would refuse."""
+    trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")
+    batch.advantages = torch.zeros_like(batch.advantages)
+    assert trainer.step(batch)["overflow"] == 0 and trainer.schedule.last_epoch == 1
+    taken = trainer.optimizer.state
+    assert all(taken[w]["step"] == 1 for w in trainer.policy.parameters())
 
 
 @pytest.mark.parametrize("sampler", ["transformers", pytest.param("vllm", marks=needs_vllm)])
