@@ -170,15 +170,6 @@ def test_selects_by_name():
             losses.row("grpo", select=names)
 
 
-def test_ties_are_taken_together():
-    """Equal contexts have entropies and covariances that differ by rounding alone."""
-    x = torch.tensor([[1.0, 2.0, 2.0 - 4e-6, 3.0], [2.0 + 4e-6, 0.0, -1.0, 9.0]])
-    tokens = Tokens(x, x, x, torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool(), x)
-    found = losses.largest(x, tokens.mask, tokens, math.floor, cov_share=0.3)
-    assert found.tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
-    assert losses.largest(x, tokens.mask & False, tokens, cov_share=0.3).sum() == 0
-
-
 loaded = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
 
 
