@@ -48,22 +48,13 @@ def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
     assert two["bytes"] == ranks.bytes_of_a_token(model) > 0
 
 
-def test_and_where_steps_have_no_row_with_an_advantage(model, two, monkeypatch):
-    """Left out or not: the same updates, with every method; on two ranks with some of each kind"""
-    for name in METHODS:
-        left_out = ranks.run(model, name, "uniform")
-        with monkeypatch.context() as patch:
-            patch.setattr(policy, "rows_to_learn", lambda batch, *_, **__: [*range(len(batch.ids))])
-            whole = ranks.run(model, name, "uniform")
-        same(whole, left_out, 1e-9)
-        if name in two["uniform"]:
-            same(whole, two["uniform"][name], 1e-9)
-        tokens, all_tokens = ([step["learnt_tokens"] for step in result["told"]]
-                              for result in (left_out, whole))
-        assert (tokens == all_tokens) != METHODS[name].skips_zero_advantage
+def test_and_where_steps_have_no_row_with_an_advantage(model, two):
+    """Of some methods of each kind. That nothing changes where rows are left out: test_policy.py"""
+    for name, result in two["uniform"].items():
+        alone = ranks.run(model, name, "uniform")
+        same(alone, result, 1e-9)
         if name == "grpo":
-            assert [step["grad_norm"] > 0 for step in whole["told"]] == [True, False, False, True]
-            assert tokens[1] < all_tokens[1] / 3  # a row stands in for none
+            assert [step["grad_norm"] > 0 for step in alone["told"]] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("option", ["shared", "checkpointing", "lora", "float32"])
