@@ -204,9 +204,8 @@ def test_a_full_gpu_when_the_engine_wakes():
 
 def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(TransformersSampler, "sample", full_gpu)
-    with pytest.raises(SystemExit) as stop:
-        evaluation.main(["--model", base, "--limit", "2", "--out", str(tmp_path)])
-    assert stop.value.code == 1 and "full in the phase sample" in capsys.readouterr().err
+    assert "full in the phase sample" in refused(
+        capsys, evaluation.main, "--model", base, "--limit", 2, "--out", tmp_path, code=1)
 
 
 def free_bytes(monkeypatch, free, total):

@@ -198,10 +198,9 @@ def test_a_file_that_cannot_be_written_is_one_sentence_and_nothing_is_lost(
     before = (out / name).read_bytes()
     (out / f".{name}").mkdir()
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(out), "--resume"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and said.startswith("train.py: ") and str(out / name) in said
+    said = helpers.refused(capsys, lambda _: runpy.run_path(
+        str(ROOT / "train.py"), run_name="__main__"), code=1)
+    assert said.startswith("train.py: ") and str(out / name) in said
     assert (out / name).read_bytes() == before
     (out / f".{name}").rmdir()
     assert same(resume(out), whole[0])
