@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, pre_tokenizers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from data import countdown
 from data.recipe import BASE, settings_of
@@ -42,16 +42,17 @@ def tokenizer():
     return tok
 
 
-def empty_model(recipe, vocabulary):
-    """The untrained model, its weights a function of recipe["seed"]."""
+def empty_model(recipe, vocabulary, kind=Qwen2ForCausalLM, positions=4096):
+    """The untrained model, its weights a function of recipe["seed"]. Its vocabulary begins with
+    <pad> and <eos>."""
     torch.manual_seed(recipe["seed"])
-    model = Qwen2ForCausalLM(Qwen2Config(
+    model = kind(kind.config_class(
         vocab_size=vocabulary, hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
         num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"],
-        num_key_value_heads=recipe["heads"], max_position_embeddings=4096,
-        tie_word_embeddings=recipe["tied"], bos_token_id=None,
-        eos_token_id=SPECIAL.index("<eos>"), pad_token_id=SPECIAL.index("<pad>")))
-    model.generation_config.eos_token_id = SPECIAL.index("<eos>")
+        num_key_value_heads=recipe.get("kv_heads", recipe["heads"]),
+        max_position_embeddings=positions, tie_word_embeddings=recipe.get("tied", False),
+        bos_token_id=None, eos_token_id=1, pad_token_id=0))
+    model.generation_config.eos_token_id = 1
     return model
 
 
@@ -65,30 +66,38 @@ def demonstration(recipe, index):
     return countdown.short_prompt(nums, target), f"<answer>{text}</answer>"
 
 
-def factor(steps):
-    """-> f(step), the learning rate's factor: a short warm-up, and a linear fall to 0."""
-    return lambda step: min((step + 1) / 30, (steps - step) / (0.7 * steps), 1)
+def drawn(recipe, step, count, generator):
+    """-> places of `count` demonstrations: right ones in the first half of the steps, then those of
+    the second half, of which some are wrong."""
+    half = recipe["demonstrations"] // 2
+    places = torch.randint(half, (count,), generator=generator)
+    return places + half if step >= recipe["steps"] // 2 else places
+
+
+def train_base(recipe, tok, model, demonstration, batches):
+    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
+    tokens, with AdamW, warm-up and linear decay.
+
+    demonstration: recipe, index -> prompt and completion. batches: recipe, all pairs of these in
+    tokens, generator -> the pairs of each step."""
+    steps = recipe["steps"]
+    rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
+    pairs = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok, tok.eos_token_id)
+    generator = torch.Generator().manual_seed(recipe["seed"])
+    loss = fit(Policy(model), batches(recipe, pairs, generator), steps,
+               lambda step: min((step + 1) / 30, (steps - step) / (0.7 * steps), 1),
+               "training the base", lr=recipe["lr"], weight_decay=recipe["weight_decay"])
+    return model.eval(), tok, loss
+
+
+def batches(recipe, pairs, generator):
+    for step in range(recipe["steps"]):
+        yield [pairs[i] for i in drawn(recipe, step, recipe["batch"], generator)]
 
 
 def train(recipe):
-    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
-    tokens, with AdamW, warm-up and linear decay."""
-    tok, steps = tokenizer(), recipe["steps"]
-    model = empty_model(recipe, len(tok))
-    rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    pairs, half = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok,
-                                 tok.eos_token_id), len(rows) // 2
-    generator = torch.Generator().manual_seed(recipe["seed"])
-
-    def batches():
-        for step in range(steps):
-            # the first half of the steps sees right demonstrations alone, the second mixed ones
-            first = half if step >= steps // 2 else 0
-            chosen = torch.randint(half, (recipe["batch"],), generator=generator) + first
-            yield [pairs[i] for i in chosen]
-    loss = fit(Policy(model), batches(), steps, factor(steps), "training the embedded base",
-               lr=recipe["lr"], weight_decay=recipe["weight_decay"])
-    return model.eval(), tok, loss
+    tok = tokenizer()
+    return train_base(recipe, tok, empty_model(recipe, len(tok)), demonstration, batches)
 
 
 def save_base(folder, recipe, train, miniature):

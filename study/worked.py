@@ -21,8 +21,13 @@ import random
 import sys
 from pathlib import Path
 
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
 from data import countdown
 from harness.files import write
+from study import tiny
 
 FOLDER = Path(__file__).parent / "worked"
 BASE = str(FOLDER / "base")
@@ -160,8 +165,6 @@ def demonstration(recipe, index):
 def tokenizer():
     """A tokenizer of WORDS with spaces between them. Any other word is an error, never a token that
     stands for what is unknown: two prompts could look the same to the model."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>",
@@ -169,54 +172,28 @@ def tokenizer():
 
 
 def empty_model(recipe):
-    """The untrained model, its weights a function of recipe["seed"].
+    """The untrained model. It is of the type llama, for which transformers opens a saved tokenizer
+    of any class. Heads share one head of keys and values, because copying these is most of what
+    sampling costs."""
+    return tiny.empty_model(recipe, len(WORDS), LlamaForCausalLM, positions=1024)
 
-    It is of the type llama, for which transformers opens a saved tokenizer of any class. Heads
-    share one head of keys and values, because copying these is most of what sampling costs."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    torch.manual_seed(recipe["seed"])
-    pad, eos = WORDS.index("<pad>"), WORDS.index("<eos>")
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
-        num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"],
-        num_key_value_heads=recipe["kv_heads"], max_position_embeddings=1024,
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=eos, pad_token_id=pad))
-    model.generation_config.eos_token_id = eos
-    return model
+
+def batches(recipe, pairs, generator):
+    """Rows of eight batches are drawn at once, of which like lengths go together."""
+    length = torch.tensor([len(prompt) + len(c.tokens) for prompt, c in pairs])
+    for step in range(0, recipe["steps"], 8):
+        chosen = tiny.drawn(recipe, step, 8 * recipe["batch"], generator)
+        eight = chosen[length[chosen].argsort(stable=True)].view(8, -1)
+        for i in torch.randperm(8, generator=generator)[:recipe["steps"] - step]:
+            yield [pairs[row] for row in eight[i]]
 
 
 def train(recipe):
-    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
-    tokens, with AdamW, warm-up and linear decay."""
-    import torch
-
-    from engine.policy import Policy
-    from examples.sft import demonstrations, fit
-    from study.tiny import factor
-    tok, model, steps = tokenizer(), empty_model(recipe), recipe["steps"]
-    rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
-    pairs, half = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok,
-                                 tok.eos_token_id), len(rows) // 2
-    length = torch.tensor([len(prompt) + len(c.tokens) for prompt, c in pairs])
-    generator = torch.Generator().manual_seed(recipe["seed"])
-
-    def batches():
-        for step in range(0, steps, 8):  # rows of eight batches, of which like lengths go together
-            # the first half of the steps sees right demonstrations alone, the second mixed ones
-            chosen = torch.randint(half, (8 * recipe["batch"],), generator=generator)
-            chosen += half if step >= steps // 2 else 0
-            eight = chosen[length[chosen].argsort(stable=True)].view(8, -1)
-            for i in torch.randperm(8, generator=generator)[:steps - step]:
-                yield [pairs[row] for row in eight[i]]
-    loss = fit(Policy(model), batches(), steps, factor(steps), "training the base of worked",
-               lr=recipe["lr"], weight_decay=recipe["weight_decay"])
-    return model.eval(), tok, loss
+    return tiny.train_base(recipe, tokenizer(), empty_model(recipe), demonstration, batches)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["base"]:
-        from study.tiny import save_base
-        save_base(BASE, RECIPE, train, MINIATURE)
+        tiny.save_base(BASE, RECIPE, train, MINIATURE)
     else:
         write_problems()
