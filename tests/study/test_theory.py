@@ -24,7 +24,7 @@ def test_means_over_a_band_are_the_integrals(kappa, eq, high, n=20_000):
 def test_the_reversal_over_kappa():
     """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
     a symmetric clip it is -2 s phi(e / s): no float holds it."""
-    result = theory.scan(kappas=[10 ** (i / 10) for i in range(-20, 21)])
+    result = theory.scan(0.2)
     assert result["reversed"][53] == []
     (start, end), = result["reversed"][56]
     assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
