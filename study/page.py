@@ -6,9 +6,9 @@ There are two models: the toy (data/base and study/worked/base), and Gemma 3 270
 
 import csv
 import json
-import math
 import statistics
 from collections import Counter
+from typing import NamedTuple
 
 from harness.curves import plt, save
 from harness.files import write
@@ -49,32 +49,45 @@ TRACES = (  # what shows whether a method adapts: a metric, its name, and settin
     ("adv/fade_delta", "FADE's delta", ("fade", "fade_delta")))
 
 
+class Model(NamedTuple):
+    """What the rule says of one model. missing: the claims whose runs are not all trained; base:
+    its scores before training; gain: what GRPO adds to them."""
+
+    rows: list
+    missing: list
+    base: dict
+    gain: float
+
+    @property
+    def claims(self):
+        """{id: the claim's Row}, without what stands beside it."""
+        return {row.claim["id"]: row for row in self.rows if not row.beside}
+
+    def cells(self, row):
+        """A row's difference, its share of the gain, and the verdict."""
+        share = f"{100 * row.interval.mean / self.gain:+.0f}%" if row.in_units_of_gain else ""
+        return signed(row), share, row.verdict(self.gain)
+
+
 def signed(row):
     """'+0.012 (-0.003, +0.027)': a row's mean and its corrected interval."""
     return "{:+.3f} ({:+.3f}, {:+.3f})".format(row.interval.mean, *row.interval.ends(row.level))
 
 
-def by_seed(row):
-    """'-0.020 to -0.018': the least and the most of the claim's numbers of a seed."""
-    of = rule.values(rule.Runs(row.claim["parts"]), row.claim["contrasts"], row.score,
-                     row.claim["over"])
-    return f"{min(of.values()):+.3f} to {max(of.values()):+.3f}"
+def mean_and_error(values):
+    """'0.321 +- 0.004' over seeds; nothing for fewer than two."""
+    values = list(values)
+    x = rule.Interval.of(values) if len(values) > 1 else None
+    return f"{x.mean:.3f} +- {x.error:.3f}" if x else ""
 
 
-def cells_of(row, gain):
-    """A row's difference, its share of the gain, and the verdict."""
-    share = f"{100 * row.interval.mean / gain:+.0f}%" if row.in_units_of_gain else ""
-    return signed(row), share, row.verdict(gain)
-
-
-def claims_table(rows, gain, of_gemma, gemma_gain):
+def claims_table(toy, gemma):
     """A line for each claim, and one for each number that stands beside it."""
-    lines, cells = [], {(row.claim["id"], row.beside): cells_of(row, gemma_gain)
-                        for row in of_gemma}
-    for row in rows:
+    lines, cells = [], {(row.claim["id"], row.beside): gemma.cells(row) for row in gemma.rows}
+    for row in toy.rows:
         first = ("", f"- {BESIDE[row.beside]}") if row.beside else (
             row.claim["paper"], row.claim["words"])
-        lines.append((*first, *cells_of(row, gain),
+        lines.append((*first, *toy.cells(row),
                       *cells.get((row.claim["id"], row.beside), [""] * 3)))
     head = "difference", "of the gain", "verdict"
     return markdown_table(("paper", "claim", *head, *(f"Gemma: {x}" for x in head)), lines)
@@ -88,19 +101,17 @@ def settings_of(runs, steps, task="countdown"):
 
 def map_table(runs):
     """mean@n of each method at each rate, and with three rates its own rate."""
-    lines, head = [(name,) for name in MAP], ["method"]
+    lines, head = [[name] for name in MAP], ["method"]
     for task, steps in GRID:
         settings, rates = settings_of(runs, steps, task)
-        own = ["own rate"] * (task == "countdown")
         model = "Gemma, " * (task == "comparisons")
-        head += [*(f"{model}{steps} steps, {lr:g}" for lr in rates), *own]
-        for i, setting in enumerate(settings.values()):
-            found = [[rule.score(run, "test") for run in setting.get(lr, {}).values()]
+        head += [f"{model}{steps} steps, {lr:g}" for lr in rates]
+        head += ["own rate"] * (task == "countdown")
+        for line, setting in zip(lines, settings.values(), strict=True):
+            line += [mean_and_error(rule.score(run, "test") for run in setting.get(lr, {}).values())
                      for lr in rates]
-            cells = [f"{x.mean:.3f} +- {x.error:.3f}" for x in map(rule.Interval.of, found)
-                     ] if rates and min(map(len, found)) > 1 else [""] * len(rates)
-            lines[i] += *cells, *(f"{rule.own_rate(setting)[1]:.1e}" if cells[0] else ""
-                                  for _ in own)
+            if task == "countdown":
+                line.append(f"{rule.own_rate(setting)[1]:.1e}" if len(setting) == 3 else "")
     return markdown_table(head, lines)
 
 
@@ -121,23 +132,22 @@ def traces_table(runs):
 
 
 def write_csv(models, updates_rows):
-    """models: {name: (its rows, its gain)}"""
+    """models: {name: its Model}"""
+    lines = [("model", "paper", "claim", "beside", "score", "measured", "standard error", "seeds",
+              "p", "level", "low", "high", "verdict")]
+    for model, of in models.items():
+        for row in of.rows:
+            x = row.interval
+            numbers = x.mean, x.error, x.n, x.p, row.level, *x.ends(row.level)
+            lines.append((model, row.claim["paper"], row.claim["words"], row.beside, row.score,
+                          *(f"{v:.5g}" for v in numbers), row.verdict(of.gain)))
+    for row in updates_rows:
+        for model, measured, verdict in (("toy", row.measured, row.verdict),
+                                         ("gemma", row.gemma, row.gemma_verdict)):
+            if measured:
+                lines.append((model, row.place, row.claim, *[""] * 2, measured, *[""] * 6, verdict))
     with open(RESULTS / "claims.csv", "w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(("model", "paper", "claim", "beside", "score", "measured", "standard error",
-                      "seeds", "p", "level", "low", "high", "verdict"))
-        for model, (rows, gain) in models.items():
-            for row in rows:
-                x = row.interval
-                numbers = x.mean, x.error, x.n, x.p, row.level, *x.ends(row.level)
-                out.writerow((model, row.claim["paper"], row.claim["words"], row.beside, row.score,
-                              *(f"{v:.5g}" for v in numbers), row.verdict(gain)))
-        for row in updates_rows:
-            for model, measured, verdict in (("toy", row.measured, row.verdict),
-                                             ("gemma", row.gemma, row.gemma_verdict)):
-                if measured:
-                    out.writerow((model, row.place, row.claim, *[""] * 2, measured, *[""] * 6,
-                                  verdict))
+        csv.writer(file).writerows(lines)
 
 
 def draw_map(runs, base, file):
@@ -160,15 +170,14 @@ def draw_map(runs, base, file):
 
 
 def draw_summary(models, file):
-    """The differences from GRPO. models: {name: (rows, gain)}"""
+    """The differences from GRPO. models: {name: its Model}"""
     figure, axis = plt.subplots(figsize=(7, 2.6))
-    for i, (model, (rows, gain)) in enumerate(models.items()):
-        of = {row.claim["id"]: row for row in rows if not row.beside and row.score == "test"}
-        for y, name in enumerate(SUMMARY):
-            low, high = (x / gain for x in of[name].interval.ends(of[name].level))
+    for i, (model, of) in enumerate(models.items()):
+        for y, row in enumerate(of.claims[name] for name in SUMMARY):
+            low, high = (x / of.gain for x in row.interval.ends(row.level))
             axis.plot([low, high], [-y - 0.2 * i] * 2, f"C{i}", lw=2,
                       label=None if y else model.capitalize())
-            axis.plot([of[name].interval.mean / gain], [-y - 0.2 * i], f"C{i}o")
+            axis.plot([row.interval.mean / of.gain], [-y - 0.2 * i], f"C{i}o")
     axis.axvline(0, color="0.3", lw=0.8)
     axis.axvspan(-LEAD, LEAD, color="0.9")
     axis.set_yticks([-y - 0.1 for y in range(len(SUMMARY))], SUMMARY.values())
@@ -179,38 +188,34 @@ def draw_summary(models, file):
 
 
 def over_rates(setting, kind="test"):
-    """'0.321 +- 0.004': a setting's score, its mean over the rates, and the error over seeds."""
+    """A setting's score, its mean over the rates."""
     seeds = set.intersection(*map(set, setting.values())) if setting else ()
-    if len(seeds) < 2:
-        return ""
-    x = rule.Interval.of(statistics.fmean(rule.score(of[seed], kind) for of in setting.values())
-                         for seed in seeds)
-    return f"{x.mean:.3f} +- {x.error:.3f}"
+    return mean_and_error(statistics.fmean(rule.score(of[seed], kind) for of in setting.values())
+                          for seed in seeds)
 
 
-def cases_table(rows, gain, *columns):
+def cases_table(claims, gain, *columns):
     """P3O and what it is compared with in each of CASES; some columns, or all."""
-    runs, lines = rule.Runs([*CASES, "map"]), []
-    of = {row.claim["id"]: row for row in rows if not row.beside}
+    of, lines = rule.Runs([*CASES, "map"]).of, []
     for case, (steps, words) in CASES.items():
-        claim, settings = of.get(f"p3o_{case}"), runs.of["countdown", f"p3o_{case}", steps]
+        claim, settings = claims.get(f"p3o_{case}"), of["countdown", f"p3o_{case}", steps]
         lines.append({
             "case": words, "P3O": over_rates(settings),
-            **{rival: over_rates(runs.of["countdown", name.format(case), steps])
+            **{rival: over_rates(of["countdown", name.format(case), steps])
                for name, rival in RIVALS.items()},
             "P3O less the GRPOs": signed(claim) if claim else "",
             "verdict": claim.verdict(gain) if claim else "",
             "sample size": over_rates(settings, "policy/ess"),
-            "without the case": over_rates(runs.of["countdown", "p3o", steps], "policy/ess")})
+            "without the case": over_rates(of["countdown", "p3o", steps], "policy/ess")})
     columns = columns or lines[0]
     return markdown_table(columns, [[line[name] for name in columns] for line in lines])
 
 
-def certain_table(rows, gain, of_gemma, gemma_gain):
+def certain_table(toy, gemma):
     """The claims with a verdict on either model."""
-    of = {row.claim["id"]: row.verdict(gemma_gain) for row in of_gemma if not row.beside}
-    lines = [(row.claim["paper"], row.claim["words"], row.verdict(gain),
-              of.get(row.claim["id"], "")) for row in rows if not row.beside]
+    of_gemma = {name: row.verdict(gemma.gain) for name, row in gemma.claims.items()}
+    lines = [(row.claim["paper"], row.claim["words"], row.verdict(toy.gain),
+              of_gemma.get(name, "")) for name, row in toy.claims.items()]
     return markdown_table(("paper", "claim", "toy", "Gemma"), [
         line for line in lines if {*line[2:]} - {"not certain", ""}])
 
@@ -241,58 +246,57 @@ def draw_gemma(runs, file):
                        "over seeds")
 
 
-def numbers(rows, missing, gain, base, suffix=""):
+def numbers(model, suffix=""):
     """What the sentences of RESULTS.in.md and tables.in.md name, of one model."""
-    primary = [row for row in rows if not row.beside and row.score == "test"]
-    verdicts = Counter(row.verdict(gain) for row in rows if not row.beside)
-    three = {row.claim["id"]: f"{100 * rule.detectable(row) / gain:.0f}%" for row in primary}
-    of_claims = sorted(map(rule.detectable, primary)) or [math.nan]
-    seen = statistics.median(of_claims)
+    base, gain = rule.of_test(model.base, "test"), model.gain
+    verdicts = {name: row.verdict(gain) for name, row in model.claims.items()}
+    counts = sorted(Counter(verdicts.values()).items())
+    seen = {name: rule.detectable(row) for name, row in model.claims.items()
+            if row.score == "test"}
+    median, least, most = statistics.median(seen.values()), min(seen.values()), max(seen.values())
+
+    def share(x):
+        return f"{100 * x / gain:.0f}%"
     found = dict(
-        seeds=min((row.interval.n for row in rows), default=0), family=len(rows),
-        gain=f"{gain:.3f}", after=f"{rule.of_test(base, 'test') + gain:.3f}",
-        counted=f"{sum(verdicts.values())} (" + ", ".join(
-            f"{n} *{name}*" for name, n in sorted(verdicts.items())) + ")",
-        seen_three=", ".join(three.get(name, "-") for name in SUMMARY),
-        margin=f"{rule.MARGIN * gain:.4f}", base=f"{rule.of_test(base, 'test'):.3f}",
-        base_pass=rule.of_test(base, "pass"), seen=f"{seen:.3f}",
-        seen_share=f"{100 * seen / gain:.0f}%",
-        seen_range=" to ".join(f"{100 * x / gain:.0f}%" for x in (of_claims[0], of_claims[-1])),
-        missing=f"\nNot trained yet: {'; '.join(c['words'] for c in missing)}.\n" * bool(missing),
-        **{row.claim["id"] + row.beside: signed(row) for row in rows},
-        **{f"{row.claim['id']}_seeds": by_seed(row) for row in primary
-           if row.claim["id"] == "acpo_grpo"},
-        **{f"{row.claim['id']}_verdict": row.verdict(gain) for row in rows if not row.beside})
+        family=len(model.rows), gain=f"{gain:.3f}", after=f"{base + gain:.3f}",
+        counted=f"{len(verdicts)} ({', '.join(f'{n} *{name}*' for name, n in counts)})",
+        seen_three=", ".join(share(seen[name]) for name in SUMMARY),
+        margin=f"{rule.MARGIN * gain:.4f}", base=f"{base:.3f}",
+        base_pass=rule.of_test(model.base, "pass"), seen=f"{median:.3f}", seen_share=share(median),
+        seen_range=f"{share(least)} to {share(most)}",
+        missing="\nNot trained yet: {}.\n".format("; ".join(
+            claim["words"] for claim in model.missing)) if model.missing else "",
+        **{row.claim["id"] + row.beside: signed(row) for row in model.rows},
+        **{f"{name}_verdict": verdict for name, verdict in verdicts.items()})
     return {f"{name}{suffix}": x for name, x in found.items()}
 
 
 def write_results():
     """-> the files that it wrote; of claims whose runs are not all trained the page says so."""
     runs, bases = rule.Runs(["map", "advantages", *rule.GEMMA]), read_bases()
-    base, gemma_base = bases["countdown"], bases["comparisons"]
-    gain = rule.gain(runs, rule.of_test(base, "test"))
-    gemma_gain = rule.gain(runs, rule.of_test(gemma_base, "test"), task="comparisons")
-    rows, missing = rule.rows()
-    of_gemma, missing_of_gemma = rule.rows(rule.read_claims(gemma=True))
-    updates, gemma = (json.loads(path.read_text()) for path in (UPDATES, UPDATES_OF_GEMMA))
-    of_updates = mechanism.rows(updates, gemma)
-    draw_map(runs, base, RESULTS / "map.png")
+    toy, gemma = [Model(*rule.rows(claims), bases[task], rule.gain(
+        runs, rule.of_test(bases[task], "test"), task)) for task, claims in (
+            ("countdown", rule.read_claims()), ("comparisons", rule.read_claims(gemma=True)))]
+    models = dict(toy=toy, gemma=gemma)
+    updates, updates_gemma = (json.loads(x.read_text()) for x in (UPDATES, UPDATES_OF_GEMMA))
+    of_updates = mechanism.rows(updates, updates_gemma)
+    draw_map(runs, toy.base, RESULTS / "map.png")
     draw_gemma(runs, RESULTS / "gemma.png")
-    mechanism.draw(updates, gemma, RESULTS / "mechanism.png")
-    models = dict(toy=(rows, gain), gemma=(of_gemma, gemma_gain))
+    mechanism.draw(updates, updates_gemma, RESULTS / "mechanism.png")
     write_csv(models, of_updates)
     draw_summary(models, RESULTS / "summary.png")
+    of_seeds = rule.values(rule.Runs(["map"]), toy.claims["acpo_grpo"].claim["contrasts"]).values()
     fields = dict(
-        certain=certain_table(rows, gain, of_gemma, gemma_gain), updates=updates_table(of_updates),
-        cases=cases_table(rows, gain, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict"),
-        all_cases=cases_table(rows, gain),
-        claims=claims_table(rows, gain, of_gemma, gemma_gain), map=map_table(runs),
+        certain=certain_table(toy, gemma), updates=updates_table(of_updates),
+        cases=cases_table(toy.claims, toy.gain, "case", "P3O", "GRPO", "P3O less the GRPOs",
+                          "verdict"),
+        all_cases=cases_table(toy.claims, toy.gain), claims=claims_table(toy, gemma),
+        map=map_table(runs), acpo_grpo_seeds=f"{min(of_seeds):+.3f} to {max(of_seeds):+.3f}",
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half", "gemma_fp8_rest"})),  # of which the last is not whole
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
-        tokens=mechanism.few_tokens(updates), **numbers(rows, missing, gain, base),
-        **numbers(of_gemma, missing_of_gemma, gemma_gain, gemma_base, "_gemma"))
+        tokens=mechanism.few_tokens(updates), **numbers(toy), **numbers(gemma, "_gemma"))
     pages = {"RESULTS.in.md": HERE.parent / "RESULTS.md", "tables.in.md": RESULTS / "tables.md"}
     for template, path in pages.items():
         write(path, (HERE / template).read_text().format(**fields))

@@ -256,9 +256,8 @@ def detectable(row):
     return row.interval.error * student_quantile(row.level, row.interval.n - 1)
 
 
-def gain(runs, base, name="grpo", steps=16, task="countdown"):
-    """What training adds to the base's mean@16: the mean over the seeds of a setting's best rate,
-    less the base's. nan without runs."""
-    setting = runs.of[task, name, steps]
+def gain(runs, base, task="countdown"):
+    """What GRPO adds to the base's mean@16: the mean over the seeds after 16 steps at its best
+    rate, less the base's. nan without runs."""
     return max((statistics.fmean(score(run, "test") for run in seeds.values())
-                for seeds in setting.values()), default=math.nan) - base
+                for seeds in runs.of[task, "grpo", 16].values()), default=math.nan) - base
