@@ -11,7 +11,7 @@ from statistics import fmean
 from anatomy.subsets import ONE_STEP, PARTS
 from harness.curves import plt, save
 from study.quantities import effective_problems
-from study.rule import FACTOR, Interval
+from study.rule import FACTOR, Interval, of_side
 
 LOW, _, HIGH = PARTS
 TOP = "top 20% entropy"
@@ -25,21 +25,18 @@ Row = namedtuple("Row", "place claim paper measured verdict gemma gemma_verdict"
 def judge(says, interval, than=0, size=None):
     """A verdict by a 95% interval, no part of the family of study/rule.py. says: more or less
     `than`, equal to `size`, which is the paper's, or "" for what is not judged."""
-    low, high = interval.ends(0.05)
+    low, high = interval.ends()
     if says == "equal":
         inside = size / FACTOR < low and high < size * FACTOR
         apart = high < size / FACTOR or low > size * FACTOR
         return "reproduced" if inside else "opposite" if apart else "not certain"
     if not says or low <= than <= high:
         return says and "not certain"
-    if (low > than) != (says == "more"):
-        return "opposite"
-    near = size is not None and size / FACTOR <= interval.mean <= size * FACTOR
-    return "holds" if size is None else "reproduced" if near else "direction alone"
+    return of_side((low > than) == (says == "more"), interval.mean, size)
 
 
-def as_text(interval, unit=""):
-    numbers = interval.mean, *interval.ends(0.05)
+def as_text(interval, unit):
+    numbers = interval.mean, *interval.ends()
     mean, low, high = (f"{100 * x:.0f}" if unit == "%" else f"{x:.3g}" for x in numbers)
     return f"{mean}{unit} ({low} to {high})"
 
@@ -191,7 +188,7 @@ def draw_steps(name, rollouts, spread, by_step):
         for i, side in enumerate(("|G_L|", "|G_H|")):
             of = [interval_of(found, f"{side} {taken} of {last}") for taken in steps]
             by_step.errorbar([int(x) for x in steps], [x.mean for x in of], fmt=style, ms=3, lw=1,
-                             yerr=[x.mean - x.ends(0.05)[0] for x in of], capsize=2,
+                             yerr=[x.mean - x.ends()[0] for x in of], capsize=2,
                              color=f"C{i}", label=f"{side}, run of {last} steps")
     by_step.set_xscale("symlog", base=2, linthresh=1)
     by_step.set(title=name, xlabel="optimizer steps on the rollout",

@@ -10,14 +10,12 @@ import re
 import statistics
 import tomllib
 from collections import defaultdict
-from pathlib import Path
 from typing import NamedTuple
 
 import mpmath
 
 from study.runs import HERE, read_finished
 
-CLAIMS = HERE / "claims.toml"
 LEVEL = 0.05   # of one interval; of a family, of which there are two, half of it
 MARGIN = 0.04  # of the gain over the base: the size of the effect in ACPO's table 1
 FACTOR = 1.5   # a magnitude within this factor of the paper's is reproduced
@@ -180,6 +178,16 @@ def values(runs, contrasts, kind="test", over="rates"):
 # ---------------------------------------------------------------------------- verdicts
 
 
+def of_side(right, number, size):
+    """The verdict of an interval on one side, which may be the right one. size: the paper's number,
+    or None."""
+    if not right:
+        return "opposite"
+    if size is None:
+        return "holds"
+    return "reproduced" if 1 / FACTOR <= number / size <= FACTOR else "direction alone"
+
+
 class Row(NamedTuple):
     """A claim, or what stands beside one, with its interval. beside: "" for the claim itself, own
     for mean@16 at each setting's own rate, best for the best validation score; level: of Holm's
@@ -207,12 +215,8 @@ class Row(NamedTuple):
         if low > 0 or high < 0:
             if says == "open":
                 return "higher" if low > 0 else "lower"
-            if (low > 0) != (says == "more"):
-                return "opposite"
-            if "size" not in self.claim:
-                return "holds"
-            times = self.interval.mean / gain / self.claim["size"]
-            return "reproduced" if 1 / FACTOR <= times <= FACTOR else "direction alone"
+            return of_side((low > 0) == (says == "more"), self.interval.mean / gain,
+                           self.claim.get("size"))
         if self.in_units_of_gain and -margin < low and high < margin:
             return "no difference above m"
         return "not certain"
@@ -221,9 +225,9 @@ class Row(NamedTuple):
 GEMMA = ["gemma", "gemma_16", "gemma_4", "gemma_fp8"]  # the parts of its runs
 
 
-def read_claims(path=CLAIMS, gemma=False):
+def read_claims(gemma=False):
     """The claims, with the fields that they leave to their defaults; or those of Gemma."""
-    claims = tomllib.loads(Path(path).read_text())["claim"]
+    claims = tomllib.loads((HERE / "claims.toml").read_text())["claim"]
     claims = [dict(score="test", parts=["map"], over="rates", own=True) | claim for claim in claims]
     return [dict(claim, contrasts=claim["gemma"], parts=GEMMA, own=False)
             for claim in claims if "gemma" in claim] if gemma else claims

@@ -27,11 +27,12 @@ import sys
 import time
 import tomllib
 import zlib
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.files import lock, write
+from harness.files import checkpoint_folders, lock, write
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -193,40 +194,40 @@ def score(model, task, folder, out):
         (f"mean@{n}", "pass@4", f"pass@{n}"))}
 
 
-def begin_child(folder):
-    """What a child prints goes into a file. -> its folder and that file"""
+@contextmanager
+def child(folder):
+    """In a process of its own -> its folder. What it prints goes into a file. Both are deleted at
+    the end, and stay where it fails."""
     import torch
     torch.set_num_threads(1)  # one thread makes torch's pool anew, before several threads load
     out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
-    return out, log
+    yield out
+    shutil.rmtree(out)
+    log.unlink()
 
 
 def score_base(task, folder):
     """A child that scores a task's base; one at a time."""
-    out, log = begin_child(folder)
-    scores = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
-    write(RESULTS / "bases.json", json.dumps(scores) + "\n")
-    shutil.rmtree(out)
-    log.unlink()
+    with child(folder) as out:
+        scores = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
+        write(RESULTS / "bases.json", json.dumps(scores) + "\n")
 
 
 def train_run(run, folder, bases):
     """A child's whole life: trains, evaluates, and keeps the numbers."""
     import train
-    out, log = begin_child(folder)
-    print(run.command(folder), flush=True)
-    train.main([*shlex.split(run.command(folder)), "--out", str(out)])
-    model = max((out / "checkpoints").glob("rollout_*"))
-    spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    kept = dict(id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
-                test=score(model, run.task, folder, out / "eval"), core_seconds=round(spent),
-                **numbers_of(out))
-    write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
-    shutil.rmtree(out)
-    log.unlink()
+    with child(folder) as out:
+        print(run.command(folder), flush=True)
+        train.main([*shlex.split(run.command(folder)), "--out", str(out)])
+        spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        kept = dict(
+            id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
+            test=score(checkpoint_folders(out)[-1], run.task, folder, out / "eval"),
+            core_seconds=round(spent), **numbers_of(out))
+        write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
 
 
 # ---------------------------------------------------------------------------- all of them
@@ -260,20 +261,20 @@ def of_other_code(plan):
     """-> the planned runs whose finished line is of other code than today's, and the names of what
     differs."""
     runs, names = [], set()
-    for of in plan.values():
-        finished = read_finished(of[0].part)
-        for planned in of:
-            old = finished.get(planned.id, {}).get("code")
-            new = old and code_of(planned.flags, planned.task)
+    for part, of in plan.items():
+        finished = read_finished(part)
+        for run in of:
+            old = finished.get(run.id, {}).get("code")
+            new = old and code_of(run.flags, run.task)
             if new != old:
-                runs.append(planned)
-                names |= {name for name in {**old, **new} if old.get(name) != new.get(name)}
+                runs.append(run)
+                names |= {name for name, _ in old.items() ^ new.items()}
     return runs, sorted(names)
 
 
 def missing(plan):
     """The planned runs that are not finished, seed by seed."""
-    runs = [run for of in plan.values() for finished in [read_finished(of[0].part)]
+    runs = [run for part, of in plan.items() for finished in [read_finished(part)]
             for run in of if run.id not in finished]
     return sorted(runs, key=lambda run: run.seed)
 

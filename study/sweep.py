@@ -15,16 +15,17 @@ import argparse
 import os
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import train
 from analysis import runs
 from harness import curves, failures
+from study.rule import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
 refuse = partial(failures.refuse, "sweep")
@@ -95,12 +96,6 @@ def train_all(args, plan):
     return scores
 
 
-def difference(scores, others):
-    """-> mean of scores - others, in pairs, and low and high of its 95% interval"""
-    gaps = [a - b for a, b in zip(scores, others, strict=True)]
-    return statistics.fmean(gaps), *runs.interval(gaps)
-
-
 def main(argv=None):
     args = parse_args(argv)
     args.out = args.out.resolve()
@@ -121,10 +116,11 @@ def main(argv=None):
         return
     scores = [*train_all(args, plan).values()]
     mine, theirs = scores[::2], scores[1::2]
-    mean, low, high = difference(mine, theirs)
-    print(f"{args.method} {statistics.fmean(mine):.3f}, {args.baseline} "
-          f"{statistics.fmean(theirs):.3f}: held-out mean@n after {args.rollouts} rollouts\n"
-          f"difference {mean:+.3f}, 95% interval {low:+.3f} to {high:+.3f} over {args.seeds} seeds")
+    gap = Interval.of(a - b for a, b in zip(mine, theirs, strict=True))
+    low, high = gap.ends()
+    print(f"{args.method} {fmean(mine):.3f}, {args.baseline} {fmean(theirs):.3f}: held-out mean@n "
+          f"after {args.rollouts} rollouts\ndifference {gap.mean:+.3f}, 95% interval {low:+.3f} to "
+          f"{high:+.3f} over {gap.n} seeds")
     curves.draw_curves(runs.grouped(curves.read(command(args, *s)[1]) for s in plan),
                        args.out / "sweep.png")
     print(f"written: {args.out / 'sweep.png'}")
