@@ -115,9 +115,6 @@ class Runs:
             for run in read_finished(part).values():
                 self.of[run["task"], run["name"], run["steps"]][run["lr"]][run["seed"]] = run
 
-    def tasks(self):
-        return sorted({task for task, *_ in self.of})
-
     def taken(self, task, contrast, own):
         """-> [(sign, setting, rates)] of a contrast's terms, with the rates that all of its
         settings have on a task, or each one's own three; and the seeds that have all of it. No
@@ -164,7 +161,7 @@ def values(runs, contrasts, kind="test", over="rates"):
     Raises ValueError where no seed has all of the runs."""
     found = []
     for contrast in contrasts:
-        for task in runs.tasks():
+        for task in sorted({task for task, *_ in runs.of}):
             used, seeds = runs.taken(task, contrast, over == "own")
             if used:
                 found.append({seed: sum(sign * number(setting, seed, rates, kind, over)

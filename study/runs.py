@@ -161,11 +161,9 @@ def rounded(x):
 
 def ranges(steps):
     """-> the mean over a rollout's tokens of ACPO's clip range; None for another method."""
-    steps = [s for s in steps if s.get("policy/bin_frac/bin0") is not None]
-    if not steps or "clip/range/bin0" not in steps[0]:
-        return None
-    return statistics.fmean(sum(s[f"clip/range/bin{i}"] * s[f"policy/bin_frac/bin{i}"]
-                                for i in range(5)) for s in steps)
+    found = [sum(s[f"clip/range/bin{i}"] * s[f"policy/bin_frac/bin{i}"] for i in range(5))
+             for s in steps if "clip/range/bin0" in s and s.get("policy/bin_frac/bin0") is not None]
+    return statistics.fmean(found) if found else None
 
 
 def numbers_of(out):

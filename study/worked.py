@@ -47,7 +47,9 @@ MINIATURE = dict(steps=90, batch=8, demonstrations=512, hidden=32, mlp=32, layer
 # ------------------------------------------------------------------ puzzles
 
 def combine(a, op, b):
-    """a op b, None where it is no number of the vocabulary."""
+    """a op b, None where it is no number of the vocabulary, or a is none."""
+    if a is None:
+        return None
     value = {"+": a + b, "-": a - b, "*": a * b}[op]
     return value if 0 <= value <= LARGEST else None
 
@@ -56,15 +58,12 @@ def chain(rng, nums):
     """Applies the numbers in a random order, by random operators.
 
     -> [(operator, number)], the first with the operator +, and their results one after the other;
-    None for results where one is no number of the vocabulary."""
+    behind one that is no number of the vocabulary, and for it, None."""
     order = rng.sample(nums, len(nums))
-    links = [("+", order[0])] + [(rng.choice(OPERATORS), n) for n in order[1:]]
-    results = [order[0]]
-    for op, n in links[1:]:
-        value = combine(results[-1], op, n)
-        if value is None:
-            return links, None
-        results.append(value)
+    links, results = [("+", order[0])], [order[0]]
+    for n in order[1:]:
+        links.append((rng.choice(OPERATORS), n))
+        results.append(combine(results[-1], *links[-1]))
     return links, results
 
 
@@ -74,8 +73,7 @@ def puzzle(seed, index, split):
     while True:
         nums = [rng.randint(1, DRAWN) for _ in range(NUMBERS)]
         links, results = chain(rng, nums)
-        if (results and results[-1] in TARGETS
-                and countdown.split_of(nums, results[-1]) == split):
+        if results[-1] in TARGETS and countdown.split_of(nums, results[-1]) == split:
             return nums, results[-1], links, results
 
 
@@ -106,11 +104,10 @@ def write_problems():
 # ------------------------------------------------------------------ the base
 
 def inverse(value, op, n):
-    """The x with x op n = value, None where there is none in the vocabulary."""
-    if op == "*":
-        return value // n if value % n == 0 else None
-    x = value - n if op == "+" else value + n
-    return x if 0 <= x <= LARGEST else None
+    """The x with x op n = value, None where there is none in the vocabulary, or value is none."""
+    if op != "*" or value is None:
+        return combine(value, "-" if op == "+" else "+", n)
+    return value // n if value % n == 0 else None
 
 
 def missed(rng, nums, target):
@@ -120,7 +117,7 @@ def missed(rng, nums, target):
         order, results = rng.sample(nums, len(nums)), [target]
         links = [(rng.choice(OPERATORS), n) for n in order[1:]]
         for op, n in reversed(links[1:]):
-            results.append(None if results[-1] is None else inverse(results[-1], op, n))
+            results.append(inverse(results[-1], op, n))
         if results[-1] is not None and combine(order[0], *links[0]) != results[-1]:
             return [("+", order[0]), *links], [order[0], *reversed(results)]
 
