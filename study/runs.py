@@ -32,7 +32,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.files import checkpoint_folders, lock, write
+from harness.files import append, checkpoint_folders, lock, write
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -225,22 +225,10 @@ def train_run(run, folder, bases):
             id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
             test=score(checkpoint_folders(out)[-1], run.task, folder, out / "eval"),
             core_seconds=round(spent), **numbers_of(out))
-        write(folder / "finished" / f"{os.getpid()}.json", json.dumps(kept))
+        append(RESULTS / f"{run.part}.jsonl", [kept])
 
 
 # ---------------------------------------------------------------------------- all of them
-
-
-def collect(folder):
-    """Adds what the children have finished to the files of results. -> how many"""
-    files = sorted((folder / "finished").glob("*.json"))
-    for file in files:
-        run = json.loads(file.read_text())
-        finished = {**read_finished(run["part"]), run["id"]: run}
-        write(RESULTS / f"{run['part']}.jsonl",
-              "".join(json.dumps(run) + "\n" for run in finished.values()))
-        file.unlink()
-    return len(files)
 
 
 @cache
@@ -271,15 +259,12 @@ def of_other_code(plan):
 
 
 def missing(plan):
-    """The planned runs that are not finished, seed by seed."""
+    """The planned runs that are not finished, seed by seed. Prints how many: one takes a core a
+    minute or so."""
     runs = [run for part, of in plan.items() for finished in [read_finished(part)]
             for run in of if run.id not in finished]
+    print(f"{time.strftime('%H:%M:%S')} {len(runs)} runs are missing", flush=True)
     return sorted(runs, key=lambda run: run.seed)
-
-
-def say(plan):
-    """Prints the number of missing runs; one takes a core a minute or so."""
-    print(f"{time.strftime('%H:%M:%S')} {len(missing(plan))} runs are missing", flush=True)
 
 
 def warm_up(tasks, folder):
@@ -333,7 +318,6 @@ def claimed(folder):
     """-> the folder as a path, which belongs to this process from here on; what runs that were
     interrupted left there is gone. Exits where another process is at work in it."""
     folder = Path(folder).resolve()
-    (folder / "finished").mkdir(parents=True, exist_ok=True)
     try:
         lock(folder)
     except BlockingIOError:
@@ -358,8 +342,8 @@ def main():
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
     parts = args.parts or [part for part, of in plan.items() if of[0].task != "comparisons"]
     plan = {part: plan[part] for part in parts}
-    say(plan)
     if args.plan:
+        missing(plan)
         return
     folder = claimed(args.folder)
     tasks = {runs[0].task for runs in plan.values()}
@@ -371,13 +355,8 @@ def main():
                  f"keeps them; without their lines in {RESULTS} they are trained again")
     failed = fork_all(lambda: sorted(tasks - set(read_bases())), partial(score_base, folder=folder),
                       jobs=1)
-
-    def next_runs():
-        if collect(folder):
-            say(plan)
-        return missing(plan)
-    failed += fork_all(next_runs, partial(train_run, folder=folder, bases=bases), args.jobs,
-                       args.minutes)
+    failed += fork_all(lambda: missing(plan), partial(train_run, folder=folder, bases=bases),
+                       args.jobs, args.minutes)
     if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 
