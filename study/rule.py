@@ -115,18 +115,20 @@ class Runs:
             for run in read_finished(part).values():
                 self.of[run["task"], run["name"], run["steps"]][run["lr"]][run["seed"]] = run
 
-    def taken(self, task, contrast, own):
-        """-> [(sign, setting, rates)] of a contrast's terms, with the rates that all of its
-        settings have on a task, or each one's own three; and the seeds that have all of it. No
-        seeds where there are no such rates."""
-        found = [(sign, self.of.get((task, name, steps), {})) for sign, name, steps in
-                 terms(contrast)]
+    def by_seed(self, task, contrast, kind, over):
+        """{seed: number} of a contrast on a task, of the seeds that have all of it: over the
+        learning rates that all of its settings have there, or of each one's own three. None
+        without such rates."""
+        found = [(sign, self.of.get((task, name, steps), {}))
+                 for sign, name, steps in terms(contrast)]
         common = set.intersection(*(set(setting) for _, setting in found))
-        if not common or own and any(len(setting) != 3 for _, setting in found):
-            return [], []
-        used = [(sign, setting, sorted(setting if own else common)) for sign, setting in found]
-        return used, sorted(set.intersection(*(set(setting[lr]) for _, setting, rates in used
-                                               for lr in rates)))
+        if not common or over == "own" and any(len(setting) != 3 for _, setting in found):
+            return None
+        used = [(sign, setting, sorted(setting if over == "own" else common))
+                for sign, setting in found]
+        seeds = set.intersection(*(set(setting[lr]) for _, setting, rates in used for lr in rates))
+        return {seed: sum(sign * number(setting, seed, rates, kind, over)
+                          for sign, setting, rates in used) for seed in seeds}
 
 
 def own_rate(setting):
@@ -159,13 +161,9 @@ def values(runs, contrasts, kind="test", over="rates"):
     learning rates that its settings share, or of each setting at its own.
 
     Raises ValueError where no seed has all of the runs."""
-    found = []
-    for contrast in contrasts:
-        for task in sorted({task for task, *_ in runs.of}):
-            used, seeds = runs.taken(task, contrast, over == "own")
-            if used:
-                found.append({seed: sum(sign * number(setting, seed, rates, kind, over)
-                                        for sign, setting, rates in used) for seed in seeds})
+    tasks = sorted({task for task, *_ in runs.of})
+    found = [runs.by_seed(task, contrast, kind, over) for contrast in contrasts for task in tasks]
+    found = [of for of in found if of is not None]
     seeds = set.intersection(*map(set, found)) if found else set()
     if len(seeds) < 2:
         raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")
