@@ -9,7 +9,6 @@
 Other flags are train.py's. The parts done bare: the engine's generate for the same prompts,
 one forward without gradient over the same tokens, in the run's layout, and forward, backward and
 AdamW on as many of them a step, but for completions without an advantage, in the simplest loop.
-"forward" is generate without the drawing of tokens (--sampler transformers).
 Ours and the others take turns; medians over rollouts, the first --skip of each turn left out, and
 the median of the turns' ratios. TRL ends completions at end-of-sequence tokens alone: compare
 without --stop.
@@ -34,10 +33,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import data
 import train
-from engine import hf_sampler, policy
+from engine import policy
 from engine.layout import lay, micro_batches
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
+from harness import curves
 
 
 def ours(flags):
@@ -51,23 +51,20 @@ def ours(flags):
     with tempfile.TemporaryDirectory() as folder:
         with mock.patch.object(train, "make_batch", keep):
             train.main([*flags, f"--out={folder}/run"])
-        lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
-        budget = json.loads(Path(folder, "run/config.json").read_text())["flags"][
-            "tokens_per_micro_batch"]
-    return [json.loads(line) for line in lines], kept, budget
+        run = curves.read(Path(folder, "run"))
+    return run["records"], kept, run["flags"]["tokens_per_micro_batch"]
 
 
 def bare_sampler(args):
-    """-> generate(prompts, draw), in place of hf_sampler.draw, and its end."""
+    """-> generate(prompts), and its end."""
     eos = eos_ids(args.model, AutoTokenizer.from_pretrained(args.model))
     sampler = make_sampler(args.sampler, args.model, dtype="float32", eos=eos, stop=args.stop,
                            max_length=args.max_prompt_tokens + args.max_tokens)
 
-    def generate(prompts, draw):
+    def generate(prompts):
         if args.sampler != "vllm":
-            with mock.patch.object(hf_sampler, "draw", draw):
-                sampler.sample(prompts, args.group_size, seed=0, temperature=1.0,
-                               max_tokens=args.max_tokens)
+            sampler.sample(prompts, args.group_size, seed=0, temperature=1.0,
+                           max_tokens=args.max_tokens)
             return
         params = sampler.vllm.SamplingParams(
             n=args.group_size, max_tokens=args.max_tokens, stop_token_ids=eos, stop=args.stop,
@@ -106,23 +103,13 @@ def bare_trainer(args, budget):
 def bare(kept, budget, args):
     """-> seconds of each rollout, {part: list}, for the prompts and tokens kept."""
     (generate, close), (score, update) = bare_sampler(args), bare_trainer(args, budget)
-    seconds, drawn, draw = defaultdict(list), [], hf_sampler.draw
-
-    def draw_and_keep(*given):
-        with mock.patch.object(hf_sampler, "draw", draw):  # it calls itself
-            drawn.append(draw(*given))
-        return drawn[-1]
-
-    def timed(part, action, *given):
-        start = time.perf_counter()
-        action(*given)
-        seconds[part].append(time.perf_counter() - start)
+    seconds = defaultdict(list)
     for prompts, batch in kept:
-        timed("sample", generate, prompts, draw_and_keep)
-        if args.sampler != "vllm":
-            timed("forward", generate, prompts, lambda *_: drawn.pop(0))
-        timed("logp", score, batch)
-        timed("update", update, batch)
+        for part, action, given in (("sample", generate, prompts), ("logp", score, batch),
+                                    ("update", update, batch)):
+            began = time.perf_counter()
+            action(given)
+            seconds[part].append(time.perf_counter() - began)
     close()
     return seconds
 
@@ -153,7 +140,8 @@ def over_turns(ratios):
     return f"{statistics.median(ratios):.3f}  (turns: {', '.join(f'{r:.3f}' for r in ratios)})"
 
 
-def main():
+def parse_args():
+    """-> our flags, train.py's as texts, and these as its namespace."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
@@ -173,31 +161,36 @@ def main():
     if own.trl and (args.stop or args.template not in (None, "none")
                     or completions % (own.trl_micro_batch or 1)):
         parser.error("TRL gets bare prompts and no --stop, and its micro-batches divide a step")
+    return own, flags, args
+
+
+def say(name, seconds, rewards, peak):
+    print(f"{name}: seconds {', '.join(f'{x:.3g}' for x in seconds)}; rewards "
+          f"{', '.join(f'{x:.2f}' for x in rewards)}; at most {peak:.1f} GB", flush=True)
+
+
+def main():
+    own, flags, args = parse_args()
     phases, ratios, of_trl = defaultdict(list), [], []
     for _ in range(own.turns):
         records, kept, budget = apart(ours, flags)
-        mine = statistics.median(record["time/rollout"] for record in records[own.skip:])
-        for record in records[own.skip:]:
-            for name in record:
-                if name.startswith("time/"):
-                    phases[f"ours  {name[5:]}"].append(record[name])
+        counted = records[own.skip:]
+        mine = statistics.median(record["time/rollout"] for record in counted)
+        for name in counted[0]:
+            if name.startswith("time/"):
+                phases[f"ours  {name[5:]}"] += [record[name] for record in counted]
         if own.trl:
             trl = theirs(own.trl, args, own.trl_micro_batch)
             phases["TRL   rollout"] += trl["seconds"][own.skip:]
             of_trl.append(statistics.median(trl["seconds"][own.skip:]) / mine)
-            for name, seconds, rewards, peak in (
-                    ("ours", [r["time/rollout"] for r in records],
-                     [r["reward/mean"] for r in records], records[-1]["perf/mem_peak_gb"]),
-                    ("TRL", trl["seconds"], trl["rewards"], trl["peak_gb"])):
-                print(f"{name}: seconds {', '.join(f'{x:.3g}' for x in seconds)}; rewards "
-                      f"{', '.join(f'{x:.2f}' for x in rewards)}; at most {peak:.1f} GB",
-                      flush=True)
+            say("ours", [r["time/rollout"] for r in records], [r["reward/mean"] for r in records],
+                records[-1]["perf/mem_peak_gb"])
+            say("TRL", trl["seconds"], trl["rewards"], trl["peak_gb"])
         parts = {part: seconds[own.skip:]
                  for part, seconds in apart(bare, kept, budget, args).items()}
         for part, seconds in parts.items():
             phases[f"bare  {part}"] += seconds
-        ratios.append(mine / statistics.median(map(sum, zip(
-            *(parts[part] for part in ("sample", "logp", "update"))))))
+        ratios.append(mine / statistics.median(map(sum, zip(*parts.values(), strict=True))))
     print(f"\n{args.sampler}, {args.steps_per_rollout} steps per rollout of shuffled "
           f"{args.shuffle}, {args.problems_per_rollout * args.group_size} completions; median "
           "seconds per rollout")
