@@ -216,16 +216,16 @@ def started(name, *flags, **more):
     return run
 
 
-def random_ids(n, seed):
+def random_ids(n, seed, vocabulary=None):
     g = torch.Generator().manual_seed(seed)
-    return torch.randint(5, 32000 if on_gpu() else 500, (n,), generator=g).tolist()
+    return torch.randint(5, vocabulary or (32000 if on_gpu() else 500), (n,), generator=g).tolist()
 
 
-def make_rows(lengths, prompt, group=1):
+def make_rows(lengths, prompt, group=1, vocabulary=None):
     """A Batch of random completions of `lengths` tokens; `group` rows share a prompt."""
-    rows = [Completion(random_ids(n, 1000 + i), [-10.0] * n, False)
+    rows = [Completion(random_ids(n, 1000 + i, vocabulary), [-10.0] * n, False)
             for i, n in enumerate(lengths)]
-    batch = make_batch([(random_ids(prompt, i), rows[i:i + group])
+    batch = make_batch([(random_ids(prompt, i, vocabulary), rows[i:i + group])
                         for i in range(0, len(rows), group)], parallel.device())
     batch.old_logprobs = batch.entropy = batch.sampler_logprobs
     signs = torch.randn(len(rows), 1, generator=torch.Generator().manual_seed(0))

@@ -12,15 +12,12 @@ gap_mean and gap_max are the log's sampler/logp_absdiff_mean and _max of one rol
 import argparse
 import json
 import statistics
-import sys
 import tempfile
-import time
-from pathlib import Path
 
+import gpu  # it puts the root into sys.path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from data.recipe import BASE
 from engine import loading, parallel
 from engine.policy import backward, compute_logprobs, make_batch
@@ -43,10 +40,8 @@ def wide_model(folder, vocabulary):
 
 def gap_of(policy, sampler, args):
     """-> the Batch of a rollout, and the log's numbers of the gap."""
-    g = torch.Generator().manual_seed(0)
     vocabulary = policy.model.config.vocab_size
-    prompts = [torch.randint(4, vocabulary, (args.prompt,), generator=g).tolist()
-               for _ in range(args.problems)]
+    prompts = [gpu.random_ids(args.prompt, i, vocabulary) for i in range(args.problems)]
     groups = sampler.sample(prompts, args.group_size, seed=1, temperature=1.0,
                             max_tokens=args.max_tokens)
     batch = make_batch([*zip(prompts, groups)], parallel.device())
@@ -56,18 +51,13 @@ def gap_of(policy, sampler, args):
                        gap_max=told["sampler/logp_absdiff_max"], tokens=int(batch.mask.sum()))
 
 
-def seconds_of(policy, batch, args, repeats=5):
+def seconds_of(policy, batch, args):
     """The median time of an update's forward and backward passes."""
     batch.old_logprobs = batch.sampler_logprobs
     batch.advantages = batch.mask.float()
-    times = []
-    for _ in range(repeats + 1):  # the first warms up
-        began = time.perf_counter()
-        backward(policy, batch, METHODS["reinforce"], args.max_tokens)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+    times = [gpu.watched(backward, policy, batch, METHODS["reinforce"], args.max_tokens)["s"]
+             for _ in range(6)]
+    return statistics.median(times[1:])  # the first warms up
 
 
 def measure(model, head_dtype, args):

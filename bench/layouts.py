@@ -17,37 +17,26 @@ micro-batch. Turns alternate; medians over them.
 
 import argparse
 import statistics
-import sys
-import time
-from pathlib import Path
 
+import gpu  # it puts the root into sys.path
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine import layout, loading, parallel, policy
-from engine.sampler import Completion
 from study import tiny
 
 
 def make_model(wide):
-    if not wide:
-        return tiny.empty_model(tiny.RECIPE, len(tiny.tokenizer()))
-    return Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=1000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=8192))
+    if wide:
+        return tiny.empty_model(dict(tiny.RECIPE, hidden=256, mlp=1024, layers=4, heads=8), 1000,
+                                positions=8192)
+    return tiny.empty_model(tiny.RECIPE, len(tiny.tokenizer()))
 
 
-def make_batch(args):
+def make_rows(args):
     g = torch.Generator().manual_seed(0)
-
-    def ids(n):
-        return torch.randint(5, 200, (n,), generator=g).tolist()
-
-    lengths = args.median * (args.sigma * torch.randn(args.prompts, args.each, generator=g)).exp()
-    return policy.make_batch([
-        (ids(args.prompt), [Completion(ids(n), [0.0] * n, False) for n in of_prompt])
-        for of_prompt in lengths.long().clamp(2, args.longest).tolist()], parallel.device())
+    lengths = args.median * (args.sigma * torch.randn(args.prompts * args.each, generator=g)).exp()
+    return gpu.make_rows(lengths.long().clamp(2, args.longest).tolist(), args.prompt, args.each,
+                         vocabulary=200)
 
 
 def naive(batch, budget):
@@ -66,11 +55,8 @@ def naive_forward(model, batch):
 
 
 def turn(chosen, batch, name, shares, budget, score):
-    """-> seconds, and the gradient of all log probabilities' sum"""
-    chosen.use_layout("padded" if name == "naive" else name)
-    chosen.zero_grad()
-    began = time.perf_counter()
-    for rows in (batch.rows(share) for share in shares):
+    """Forward and backward of the sum of all log probabilities, or forward alone."""
+    for rows in map(batch.rows, shares):
         parts = (naive(rows, budget) if name == "naive"
                  else layout.micro_batches(rows, budget, name))
         for part in map(rows.rows, parts):
@@ -78,11 +64,6 @@ def turn(chosen, batch, name, shares, budget, score):
                 logprobs = naive_forward(chosen.model, part) if name == "naive" else chosen(part)[0]
                 if not score:
                     logprobs.sum().backward()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    gradient = None if score else torch.cat([p.grad.flatten() for p in chosen.parameters()])
-    return seconds, gradient
 
 
 def kept_gigabytes(chosen, batch, name, budget):
@@ -112,15 +93,19 @@ def main():
     if args.embedded:
         args.prompts, args.prompt, args.median, args.sigma, args.longest = 64, 9, 10, 0.05, 11
         args.budget, args.steps = 4096, 16
-    batch, chosen = make_batch(args), policy.Policy(make_model(args.wide).to(parallel.device()))
+    batch, chosen = make_rows(args), policy.Policy(make_model(args.wide).to(parallel.device()))
     shares = torch.arange(len(batch.ids), device=parallel.device()).chunk(
         1 if args.score else args.steps)
     names = ["naive", *layout.LAYOUTS] if args.each == 1 else layout.LAYOUTS
     seconds, gradients = {name: [] for name in names}, {}
     for _ in range(args.turns + 1):
         for name in names:
-            took, gradients[name] = turn(chosen, batch, name, shares, args.budget, args.score)
-            seconds[name].append(took)
+            chosen.use_layout("padded" if name == "naive" else name)
+            chosen.zero_grad()
+            seconds[name].append(gpu.watched(turn, chosen, batch, name, shares, args.budget,
+                                             args.score)["s"])
+            gradients[name] = None if args.score else torch.cat(
+                [p.grad.flatten() for p in chosen.parameters()])
     tokens = int(batch.completion_len.sum())
     print(f"{args.prompts} prompts x {args.each} completions, {tokens} tokens of completions, "
           f"{args.budget} at once, {len(shares)} steps")

@@ -40,9 +40,7 @@ TESTS = {"losses.py": ["tests/test_losses.py"],
          "graders/equal.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "engine/policy.py": ["tests/test_policy.py"]}
 SLOW = "not (test_memory_of_the_log_probabilities or labelled)"  # of kernels.py, and of other files
-WARM = {"losses.py": ["torch", "pytest"], "rewards.py": ["torch", "pytest"],
-        "graders/answer.py": ["pytest", "mpmath"], "graders/equal.py": ["pytest", "mpmath"],
-        "engine/policy.py": ["torch", "pytest", "transformers.models.qwen2.modeling_qwen2"]}
+WARM = "torch", "pytest", "mpmath", "transformers.models.qwen2.modeling_qwen2"  # for each fork
 
 
 def mistakes(source):
@@ -163,7 +161,7 @@ def main():
         parser.error(f"pip install --target {args.tools} cosmic-ray brings what is missing there")
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")  # of what compiles, but not without a word
-    for name in WARM[args.path]:
+    for name in WARM:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
