@@ -107,8 +107,6 @@ def load_data(args):
              "held-out problems": test_set and checksums.of_problems(test_set),
              "weights of --model": checksums.of_weights(args.model),
              "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
-    if args.teacher and not known["weights of --teacher"]:
-        refuse(f"--teacher, as --model {args.teacher} has no weights that can be found")
     return train_set, test_set, {name: x for name, x in known.items() if x}, roots
 
 
@@ -176,6 +174,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     if args.teacher:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
+            require(checksums.of_weights(args.teacher),
+                    f"--model {args.teacher} has no weights that can be found")
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
