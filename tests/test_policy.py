@@ -12,13 +12,16 @@ from transformers import AutoModelForCausalLM
 from conftest import ROOT, between
 from engine import kernels, loading, policy
 from engine.sampler import Completion
-from losses import METHODS
+from losses import METHODS, row
 from ranks import EXACT_NORMS
 from study import tiny
 
 BIG = 10**9
 ROWS = 11
 UNEVEN = [5, 6, 7, 8], [5, 6], [5], [7]  # completions
+# the sampler's difference in products and means over a completion
+CORRECTED = row("grpo", select="sequence_mask,geometric_mask").bind(
+    sequence_mask_high=1.4, geo_low=0.85, geo_high=1.15)
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +108,12 @@ def only(batch, rows):
 
 
 @pytest.mark.parametrize("some", [range(ROWS), (0, 3, 7), (10,), ()], ids=lambda some: len(some))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "corrected"])
 def test_neither_the_split_matters_nor_rows_without_an_advantage(model, batch, name, some,
                                                                  monkeypatch):
     """Gradients and what is logged are those of all rows at once. With a KL and an entropy bonus,
     which all rows learn from: test_layout.py"""
-    batch, method = only(batch, some), METHODS[name]
+    batch, method = only(batch, some), METHODS.get(name, CORRECTED)
     left = lengths_of(batch)[[*some] or [0]] if method.skips_zero_advantage else lengths_of(batch)
     for weigh in method.passes:
         with monkeypatch.context() as patch:
