@@ -293,7 +293,7 @@ def write_results():
         all_cases=cases_table(toy.claims, toy.gain), claims=claims_table(toy, gemma),
         map=map_table(runs), acpo_grpo_seeds=f"{min(of_seeds):+.3f} to {max(of_seeds):+.3f}",
         traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
-            "averages", "gemma_half", "gemma_fp8_rest"})),  # of which the last is not whole
+            "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
         tokens=mechanism.few_tokens(updates), **numbers(toy), **numbers(gemma, "_gemma"))
