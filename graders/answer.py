@@ -298,6 +298,8 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
+            if "row" in closing and self.kind in closing:  # x = 1, \\ y = 2
+                break
             if "row" not in closing and (where := self.attempt(self.condition, bool(separator))):
                 break
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
@@ -323,14 +325,15 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.expect(")")
-        if not name or {*found} <= {*", a an and | : is are".split()} or not (
+        if not name or {*found} <= {*", a an and | : = are".split()} or not (
+                {"some", "constant"} & {*found} != {"some"}) or not (
                 separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
     def item(self):
         """Parts with relations between them."""
-        self.take("≈")
+        self.i += self.kind == "≈" or "row" in self.closing and self.text in ("if", "when")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -357,7 +360,8 @@ class Parser:
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
         n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
-        while self.peek(n).kind in (*LETTERS, "-", *title):
+        while self.peek(n).kind in (*LETTERS, "-", *title) and not (
+                n and self.peek(n).text in WORDS["QUANTIFIERS"]):  # x for all real numbers x
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
@@ -370,8 +374,8 @@ class Parser:
             product = inner.attempt(inner.expression)
             product = product if inner.i == len(inner.tokens) else None
         self.i += n
-        if text.lower() in SAID:
-            return SAID[text.lower()]
+        if said := SAID.get(text.lower().removeprefix("there are ")):
+            return said
         return ("run", text, product) if product else ("word", text)
 
     def ratio(self):
@@ -418,7 +422,8 @@ class Parser:
                 ahead = Parser(self.tokens[self.i:], "")
                 return not ahead.attempt(ahead.condition)
             case "run" | "word":
-                return self.word not in (*WORDS["FILLERS"], "am", "pm")
+                return self.word not in ("am", "pm") and (  # 17 integers
+                    self.text not in WORDS["FILLERS"] or before == "num" and self.ends(1))
         return token.kind in FACTORS and token.text != "U"
 
     def product(self, left):
@@ -453,8 +458,8 @@ class Parser:
                 return ("f", "factorial2" if self.take("!") else "factorial", left)
             case "%":
                 return ("*", left, unit("%"))
-            case "°" if self.text in ("C", "F"):  # 25 °C
-                return ("*", left, unit("°" + self.take().text))
+            case "°" if self.text in ("C", "F", "Celsius", "Fahrenheit"):  # 25 °C
+                return ("*", left, unit("°" + self.take().text[0]))
             case "°":
                 if self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
                     left = ("+", left, num(Fraction(self.take().text) / 60))
@@ -522,8 +527,8 @@ class Parser:
             case "frac" | "binom":
                 kind = ("/",) if token.kind == "frac" else ("f", "binom")
                 return (*kind, self.argument(), self.argument())
-            case "beg" if token.text.strip("pbB") in ("matrix", "array", "smallmatrix"):
-                return self.matrix()
+            case "beg" if token.text.strip("pbB") in ("matrix", "array", "smallmatrix", "cases"):
+                return self.matrix(token.text == "cases")
         raise Unread(f"no value at {token.text!r}")
 
     def root(self, token):
@@ -570,6 +575,8 @@ class Parser:
 
     def set(self):
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
+        if self.text == "array":  # \left\{ \begin{array} ... \end{array} \right.
+            return self.matrix(self.take("beg"))
         if self.take("\\}"):
             return ("set", (), ())
         node = self.answer("\\}", "|", ":")
@@ -632,14 +639,14 @@ class Parser:
         node = ("f", function, argument, *[base] * (function == "log"))
         return ("^", node, exponent) if exponent else node
 
-    def matrix(self):
-        """The rows as a sequence of sequences, a column as one."""
+    def matrix(self, cases=False):
+        """The rows as a sequence of sequences, a column as one; those of cases as a list."""
         rows = []
         while not self.take("end"):
             if not self.take("row"):
                 row = self.answer("row", "end")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
-        return ("seq", "", "", tuple(rows))
+        return ("list", tuple(rows), ()) if cases else ("seq", "", "", tuple(rows))
 
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""

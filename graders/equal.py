@@ -255,8 +255,9 @@ def label(node):
                 "*", ("^", ("name", _), ("num", -1)), ("name", _)):
             return True
         case ("word" | "run", text, *_):
-            return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
-                text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
+            return text.replace(" ", "").isalpha() and (
+                node[0] == "word" or text.isupper() or text.istitle() and len(text) > 2) and (
+                not {*text.lower().split()} & {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
         case ("f", "sin" | "cos" | "tan", part):
             return names_of(part)
         case ("f", "abs", part):
@@ -293,8 +294,8 @@ def named(node):
     for item in items_of(node) if node[0] == "list" else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
-        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]):  # 3 = x
-            sides.reverse()
+        if len(sides) == 2 and label(sides[1]) and not (names_of(sides[0]) or label(sides[0])):
+            sides.reverse()  # 3 = x
         before, own = own, [*itertools.takewhile(label, sides[:-1])]
         rest, own = sides[len(own):], own or before
         if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
@@ -502,12 +503,12 @@ def equations(a, b):
                            for name, gold in zip(y, its_values))
         if {*mine} != {*its} or len({*mine}) == len(mine):
             return False
-    elif any(its) and its_values[-1][0] in ("run", "word"):
+    elif any(its) and its_values[-1][0] in ("run", "word") and its_values[-1][1].isupper():
         return False  # MR = SRMC
     ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
     if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
-    return alike(ours, theirs)
+    return (alike if (ours, theirs) != (a, b) else lists)(ours, theirs)
 
 
 def same_equation(a, b):
@@ -530,7 +531,7 @@ def same_equation(a, b):
 
 def lists(a, b):
     """Lists and sets without order, each value as often as the gold answer has it; (1, 2) in its
-    order and with its brackets, but (1, 2) is the list 1, 2."""
+    order and with its brackets, but (1, 2) is the list 1, 2, and [1, 2] an interval."""
     kinds = {a[0], b[0]}
     if not kinds & {"list", "set", "seq"}:
         return None
@@ -542,6 +543,9 @@ def lists(a, b):
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return "list" not in kinds and not brackets & {"(]", "[)"} and all_alike(x, y)
+        if "list" in kinds and (len(x) == 2 and brackets != {"()"} or {*x, *y} & {*INFINITIES} or (
+                {"and", "or"} & {*(a if a[0] == "list" else b)[2]})):
+            return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and (("/", *y) == a or ("/", *x) == b))
     left = [*x]
@@ -555,13 +559,14 @@ def lists(a, b):
 
 def quantities(a, b):
     """Numbers exactly, expressions at points; the unit is that of the gold answer, if both have
-    one; 28\\% is 28 and 0.28."""
+    one; 28\\% is 28 and 0.28, 0.28\\% not 0.28."""
     if {a[0], b[0]} & {*SETS, "chain", "dots", "mod", "based"}:
         return a == b or b[0] == "based" and a == num(int(b[1]))  # 213 is 213_5
     units, its, x, y = units_of(a), units_of(b), without_unit(a), without_unit(b)
     if (unit("%") in units) != (unit("%") in its):
         p, q = (x, y) if units else (y, x)
-        return not (units and its) and (same_value(x, y) or same_value(("/", p, num(100)), q))
+        return not (units and its) and (same_value(("/", p, num(100)), q) or same_value(x, y) and (
+            not units or abs(closed(y) or 1) >= 1))
     if units and its:
         return same_value(a, b)
     letters = {x: unit(UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W

@@ -1,15 +1,13 @@
 """Combinations of flags that cannot work: each is a sentence and exit code 2."""
 
 import os
-import re
-import sys
 from functools import partial
 
 import losses
 from data import hub, prompts
 from engine import parallel
 from engine.sampler import has_vllm
-from harness import checksums, failures, method_check
+from harness import failures, method_check
 from harness.files import default_out, folder_fault
 
 refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
@@ -30,11 +28,6 @@ def check(args, method, rehearsal):
     for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
-    rows = re.findall(r'^(?:METHODS\[|    )"(\w+)"\]? ?[=:] ?Method\(',
-                      checksums.CODE["losses.py"], re.M)
-    if rows.count(args.loss) > 1:
-        print(f"train.py: losses.py has two rows METHODS[{args.loss!r}]; the last is used",
-              file=sys.stderr)
     if args.wandb and parallel.rank() == 0:
         try:
             import wandb
