@@ -35,9 +35,9 @@ QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_answers.py
          "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
          "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
-SLOW = ["test_parallel.py", "test_sandbox.py", "test_gpu_bench.py", "test_train.py",
-        "test_resume.py", "test_gpu.py", "test_check.py", "test_lessons.py", "test_readme.py",
-        "test_answers.py", "test_fit.py"]
+SLOW = [f"test_{name}.py" for name in (
+    "real_model parallel gpu_bench readme sandbox train fit resume changes check sampler lora "
+    "lessons own_task base portable answers").split()]
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the sandbox
 
 

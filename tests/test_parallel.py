@@ -160,25 +160,9 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
 
 
 @needs_vllm
-def test_an_engine_ends_and_leaves_the_process_group(base, tmp_path):
-    script = tmp_path / "ends.py"
-    script.write_text("""import sys
-from engine import parallel
-from engine.sampler import make_sampler
-if __name__ == "__main__":
-    parallel.start()
-    engine = make_sampler("vllm", sys.argv[1], dtype="float32", max_length=32, eos=[1])
-    assert parallel.sharded()
-    engine.close()
-    assert parallel.sharded() and parallel.on_rank0(lambda: 5) == 5
-    parallel.stop()
-    assert not parallel.sharded()
-""")
-    assert "Traceback" not in torchrun(2, script, base, PYTHONPATH=".").stderr  # nor at exit
-
-
-@needs_vllm
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
-    torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler", "vllm",
-             "--out", tmp_path / "out")
+    """And an engine that ends leaves the process group to the other ranks, and says nothing."""
+    done = torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler",
+                    "vllm", "--out", tmp_path / "out")
     assert len(read_rows(tmp_path / "out" / "completions.jsonl")) == 2
+    assert "Traceback" not in done.stderr
