@@ -739,8 +739,8 @@ def parsed(found, constants):
     if len(values) == 1:
         return values[0]
     several = values[0][0] in ("list", "set")
-    items = [x for value in values for x in value[1]] if several else values
-    return ("list", tuple(dict.fromkeys(items)), ())
+    items = dict.fromkeys([x for value in values for x in value[1]] if several else values)
+    return ("list", (*items,), (",",) * (len(items) - 1))
 
 
 # ------------------------------------------------------------------ boxes
