@@ -16,7 +16,7 @@ class Sampling(NamedTuple):
     temperature: float        # 0 is greedy
     max_tokens: int           # of a completion
     template: str | None      # of data.prompts.TEMPLATES
-    top_p: float = 1.0
+    top_p: float = 1.0        # of an evaluation; a rollout has 1
 
 
 class Group(NamedTuple):
@@ -48,7 +48,7 @@ def sample_groups(sampler, tokenizer, sampling, timed, problems, *, seed):
         texts = [[decode(tokenizer, c, prompt) for c in group]
                  for prompt, group in zip(prompts, completions, strict=True)]
         graded = grade(problems, texts)
-    return [Group(*fields, [x.reward for x in results], [x.fault for x in results])
+    return [Group(*fields, rewards=[x.reward for x in results], faults=[x.fault for x in results])
             for *fields, results in zip(problems, prompts, completions, texts, graded)]
 
 

@@ -21,8 +21,8 @@ MANY = 2**15  # tokens of a vocabulary; of 262,144 torch's log_softmax is off by
 
 
 def draw(logits, temperature, top_p, generator=None):
-    """logits [N, V] -> the next token of each row and its logprob after temperature, [N, 1] each.
-    Temperature 0 takes the most probable token. generator: torch's, or None.
+    """logits [N, V] -> the next token of each row and its logprob after temperature, before top_p,
+    [N, 1] each. Temperature 0 takes the most probable token. generator: torch's, or None.
 
     On a CPU a few rows at once: their numbers stay in the cache from one pass to the next."""
     if not logits.is_cuda and len(logits) > (few := max(1, 2**18 // logits.shape[1])):
@@ -146,7 +146,7 @@ class TransformersSampler:
                 at, ids, real, position = at[going], ids[going], real[going], position[going]
             real, position = F.pad(real, (0, 1), value=1), position + 1
         each = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)))
-        return [Completion(t[:n], lp[:n], truncated=not end,
+        return [Completion(tokens=t[:n], logprobs=lp[:n], truncated=not end,
                            stopped=end and t[n - 1] not in self.eos) for t, lp, n, end in each]
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ class Batch:
     completion_len: Tensor    # [N]
     mask: Tensor              # [N, T] bool: the completion tokens that count
     sampler_logprobs: Tensor  # [N, T], as are the next six
-    old_logprobs: Tensor = None
+    old_logprobs: Tensor = None  # the ratio's denominator: train.score says whose
     entropy: Tensor = None
     advantages: Tensor = None
     ref_logprobs: Tensor = None
@@ -109,7 +109,7 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # targets: the completions' tokens, predicts: the place before each
+        # targets: the completions' tokens, row by row; predicts: the place before each
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):

@@ -99,7 +99,7 @@ class Trainer:
         return metrics
 
     def weights(self, merged=True):
-        """Yields the weights, as parallel.weights."""
+        """Yields name and whole weight, adapters merged or beside; every rank must take all."""
         return parallel.weights(self.policy, merged)
 
     def state(self):
@@ -117,7 +117,7 @@ class Trainer:
         """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
         ValueError for adapters that it lacks, and other errors for another state."""
         options = gathered.StateDictOptions(full_state_dict=True, strict=False)
-        if state["adapter"]:
+        if state["adapter"]:  # {} without LoRA: load took the checkpoint's weights
             _, unknown = gathered.set_model_state_dict(self.policy, state["adapter"],
                                                        options=options)
             if unknown:  # ignored otherwise, the optimizer's moments of them, too

@@ -1,6 +1,6 @@
 """Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
-`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of the Run (flags,
-method state, pending rollouts, totals, its first record and best score).
+`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of Run.save (flags,
+rollout, the method's state, totals, its first record and best score, pending rollouts).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout) and an engine's number. A run continues on any other number of ranks.
@@ -32,7 +32,7 @@ CHANGEABLE = {"held-out problems", *(
 
 def saved_config(args):
     """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet, and the trees of its code; without values where there is no such run."""
+    yet, and trees of losses.py and rewards.py; without values where there is no such run."""
     path = default_out(args) / "config.json"
     if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
         return dict(flags={}, derived=[])
@@ -66,7 +66,7 @@ def compare_with_saved(args, now, sums, roots):
                "with --model CHECKPOINT")
     changes |= {name: f"the {name} changed" for name, x in sums.items()
                 if x != (known.get(name) or x)}
-    for name, tree in config["code"].items():
+    for name, tree in config["code"].items():  # what method and verifiers reach of the file
         if places := differing(*(checksums.reached(x, roots)
                                  for x in (tree, ast.parse(checksums.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
@@ -111,10 +111,10 @@ def resumed(args):
         return None
     folder = folders[-1]
     with reading(folder):  # mapped: on a node every rank would have all ranks' moments
-        state = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
-        rollout = state["run"]["rollout"]
+        content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
+        rollout = content["run"]["rollout"]
         require(rollout == int(folder.name[-6:]), f"it is of rollout {rollout}")
-        return dict(state["run"], folder=folder, trainer=state["trainer"])
+        return dict(content["run"], folder=folder, trainer=content["trainer"])
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def save(out, trainer, tokenizer, recipe, keep, **of_run):
 
     def write_folder():
         try:
-            with writing(folder, aside):
+            with writing(folder, aside):  # it renames aside to folder at its end
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
                 tokenizer.save_pretrained(aside)
                 torch.save(content, aside / "trainer.pt")

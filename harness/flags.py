@@ -224,7 +224,7 @@ def parse_args(argv, description, rehearsal=False):
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given = vars(parser.parse_known_args(argv)[0])
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # finds its folder
-    saved = {name: x for name, x in config["flags"].items()
+    saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # whose row and model have flags of their own
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
@@ -233,7 +233,7 @@ def parse_args(argv, description, rehearsal=False):
     add_method_flags(parser, chosen.loss, method)
     found, unknown = parser.parse_known_args(argv)
     given = vars(found)
-    files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)
+    files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)  # the last wins
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)

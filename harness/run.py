@@ -67,26 +67,27 @@ def begin(args, method, flags, sums, rollout):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer; resumed: of checkpoint.resumed, what it came from, or None; sums: checksums of
-    problems and weights. flags: as resolved, with what was found since. rollout: number of
-    the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
-    (FADE's averages). totals: optimizer steps, generated tokens, seconds and floating-point
-    operations until now. sampled: tokens since this rollout began. stopping: signals, of all ranks,
-    that end the run after it."""
+    trainer: Trainer; resumed: what `save` kept, of checkpoint.resumed, or None; sums: checksums of
+    problems and weights. flags: as resolved, with what was found since, which --resume keeps.
+    rollout: number of the present one. pending: sampled rollouts, not yet learnt from. state: the
+    method's numbers (FADE's averages). totals: optimizer steps, generated tokens, seconds and
+    floating-point operations until now. sampled: tokens since this rollout began. stopping:
+    signals, of all ranks, that end the run after it."""
 
     def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         self.flags = flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                                   eval_problems=eval_problems or args.eval_problems)
         device = parallel.device()
-        saved = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[], first=None)
+        saved = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[],
+                                first=None, best=(-1.0, 0.0))
         with checkpoint.reading(resumed and resumed["folder"]):
             self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
             changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else saved["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in saved["pending"])
-            self.first, self.best = saved["first"], saved.get("best", (-1.0, 0.0))
+            self.first, self.best = saved["first"], saved["best"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
         self.out, run_id = parallel.on_rank0(begin, args, trainer.method, flags, sums,
@@ -97,6 +98,19 @@ class Run(AbstractContextManager):
             self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
                                       config=flags, resume="allow", id=run_id)
         say(banner(args, trainer, self.out, self.rollout))
+
+    def save(self):
+        """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
+        args = self.args
+        # all ranks decide here, and only here: a signal that comes later is for the next rollout
+        last = self.rollout == args.rollouts
+        self.stopping = [] if last else sum(parallel.gather(self.signals), [])
+        if self.stopping or last or self.due(args.save_every):
+            checkpoint.save(
+                self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
+                flags=self.flags, rollout=self.rollout, state=self.state, totals=self.totals,
+                first=self.first, best=self.best,
+                pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):
@@ -212,19 +226,6 @@ class Run(AbstractContextManager):
             say(log.line(record))
         self.best = max(self.best, log.held_out(record))
         return record
-
-    def save(self):
-        """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
-        args = self.args
-        # all ranks decide here, and only here: a signal that comes later is for the next rollout
-        last = self.rollout == args.rollouts
-        self.stopping = [] if last else sum(parallel.gather(self.signals), [])
-        if self.stopping or last or self.due(args.save_every):
-            checkpoint.save(
-                self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-                flags=self.flags, rollout=self.rollout, state=self.state, totals=self.totals,
-                first=self.first, best=self.best,
-                pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
 
 def banner(args, trainer, out, rollout):
