@@ -298,7 +298,7 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if "row" in closing and self.kind in closing:  # x = 1, \\ y = 2
+            if separator == "," and "row" in closing and self.kind in closing:  # x = 1, \\ y = 2
                 break
             if "row" not in closing and (where := self.attempt(self.condition, bool(separator))):
                 break
@@ -325,15 +325,15 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.expect(")")
-        if not name or {*found} <= {*", a an and | : = are".split()} or not (
-                {"some", "constant"} & {*found} != {"some"}) or not (
+        if not name or {*found} <= {*", a an and | : is are".split()} or not (
                 separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
     def item(self):
         """Parts with relations between them."""
-        self.i += self.kind == "≈" or "row" in self.closing and self.text in ("if", "when")
+        self.i += self.kind == "≈" or self.text in ("if", "when") and (
+            "row" in self.closing and self.peek(-1).kind == ",")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -360,8 +360,9 @@ class Parser:
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
         n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
+        formula = self.kind != "word" and len(self.text) < 3  # cx for all x
         while self.peek(n).kind in (*LETTERS, "-", *title) and not (
-                n and self.peek(n).text in WORDS["QUANTIFIERS"]):  # x for all real numbers x
+                formula and n == 1 and self.peek(n).text in WORDS["QUANTIFIERS"]):
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
@@ -645,6 +646,8 @@ class Parser:
         while not self.take("end"):
             if not self.take("row"):
                 row = self.answer("row", "end")
+                if row[0] == "list" and {*row[2]} != {","}:
+                    raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
         return ("list", tuple(rows), ()) if cases else ("seq", "", "", tuple(rows))
 
@@ -690,7 +693,8 @@ BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
 LEAD_IN = re.compile(r"(?i)^\W*(?:text\w* *\{\W*)?(?:(?:so|thus|the|final|correct)[ ,]+)*"
-                     r"answer *(?:is|[:=*\s}])*")
+                     r"(?:answer|(?:probability|area|value|result|total)(?= *(?:is|[:=]))) *"
+                     r"(?:is|[:=*\s}])*")
 
 
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group

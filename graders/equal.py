@@ -255,9 +255,8 @@ def label(node):
                 "*", ("^", ("name", _), ("num", -1)), ("name", _)):
             return True
         case ("word" | "run", text, *_):
-            return text.replace(" ", "").isalpha() and (
-                node[0] == "word" or text.isupper() or text.istitle() and len(text) > 2) and (
-                not {*text.lower().split()} & {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
+            return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
+                text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
         case ("f", "sin" | "cos" | "tan", part):
             return names_of(part)
         case ("f", "abs", part):
@@ -274,7 +273,8 @@ def points_only(node):
     """Is it a product of points, AB, or with a square, AB^2?"""
     return bool(names_of(node)) and all(
         n[0] in ("num", "run") or n[0] == "name" and n[1][0].isupper()
-        or n[0] == "*" and n[2][0] != "*" or n[0] == "^" and n[2] == num(2) for n in inside(node))
+        or n[0] == "*" and n[1][0] != "num" and n[2][0] not in ("*", "num")
+        or n[0] == "^" and n[2] == num(2) for n in inside(node))
 
 
 def bare(name):
@@ -294,7 +294,8 @@ def named(node):
     for item in items_of(node) if node[0] == "list" else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
-        if len(sides) == 2 and label(sides[1]) and not (names_of(sides[0]) or label(sides[0])):
+        if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
+                not names_of(sides[0])):
             sides.reverse()  # 3 = x
         before, own = own, [*itertools.takewhile(label, sides[:-1])]
         rest, own = sides[len(own):], own or before
@@ -341,6 +342,7 @@ def is_set(node):
         node[0] == "seq" and node[1] + node[2] in ("(]", "[)"))
 
 
+@functools.lru_cache(maxsize=4096)
 def end(node):
     """A real number or an infinity. One with more digits than are compared is none."""
     x = INFINITIES[node] if node in INFINITIES else value(without_unit(node), real=True)
@@ -400,7 +402,7 @@ def same_reals(a, b):
         found += [-x for x in found] + [end(part) for n in inside((a, b)) if n[0] in ("seq", "set")
                                         for part in items_of(n)]
         found = sorted(x for x in found if mp.isfinite(x)) or [mp.mpf(0)]
-        if len(found) > 200:
+        if len(found) > 60:
             return False
         tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
                  found[0] - 1, found[-1] + 1]
@@ -508,7 +510,9 @@ def equations(a, b):
     ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
     if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
-    return (alike if (ours, theirs) != (a, b) else lists)(ours, theirs)
+    if (ours, theirs) == (a, b):
+        return "set" not in (a[0], b[0]) and lists(a, b)
+    return alike(ours, theirs)
 
 
 def same_equation(a, b):
@@ -543,8 +547,8 @@ def lists(a, b):
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return "list" not in kinds and not brackets & {"(]", "[)"} and all_alike(x, y)
-        if "list" in kinds and (len(x) == 2 and brackets != {"()"} or {*x, *y} & {*INFINITIES} or (
-                {"and", "or"} & {*(a if a[0] == "list" else b)[2]})):
+        if "list" in kinds and ("or" in (a if a[0] == "list" else b)[2] or {*y} & {*INFINITIES} or (
+                b[1] == "[" and len(y) == 2 and None not in map(closed, y))):
             return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and (("/", *y) == a or ("/", *x) == b))
