@@ -113,7 +113,8 @@ def test_hedges_of_single_gold_answers(hedge, gold):
     "10^{-40000}", "2^{-99999}", "1-\\frac{1}{2^{100000}}", "3^{80000}\\cdot" * 60 + "1",
     "A. " * 1600, "1 mod " * 800 + "1", "x<1 or " * 700 + "x>2", "x=1 or " * 300 + "x=2",
     "\\{" + ",".join(map(str, range(1200))) + "\\}",
-    " \\cup ".join(f"(\\sqrt{{{2 * i}}}, \\sqrt{{{2 * i + 1}}})" for i in range(90))], ids=lambda text: text[:20])
+    " \\cup ".join(f"(\\sqrt{{{2 * i}}}, \\sqrt{{{2 * i + 1}}})" for i in range(90))],
+    ids=lambda text: text[:20])
 def test_an_answer_takes_no_time(answer):
     for gold in ("\\frac{1}{3}", "x > 2", "5"):
         began = time.process_time()
