@@ -1,7 +1,6 @@
 """The numbers of runs, grouped over seeds, and as a table."""
 
 import json
-import sys
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -9,23 +8,34 @@ from statistics import fmean, median, stdev
 from harness.stats import half_width
 from harness.tables import markdown_table
 
+OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last: of the memory
+IN_COLUMNS = {*OF_A_RUN, *"loss steps_per_rollout rollouts".split(),
+              *"eval_every eval_data eval_problems eval_samples".split()}
 
-def grouped(runs, program="analysis"):
-    """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; of
-    each seed the longest, of equally long ones the last. A second such label gets a number."""
+
+def grouped(runs):
+    """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; a
+    second run of a seed, as after a change of the code, is of a second group. A second such label
+    gets a number."""
     by_flags, groups = {}, {}
     for run in runs:
-        # the last goes by a machine's memory
-        flags = dict(run["flags"], seed=None, out=None, tokens_per_micro_batch=None)
-        seeds = by_flags.setdefault(json.dumps(flags), {})
-        if run["seed"] in seeds:
-            print(f"{program}: {run['name']} (seed {run['seed']}) is given twice; a seed of a "
-                  "setting counts once, by its longest run", file=sys.stderr)
-        seeds[run["seed"]] = max(run, seeds.get(run["seed"], run), key=lambda x: len(x["records"]))
+        flags, again = json.dumps(run["flags"] | OF_A_RUN), 0
+        while run["seed"] in by_flags.setdefault((flags, again), {}):
+            again += 1
+        by_flags[flags, again][run["seed"]] = run
     for seeds in by_flags.values():
         label = next(iter(seeds.values()))["name"]
         groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = [*seeds.values()]
     return groups
+
+
+def other_settings(groups):
+    """A sentence on flags that all lines of a table have, that differ, and that are no column."""
+    flags = [members[0]["flags"] for members in groups.values()]
+    shared = set.intersection(*map(set, flags)) - IN_COLUMNS
+    found = {name: {str(x[name]) for x in flags} for name in sorted(shared)}
+    told = [f"--{name} {', '.join(sorted(x))}" for name, x in found.items() if len(x) > 1]
+    return f"\nThe lines differ in other settings, too: {'; '.join(told)}.\n" if told else ""
 
 
 def interval(values):
@@ -80,4 +90,4 @@ def table(groups):
                      *(cell([of(x) for run in members if (x := values(run, name))])
                        for name, of in COLUMNS.values())])
     head = ("run", "method", "steps", "rollouts", "seeds", "held out", *COLUMNS)
-    return markdown_table(head, rows) + "\n"
+    return markdown_table(head, rows) + f"\n{other_settings(groups)}"

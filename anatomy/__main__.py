@@ -68,7 +68,7 @@ def write_figure(command, path, out, model, **options):
 def write_passk(paths, out):
     from analysis.runs import grouped
     from anatomy import passk
-    groups = grouped(read_runs("anatomy", paths), "anatomy")
+    groups = grouped(read_runs("anatomy", paths))
     results = passk.pass_at_k(groups)
     if results.keys().isdisjoint(groups):
         refuse("anatomy", "passk: no run was evaluated after training, as by train.py "

@@ -71,7 +71,8 @@ def json_lines(path):
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:
-        raise DataError(f"{path}, line {number} is not a JSON object: {e}") from None
+        raise DataError(f"{path}, line {number} is not a JSON object: {getattr(e, 'msg', e)}"
+                        ) from None
 
 
 def hub_rows(spec, split):
@@ -125,7 +126,8 @@ def with_right_golds(name, found):
             continue
         lines.append(f"{place} (id {problem['id']}) is left out: {problem['verifier']} cannot "
                      f"grade the gold answer {str(problem['answer'])[:200]!r} "
-                     f"({result.fault or 'not right'}); for what it takes see data/README.md\n")
+                     f"({result.fault or 'unequal to itself'}); for what it takes see "
+                     "data/README.md\n")
     if lines[5:]:
         lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers\n"]
     sys.stderr.writelines(lines)

@@ -13,13 +13,13 @@ Shapes: N = P G completions, T tokens of a completion, L tokens of a prompt and 
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+if __name__ == "__main__":
+    sys.path[0] += "/.."  # imports begin at the project's folder
 import data
 from data.recipe import BASE
 from losses import METHODS, Tokens, group_advantages, policy_loss

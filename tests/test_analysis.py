@@ -164,19 +164,18 @@ def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
 
 
-def test_a_seed_counts_once(tmp_path, capsys):
-    """Of equally long runs the last given, of others the longest is used, and that is said."""
-    first, short, last = (write_run(tmp_path / name, rollouts=rollouts)
-                          for name, rollouts in (("a-0", 3), ("b-0", 2), ("c-0", 3)))
+def test_a_second_run_of_a_seed_and_other_settings_are_seen(tmp_path, capsys):
+    """As after a change of the code, and where a folder's run had another flag."""
+    first, again = (write_run(tmp_path / name, rollouts=rollouts)
+                    for name, rollouts in (("a-0", 3), ("a-0.2", 2)))
     other = write_run(tmp_path / "d-1", seed=1)
-    main(["table", *map(str, (first, last, short, other))])
-    said = capsys.readouterr()
-    assert "| c | grpo | 2 | 3 | 2 |" in said.out and said.out.count("| grpo |") == 1
-    assert "analysis: c (seed 0) is given twice; a seed of a setting" in said.err
-    main(["table", str(last), str(other)])
-    assert capsys.readouterr().err == ""
-    anatomy.main(["passk", str(first), str(last)])
-    assert capsys.readouterr().err.startswith("anatomy: c (seed 0) is given twice; ")
+    main(["table", *map(str, (first, again, other))])
+    said = capsys.readouterr().out
+    assert "| a | grpo | 2 | 3 | 2 |" in said and "| a-0.2 | grpo | 2 | 2 | 1 |" in said
+    assert "other settings" not in said
+    main(["table", str(first), str(write_run(tmp_path / "lr-0", lr=0.5))])
+    said = capsys.readouterr().out
+    assert "The lines differ in other settings, too: --lr 0.001, 0.5." in said
 
 
 def test_what_is_wrong_is_said(folders, tmp_path, capsys):

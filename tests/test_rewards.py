@@ -295,6 +295,7 @@ def test_an_unknown_verifier_is_an_error():
         grade([dict(verifier="nobody's", answer=None)], [["x"]], workers=1)
 
 
+@pytest.mark.slow  # this project's, as a fork's verifiers import what they like
 def test_the_verifiers_load_without_torch():
     script = "import sys, rewards; sys.exit(bool({'sympy', 'torch', 'numpy'} & set(sys.modules)))"
     assert not python("-c", script).returncode

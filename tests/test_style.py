@@ -59,7 +59,7 @@ def name_of(path):
 @pytest.mark.parametrize("paths, most", [
     ([ROOT / name for name in CORE], CORE_SIZE),
     pytest.param(TOOL, TOOL_SIZE, marks=pytest.mark.xfail(
-        strict=True, reason="the tool has 195 lines and 2,839 tokens too many"))],
+        strict=True, reason="the tool has 207 lines and 2,925 tokens too many"))],
     ids=["core", "tool"])
 def test_sizes_keep_to_their_budgets(paths, most):
     texts = [path.read_text() for path in paths]
@@ -111,6 +111,7 @@ def test_no_imports_go_in_a_circle():
                        for name, path in MODULES.items()}).prepare()  # a CycleError has the circle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [
     "train.parse_args(['--loss', 'fade'])", "eval.parse_args(['--samples', '2'])",
     "from analysis.__main__ import make_parser as make; make().format_help(); "
