@@ -4,6 +4,7 @@ import re
 import sys
 
 import data
+from harness.failures import refusing
 
 WORDS = 13  # GPT-3's number (arXiv 2005.14165, appendix C)
 
@@ -15,8 +16,11 @@ def grams(text):
 
 
 if __name__ == "__main__":
-    train, benchmark, *data_dir = sys.argv[1:]
-    seen = set().union(*(grams(p["prompt"]) for p in data.load(train, "train", *data_dir)))
-    for problem in data.load(benchmark, "test", *data_dir):
+    with refusing("overlap.py"):
+        train, benchmark, *data_dir = sys.argv[1:]
+        learnt, held_out = (data.load(name, split, *data_dir)
+                            for name, split in ((train, "train"), (benchmark, "test")))
+    seen = set().union(*(grams(problem["prompt"]) for problem in learnt))
+    for problem in held_out:
         if shared := grams(problem["prompt"]) & seen:
             print(f"{problem['id']}: {min(shared)}")

@@ -8,13 +8,12 @@ from collections import Counter
 
 sys.path[0] += "/.."  # imports begin at the project's folder
 import data
+from harness.failures import refuse, refusing
 from rewards import grade
 
-for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
-    try:
+for path in sys.argv[1:] or refuse("own_file.py", "which file? examples/own_file.py PATH"):
+    with refusing("own_file.py"):
         problems = data.load(path, "train")
-    except data.DataError as e:
-        sys.exit(str(e))
     rows = [problem for problem in problems if "completion" in problem]
     graded = grade(rows, [[str(row["completion"])] for row in rows])
     counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
