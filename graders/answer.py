@@ -564,7 +564,7 @@ class Parser:
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
         node = self.answer(")", "]", "[", "}")
         pair = opening.kind + self.expect(")", "]", "[", "}").kind
-        if node[0] == "list" and "{" not in pair:
+        if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
         if pair not in ("{}", "()", "[]"):
             raise Unread("brackets of two kinds around one value")
@@ -649,7 +649,8 @@ class Parser:
                 if row[0] == "list" and {*row[2]} != {","}:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
-        return ("list", tuple(rows), ()) if cases else ("seq", "", "", tuple(rows))
+        separators = (",",) * (len(rows) - 1)
+        return ("list", (*rows,), separators) if cases else ("seq", "", "", (*rows,))
 
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
@@ -692,9 +693,9 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
-LEAD_IN = re.compile(r"(?i)^\W*(?:text\w* *\{\W*)?(?:(?:so|thus|the|final|correct)[ ,]+)*"
-                     r"(?:answer|(?:probability|area|value|result|total)(?= *(?:is|[:=]))) *"
-                     r"(?:is|[:=*\s}])*")
+LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*(?:text\w* *\{[\s(]*)?"
+                     r"(?:(?:so|thus|the|final|correct)[ ,]+)*(?:answer|"
+                     r"(?:probability|area|value|result|total)(?= *(?:is|[:=]))) *(?:is|[:=*\s}])*")
 
 
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group

@@ -401,7 +401,7 @@ def same_reals(a, b):
         found = [end(side) for side in chains[0] + chains[1] if not unknown(side)]
         found += [-x for x in found] + [end(part) for n in inside((a, b)) if n[0] in ("seq", "set")
                                         for part in items_of(n)]
-        found = sorted(x for x in found if mp.isfinite(x)) or [mp.mpf(0)]
+        found = sorted({x for x in found if mp.isfinite(x)}) or [mp.mpf(0)]
         if len(found) > 60:
             return False
         tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
@@ -510,8 +510,9 @@ def equations(a, b):
     ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
     if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
-    if (ours, theirs) == (a, b):
-        return "set" not in (a[0], b[0]) and lists(a, b)
+    if (ours, theirs) == (a, b):  # rows of cases
+        return {n[:2] for n in inside((a, b)) if n[0] in ("seq", "set")} == {("seq", "")} and (
+            lists(a, b))
     return alike(ours, theirs)
 
 
