@@ -8,12 +8,14 @@ from collections import Counter
 
 sys.path[0] += "/.."  # imports begin at the project's folder
 import data
-from harness.failures import refuse, refusing
 from rewards import grade
 
-for path in sys.argv[1:] or refuse("own_file.py", "which file? examples/own_file.py PATH"):
-    with refusing("own_file.py"):
+for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
+    try:
         problems = data.load(path, "train")
+    except data.DataError as e:
+        print(f"own_file.py: {e}", file=sys.stderr)
+        sys.exit(2)
     rows = [problem for problem in problems if "completion" in problem]
     graded = grade(rows, [[str(row["completion"])] for row in rows])
     counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
