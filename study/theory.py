@@ -44,21 +44,6 @@ def proposition_1(clip=0.2):
                     for s, (mean, error) in drawn.items()) for eq in (53, 56)}
 
 
-def scaled_f(s, low, high, eq):
-    """F of ACPO's eq. 53 or 56 for ratios of std s [n], as factor * exp(exponent).
-
-    F of eq. 53 falls to e^-100000 where s is small, which no float64 holds. Its difference
-    Phi(e_h / s) - Phi(e_l / s) is taken as Phi(-e_l / s) - Phi(-e_h / s): no digits cancel."""
-    def log_density(x):
-        return -x * x / 2 - math.log(2 * math.pi) / 2
-    first, second = (-low / s, -high / s) if eq == 53 else (high / s, -low / s)
-    terms = torch.stack([torch.special.log_ndtr(first), torch.special.log_ndtr(second),
-                         s.log() + log_density(high / s), s.log() + log_density(low / s)])
-    signs = terms.new_tensor([1, -1, -1, -1])[:, None]
-    exponent = terms.max(0).values
-    return (signs * (terms - exponent).exp()).sum(0), exponent
-
-
 @functools.cache
 def nodes_from_0_to_1():
     """-> nodes and weights of Gauss-Legendre, raised so that most nodes lie near 0: all of the
@@ -73,14 +58,21 @@ def band_mean(kappa, band, low=0.2, high=0.2, eq=53):
     band (start, end), for sigma_A = 1 and ratios of std s = kappa (1 - pi)^2, with E[G | pi] by
     eq. 53 or with eq. 56 in it.
 
-    -> its sign and the natural logarithm of its size."""
+    -> its sign and the natural logarithm of its size, which falls to e^-100000 where s is small: no
+    float64 holds that. Phi(e_h / s) - Phi(e_l / s) of eq. 53 is taken as Phi(-e_l / s) -
+    Phi(-e_h / s): no digits cancel."""
+    def log_density(x):
+        return -x * x / 2 - math.log(2 * math.pi) / 2
     start, end = band
     node, weight = nodes_from_0_to_1()
-    pi = start + (end - start) * node
-    factor, exponent = scaled_f(kappa * (1 - pi) ** 2, low, high, eq)
-    largest = exponent.max()
-    mean = (weight * (1 - pi) * factor * (exponent - largest).exp()).sum().item()
-    mean /= math.sqrt(2 * math.pi)
+    rest = 1 - start - (end - start) * node
+    s = kappa * rest ** 2
+    first, second = (-low / s, -high / s) if eq == 53 else (high / s, -low / s)
+    logs = torch.stack([torch.special.log_ndtr(first), torch.special.log_ndtr(second),
+                        s.log() + log_density(high / s), s.log() + log_density(low / s)])
+    largest = logs.max()
+    plus, *minus = (logs - largest).exp()
+    mean = (weight * rest * (plus - sum(minus))).sum().item() / math.sqrt(2 * math.pi)
     return math.copysign(1, mean), largest.item() + math.log(abs(mean))
 
 
@@ -149,10 +141,3 @@ def narrow_groups(rest, width=0.25, least=16):
     place = (rest.log() / width).floor()
     groups = [(place == x) & (rest > 1e-3) for x in place.unique()]
     return [group for group in groups if group.sum() >= least]
-
-
-def everything():
-    """Proposition 1, Remark 1 for a symmetric clip and for DAPO's, and Lemma 1 with a vocabulary so
-    large that the term which eq. 15 leaves out is small."""
-    return dict(proposition_1=proposition_1(), remark_1=[scan(0.2), scan(0.3)],
-                lemma_1=tabular_model(1000, 10**5))
