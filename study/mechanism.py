@@ -144,14 +144,12 @@ def formulas(theory):
 
 def measured(claim, numbers):
     """-> the claim's numbers as a text, and its verdict; empty where they were not measured."""
-    found = [(words, name) for words, name in (("", claim.name), *claim.beside)
-             if {*name.split(" - ")} <= numbers.keys()]
-    if ("", claim.name) not in found:
+    found = {words: interval_of(numbers, name) for words, name in (("", claim.name), *claim.beside)
+             if {*name.split(" - ")} <= numbers.keys()}
+    if "" not in found:
         return "", ""
-    return "; ".join(
-        f"{words} {as_text(interval_of(numbers, name), claim.unit)}".strip()
-        for words, name in found), judge(claim.says, interval_of(numbers, claim.name), claim.than,
-                                         claim.size)
+    texts = [f"{words} {as_text(x, claim.unit)}".strip() for words, x in found.items()]
+    return "; ".join(texts), judge(claim.says, found[""], claim.than, claim.size)
 
 
 def rows(updates, gemma):
@@ -188,7 +186,7 @@ def draw_steps(name, rollouts, spread, by_step):
         for i, side in enumerate(("|G_L|", "|G_H|")):
             of = [interval_of(found, f"{side} {taken} of {last}") for taken in steps]
             by_step.errorbar([int(x) for x in steps], [x.mean for x in of], fmt=style, ms=3, lw=1,
-                             yerr=[x.mean - x.ends()[0] for x in of], capsize=2,
+                             yerr=[x.half() for x in of], capsize=2,
                              color=f"C{i}", label=f"{side}, run of {last} steps")
     by_step.set_xscale("symlog", base=2, linthresh=1)
     by_step.set(title=name, xlabel="optimizer steps on the rollout",

@@ -95,7 +95,7 @@ def claims_table(toy, gemma):
 
 def settings_of(runs, steps, task="countdown"):
     """{name: {rate: {seed: run}}} of the map's methods, and their rates."""
-    settings = {name: runs.of[task, name, steps] for name in MAP}
+    settings = {name: runs[task, name, steps] for name in MAP}
     return settings, sorted({lr for setting in settings.values() for lr in setting})
 
 
@@ -120,7 +120,7 @@ def traces_table(runs):
     the least and the most of the runs' means and of the rollouts that are kept (every fifth)."""
     lines = []
     for metric, label, names in TRACES:
-        for (task, name, steps), setting in sorted(runs.of.items()):
+        for (task, name, steps), setting in sorted(runs.items()):
             of = [run for seeds in setting.values() for run in seeds.values()
                   if metric in run["mean"]]  # without a gradient in some rollout it is not
             if name in names and of:
@@ -187,26 +187,21 @@ def draw_summary(models, file):
                        "over DAPO in its paper")
 
 
-def over_rates(setting, kind="test"):
-    """A setting's score, its mean over the rates."""
-    seeds = set.intersection(*map(set, setting.values())) if setting else ()
-    return mean_and_error(statistics.fmean(rule.score(of[seed], kind) for of in setting.values())
-                          for seed in seeds)
-
-
 def cases_table(claims, gain, *columns):
     """P3O and what it is compared with in each of CASES; some columns, or all."""
-    of, lines = rule.Runs([*CASES, "map"]).of, []
+    runs, lines = rule.read_runs([*CASES, "map"]), []
     for case, (steps, words) in CASES.items():
-        claim, settings = claims.get(f"p3o_{case}"), of["countdown", f"p3o_{case}", steps]
+        def over_rates(name, kind="test"):
+            found = rule.by_seed(runs, "countdown", f"{name}/{steps}", kind) or {}
+            return mean_and_error(found.values())
+        claim = claims.get(f"p3o_{case}")
         lines.append({
-            "case": words, "P3O": over_rates(settings),
-            **{rival: over_rates(of["countdown", name.format(case), steps])
-               for name, rival in RIVALS.items()},
+            "case": words, "P3O": over_rates(f"p3o_{case}"),
+            **{rival: over_rates(name.format(case)) for name, rival in RIVALS.items()},
             "P3O less the GRPOs": signed(claim) if claim else "",
             "verdict": claim.verdict(gain) if claim else "",
-            "sample size": over_rates(settings, "policy/ess"),
-            "without the case": over_rates(of["countdown", "p3o", steps], "policy/ess")})
+            "sample size": over_rates(f"p3o_{case}", "policy/ess"),
+            "without the case": over_rates("p3o", "policy/ess")})
     columns = columns or lines[0]
     return markdown_table(columns, [[line[name] for name in columns] for line in lines])
 
@@ -230,7 +225,7 @@ def draw_gemma(runs, file):
     """Gemma's validation scores over rollouts, the mean over seeds and its 95% interval."""
     figure, axis = plt.subplots(figsize=(6.5, 4))
     for i, name in enumerate(("grpo", "acpo", "p3o", "fade")):
-        seeds = [run["validation"] for setting in runs.of["comparisons", name, 16].values()
+        seeds = [run["validation"] for setting in runs["comparisons", name, 16].values()
                  for run in setting.values()]
         if len(seeds) < 2:
             continue
@@ -251,7 +246,7 @@ def numbers(model, suffix=""):
     base, gain = rule.of_test(model.base, "test"), model.gain
     verdicts = {name: row.verdict(gain) for name, row in model.claims.items()}
     counts = sorted(Counter(verdicts.values()).items())
-    seen = {name: rule.detectable(row) for name, row in model.claims.items()
+    seen = {name: row.interval.half(row.level) for name, row in model.claims.items()
             if row.score == "test"}
     median, least, most = statistics.median(seen.values()), min(seen.values()), max(seen.values())
 
@@ -273,7 +268,7 @@ def numbers(model, suffix=""):
 
 def write_results():
     """-> the files that it wrote; of claims whose runs are not all trained the page says so."""
-    runs, bases = rule.Runs(["map", "advantages", *rule.GEMMA]), read_bases()
+    runs, bases = rule.read_runs(["map", "advantages", *rule.GEMMA]), read_bases()
     toy, gemma = [Model(*rule.rows(claims), bases[task], rule.gain(
         runs, rule.of_test(bases[task], "test"), task)) for task, claims in (
             ("countdown", rule.read_claims()), ("comparisons", rule.read_claims(gemma=True)))]
@@ -285,14 +280,15 @@ def write_results():
     mechanism.draw(updates, updates_gemma, RESULTS / "mechanism.png")
     write_csv(models, of_updates)
     draw_summary(models, RESULTS / "summary.png")
-    of_seeds = rule.values(rule.Runs(["map"]), toy.claims["acpo_grpo"].claim["contrasts"]).values()
+    of_seeds = rule.values(rule.read_runs(["map"]),
+                           toy.claims["acpo_grpo"].claim["contrasts"]).values()
     fields = dict(
         certain=certain_table(toy, gemma), updates=updates_table(of_updates),
         cases=cases_table(toy.claims, toy.gain, "case", "P3O", "GRPO", "P3O less the GRPOs",
                           "verdict"),
         all_cases=cases_table(toy.claims, toy.gain), claims=claims_table(toy, gemma),
         map=map_table(runs), acpo_grpo_seeds=f"{min(of_seeds):+.3f} to {max(of_seeds):+.3f}",
-        traces=traces_table(rule.Runs({part for part in read_plan() if "pilot" not in part} - {
+        traces=traces_table(rule.read_runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),

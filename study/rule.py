@@ -61,9 +61,13 @@ class Interval(NamedTuple):
             return float(self.mean == 0)
         return student_p(self.mean / self.error, self.n - 1)
 
+    def half(self, level=LEVEL):
+        """Half of its width: the difference that is seen half the time, since the interval then
+        just excludes 0."""
+        return self.error * student_quantile(level, self.n - 1)
+
     def ends(self, level=LEVEL):
-        half = self.error * student_quantile(level, self.n - 1)
-        return self.mean - half, self.mean + half
+        return self.mean - self.half(level), self.mean + self.half(level)
 
 
 def holm_levels(p_values, level=LEVEL):
@@ -100,35 +104,30 @@ def score(run, kind):
     return run["mean"][kind]
 
 
-def terms(contrast):
-    """'a/16 - b/2' -> [(1, 'a', 16), (-1, 'b', 2)]"""
-    found = re.findall(r"(?:(^|[-+]) *)([\w.]+)/(\d+)", contrast.replace(" ", ""))
-    return [(-1 if sign == "-" else 1, name, int(steps)) for sign, name, steps in found]
-
-
-class Runs:
+def read_runs(parts):
     """The finished runs of parts: {(task, name, steps): {rate: {seed: run}}}."""
+    runs = defaultdict(lambda: defaultdict(dict))
+    for part in parts:
+        for run in read_finished(part).values():
+            runs[run["task"], run["name"], run["steps"]][run["lr"]][run["seed"]] = run
+    return runs
 
-    def __init__(self, parts):
-        self.of = defaultdict(lambda: defaultdict(dict))
-        for part in parts:
-            for run in read_finished(part).values():
-                self.of[run["task"], run["name"], run["steps"]][run["lr"]][run["seed"]] = run
 
-    def by_seed(self, task, contrast, kind, over):
-        """{seed: number} of a contrast on a task, of the seeds that have all of it: over the
-        learning rates that all of its settings have there, or of each one's own three. None
-        without such rates."""
-        found = [(sign, self.of.get((task, name, steps), {}))
-                 for sign, name, steps in terms(contrast)]
-        common = set.intersection(*(set(setting) for _, setting in found))
-        if not common or over == "own" and any(len(setting) != 3 for _, setting in found):
-            return None
-        used = [(sign, setting, sorted(setting if over == "own" else common))
-                for sign, setting in found]
-        seeds = set.intersection(*(set(setting[lr]) for _, setting, rates in used for lr in rates))
-        return {seed: sum(sign * number(setting, seed, rates, kind, over)
-                          for sign, setting, rates in used) for seed in seeds}
+def by_seed(runs, task, contrast, kind="test", over="rates"):
+    """{seed: number} of a contrast, 'a/16 - b/2', on a task, of the seeds that have all of it: over
+    the learning rates that all of its settings have there, or of each one's own three. None
+    without such rates."""
+    terms = re.findall(r"([-+]?)([\w.]+)/(\d+)", contrast.replace(" ", ""))
+    found = [(-1 if sign == "-" else 1, runs.get((task, name, int(steps)), {}))
+             for sign, name, steps in terms]
+    common = set.intersection(*(set(setting) for _, setting in found))
+    if not common or over == "own" and any(len(setting) != 3 for _, setting in found):
+        return None
+    if over != "own":
+        found = [(sign, {lr: setting[lr] for lr in common}) for sign, setting in found]
+    seeds = set.intersection(*(set(of) for _, setting in found for of in setting.values()))
+    return {seed: sum(sign * number(setting, seed, kind, over) for sign, setting in found)
+            for seed in seeds}
 
 
 def own_rate(setting):
@@ -145,10 +144,10 @@ def own_rate(setting):
     return place, rates[1] * (rates[2] / rates[1]) ** place
 
 
-def number(setting, seed, rates, kind, over):
+def number(setting, seed, kind, over):
     """One setting's part of a contrast, of one seed: over rates their mean, over spread the best
     less the worst, over own the score at own_rate, by the parabola through the three."""
-    scores = [score(setting[lr][seed], kind) for lr in rates]
+    scores = [score(setting[lr][seed], kind) for lr in sorted(setting)]
     if over == "own":
         x, _ = own_rate(setting)
         left, middle, right = scores
@@ -161,8 +160,8 @@ def values(runs, contrasts, kind="test", over="rates"):
     learning rates that its settings share, or of each setting at its own.
 
     Raises ValueError where no seed has all of the runs."""
-    tasks = sorted({task for task, *_ in runs.of})
-    found = [runs.by_seed(task, contrast, kind, over) for contrast in contrasts for task in tasks]
+    tasks = sorted({task for task, *_ in runs})
+    found = [by_seed(runs, task, contrast, kind, over) for contrast in contrasts for task in tasks]
     found = [of for of in found if of is not None]
     seeds = set.intersection(*map(set, found)) if found else set()
     if len(seeds) < 2:
@@ -234,7 +233,7 @@ def rows(claims=None):
     ACPO's table 1 the best validation score, which that reports."""
     found, missing = [], []
     for claim in claims or read_claims():
-        runs = Runs(claim["parts"])
+        runs = read_runs(claim["parts"])
         beside = [("", claim["score"], claim["over"])]
         if claim["own"] and claim["score"] == "test" and claim["over"] == "rates":
             beside.append(("own", "test", "own"))
@@ -250,13 +249,8 @@ def rows(claims=None):
     return [row._replace(level=level) for row, level in zip(found, levels, strict=True)], missing
 
 
-def detectable(row):
-    """The difference that is seen half the time: that whose interval then just excludes 0."""
-    return row.interval.error * student_quantile(row.level, row.interval.n - 1)
-
-
 def gain(runs, base, task="countdown"):
     """What GRPO adds to the base's mean@16: the mean over the seeds after 16 steps at its best
     rate, less the base's. nan without runs."""
     return max((statistics.fmean(score(run, "test") for run in seeds.values())
-                for seeds in runs.of[task, "grpo", 16].values()), default=math.nan) - base
+                for seeds in runs[task, "grpo", 16].values()), default=math.nan) - base

@@ -43,20 +43,20 @@ def test_what_the_page_says_in_words_is_what_the_rule_says():
     assert all(ends[name][0] <= 0 for name in ("acpo_grpo", "p3o_grpo", "fade_grpo"))
     assert ends["acpo_grpo"][1] < 0 and "ACPO is lower than GRPO, because" in RESULTS_MD
     assert all(low <= 0 <= high for low, high in (x.interval.ends(x.level) for x in of_gemma))
-    runs_of_gemma = rule.Runs(rule.GEMMA)
+    runs_of_gemma = rule.read_runs(rule.GEMMA)
     collapsed = [name for name in ("grpo", "acpo", "dapo", "p3o", "fade")
-                 for run in runs_of_gemma.of["comparisons", name, 16][4e-5].values()
+                 for run in runs_of_gemma["comparisons", name, 16][4e-5].values()
                  if run["test"]["pass@4"] < run["test"]["mean@4"] + 0.01]
     assert collapsed == ["acpo"] * 2 and "two of ACPO's eight runs collapsed" in RESULTS_MD
-    half = rule.Runs(["gemma_half"])
+    half = rule.read_runs(["gemma_half"])
     x = rule.Interval.of(rule.values(half, ["acpo/16 - grpo/16"]).values())
     assert "is {:+.3f} ({:+.3f} to {:+.3f}; 95%".format(x.mean, *x.ends()) in RESULTS_MD
-    assert all(run["test"]["pass@4"] > run["test"]["mean@4"] + 0.03 for setting in half.of.values()
+    assert all(run["test"]["pass@4"] > run["test"]["mean@4"] + 0.03 for setting in half.values()
                for run in setting[2e-5].values())
     levels = rule.holm_levels([row.interval.p for row in rows], 0.05)  # before Gemma was added
     assert {"acpo_dapo", "acpo_gated"} < {row.claim["id"] for row, level in zip(rows, levels)
                                           if not row.beside and row.interval.ends(level)[1] < 0}
-    of = rule.Runs(["map"]).of
+    of = rule.read_runs(["map"])
     gaps = {(steps, lr): mean(rule.score(setting[lr][seed], "test") - rule.score(run, "test")
                               for seed, run in of["countdown", "grpo", steps][lr].items())
             for steps in (2, 16) for setting in [of["countdown", "acpo", steps]] for lr in setting}

@@ -24,10 +24,10 @@ def run_of(test, validation=((0, 0.1), (5, 0.2), (10, 0.2)), **metrics):
 
 
 def runs_of(finished):
-    """rule.Runs of {(task, name, steps, rate, seed): run}."""
-    found = rule.Runs([])
+    """As rule.read_runs, of {(task, name, steps, rate, seed): run}."""
+    found = rule.read_runs([])
     for (*setting, lr, seed), run in finished.items():
-        found.of[tuple(setting)][lr][seed] = run
+        found[tuple(setting)][lr][seed] = run
     return found
 
 
