@@ -160,14 +160,6 @@ def rows(updates, gemma):
         for claim in CLAIMS]
 
 
-def few_tokens(updates):
-    """A sentence on what ACPO's lowest bin rests on."""
-    every, low = zip(*(step for r in updates["seeds"] for step in r["met"]), strict=True)
-    return (f"An optimizer step has {fmean(every):.0f} tokens with an advantage "
-            f"({min(every)} to {max(every)}), and {fmean(low):.0f} of them ({min(low)} to "
-            f"{max(low)}) are in the lowest of ACPO's bins, pi < 0.2.")
-
-
 # ---------------------------------------------------------------------------- figures
 
 

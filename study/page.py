@@ -215,12 +215,6 @@ def certain_table(toy, gemma):
         line for line in lines if {*line[2:]} - {"not certain", ""}])
 
 
-def updates_table(rows):
-    return markdown_table(("claim", "toy", "Gemma"), [
-        (UPDATES_SHOWN[row.claim], row.verdict, row.gemma_verdict)
-        for row in rows if row.claim in UPDATES_SHOWN])
-
-
 def draw_gemma(runs, file):
     """Gemma's validation scores over rollouts, the mean over seeds and its 95% interval."""
     figure, axis = plt.subplots(figsize=(6.5, 4))
@@ -275,6 +269,7 @@ def write_results():
     models = dict(toy=toy, gemma=gemma)
     updates, updates_gemma = (json.loads(x.read_text()) for x in (UPDATES, UPDATES_OF_GEMMA))
     of_updates = mechanism.rows(updates, updates_gemma)
+    met, low = zip(*(step for seed in updates["seeds"] for step in seed["met"]), strict=True)
     draw_map(runs, toy.base, RESULTS / "map.png")
     draw_gemma(runs, RESULTS / "gemma.png")
     mechanism.draw(updates, updates_gemma, RESULTS / "mechanism.png")
@@ -283,7 +278,9 @@ def write_results():
     of_seeds = rule.values(rule.read_runs(["map"]),
                            toy.claims["acpo_grpo"].claim["contrasts"]).values()
     fields = dict(
-        certain=certain_table(toy, gemma), updates=updates_table(of_updates),
+        certain=certain_table(toy, gemma), updates=markdown_table(("claim", "toy", "Gemma"), [
+            (UPDATES_SHOWN[row.claim], row.verdict, row.gemma_verdict)
+            for row in of_updates if row.claim in UPDATES_SHOWN]),
         cases=cases_table(toy.claims, toy.gain, "case", "P3O", "GRPO", "P3O less the GRPOs",
                           "verdict"),
         all_cases=cases_table(toy.claims, toy.gain), claims=claims_table(toy, gemma),
@@ -292,7 +289,9 @@ def write_results():
             "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
-        tokens=mechanism.few_tokens(updates), **numbers(toy), **numbers(gemma, "_gemma"))
+        met=statistics.fmean(met), met_least=min(met), met_most=max(met),
+        low=statistics.fmean(low), low_least=min(low), low_most=max(low),
+        **numbers(toy), **numbers(gemma, "_gemma"))
     pages = {"RESULTS.in.md": HERE.parent / "RESULTS.md", "tables.in.md": RESULTS / "tables.md"}
     for template, path in pages.items():
         write(path, (HERE / template).read_text().format(**fields))

@@ -4,7 +4,6 @@ it.
 
     python -m study.runs map                 what is missing of a part; without a name, of all
                                              but those of the task comparisons, which need Gemma
-    python -m study.runs map --minutes 60    begins no run after so long
     python -m study.runs map --plan          the number of runs that are missing
 
 The same command again continues: a run that was interrupted starts anew. A run is a process forked
@@ -32,7 +31,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.files import append, checkpoint_folders, lock, write
+from harness.files import append, checkpoint_folders, lock, numbers, write
+from harness.log import scores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -155,8 +155,9 @@ def write_problems(task, folder):
 # ---------------------------------------------------------------------------- one run
 
 
-def rounded(x):
-    return None if x is None else float(f"{x:.4g}")
+def four_digits(content):
+    """The floats of what JSON can hold, rounded; None for nan and infinity."""
+    return json.loads(json.dumps(numbers(content)), parse_float=lambda x: float(f"{float(x):.4g}"))
 
 
 def ranges(steps):
@@ -169,16 +170,15 @@ def ranges(steps):
 def numbers_of(out):
     """The numbers of a run's metrics.jsonl that are kept."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    validation = [[r["rollout"], rounded(value)] for r in records for name, value in r.items()
-                  if name.startswith("eval/") and name.rpartition("/mean@")[2].isdigit()]
+    validation = [[r["rollout"], r[name]] for r in records for name in scores(r, "mean").values()]
     records = [r for r in records if r["rollout"]]
     columns = {name: [r.get(name) for r in records] for name in KEPT}
     columns["clip/range"] = [ranges(r.get("steps", [])) for r in records]
     columns = {name: x for name, x in columns.items() if None not in x}
-    return dict(validation=validation,
-                mean={name: rounded(statistics.fmean(x)) for name, x in columns.items()},
-                trace={name: list(map(rounded, x[4::5])) for name, x in columns.items()
-                       if not name.startswith(("time", "adv/mass"))})
+    return four_digits(dict(
+        validation=validation, mean={name: statistics.fmean(x) for name, x in columns.items()},
+        trace={name: x[4::5] for name, x in columns.items()
+               if not name.startswith(("time", "adv/mass"))}))
 
 
 def score(model, task, folder, out):
@@ -188,8 +188,8 @@ def score(model, task, folder, out):
     evaluation.main(["--model", str(model), "--benchmarks", str(folder / f"{task}_test.jsonl"),
                      "--samples", str(n), "--sampler", "transformers", *flags, "--out", str(out)])
     result, = json.loads((out / "eval.json").read_text())["results"].values()
-    return {name: rounded(result[name]) for name in dict.fromkeys(
-        (f"mean@{n}", "pass@4", f"pass@{n}"))}
+    names = dict.fromkeys((f"mean@{n}", "pass@4", f"pass@{n}"))
+    return four_digits({name: result[name] for name in names})
 
 
 @contextmanager
@@ -210,8 +210,8 @@ def child(folder):
 def score_base(task, folder):
     """A child that scores a task's base; one at a time."""
     with child(folder) as out:
-        scores = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
-        write(RESULTS / "bases.json", json.dumps(scores) + "\n")
+        bases = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
+        write(RESULTS / "bases.json", json.dumps(bases) + "\n")
 
 
 def train_run(run, folder, bases):
@@ -263,7 +263,7 @@ def missing(plan):
     minute or so."""
     runs = [run for part, of in plan.items() for finished in [read_finished(part)]
             for run in of if run.id not in finished]
-    print(f"{time.strftime('%H:%M:%S')} {len(runs)} runs are missing", flush=True)
+    print(f"{len(runs)} runs are missing", flush=True)
     return sorted(runs, key=lambda run: run.seed)
 
 
@@ -286,21 +286,16 @@ def warm_up(tasks, folder):
             for task in tasks}
 
 
-def fork_all(next_runs, work, jobs, minutes=0):
-    """Does work(run) in a process of its own for every run that next_runs() lists, `jobs` at a
-    time; it is asked again whenever one has ended. Begins none after so many minutes (0: no
-    limit). -> the runs that failed"""
-    context, running, failed, began = multiprocessing.get_context("fork"), {}, [], time.time()
-    while True:
-        waiting = [run for run in next_runs() if run not in [*running.values(), *failed]]
-        late = minutes and time.time() - began > 60 * minutes
-        while waiting and len(running) < jobs and not late:
+def fork_all(runs, work, jobs):
+    """Does work(run) in a process of its own for each of the runs, `jobs` at a time. -> the runs
+    that failed"""
+    context, waiting, running, failed = multiprocessing.get_context("fork"), [*runs], {}, []
+    while waiting or running:
+        while waiting and len(running) < jobs:
             run = waiting.pop(0)
             process = context.Process(target=work, args=(run,))
             process.start()
             running[process] = run
-        if not running:
-            return failed
         try:
             multiprocessing.connection.wait([process.sentinel for process in running])
         except KeyboardInterrupt:
@@ -312,6 +307,8 @@ def fork_all(next_runs, work, jobs, minutes=0):
             if process.exitcode:
                 failed.append(run)
                 print(f"failed: {run}, see run-{process.pid}.log", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {len(waiting) + len(running)} are left", flush=True)
+    return failed
 
 
 def claimed(folder):
@@ -334,7 +331,6 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(plan))
     parser.add_argument("--folder", default="runs/study", help="where runs are trained")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
-    parser.add_argument("--minutes", type=float, default=0, help="begin no run after so long")
     parser.add_argument("--plan", action="store_true", help="only say what is missing")
     parser.add_argument("--force", action="store_true", help="keep finished runs of other code")
     args = parser.parse_args()
@@ -353,10 +349,8 @@ def main():
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
                  f"{others[0].part}, are of other code: {', '.join(names)} changed since. --force "
                  f"keeps them; without their lines in {RESULTS} they are trained again")
-    failed = fork_all(lambda: sorted(tasks - set(read_bases())), partial(score_base, folder=folder),
-                      jobs=1)
-    failed += fork_all(lambda: missing(plan), partial(train_run, folder=folder, bases=bases),
-                       args.jobs, args.minutes)
+    failed = fork_all(sorted(tasks - {*read_bases()}), partial(score_base, folder=folder), jobs=1)
+    failed += fork_all(missing(plan), partial(train_run, folder=folder, bases=bases), args.jobs)
     if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 

@@ -11,10 +11,10 @@ from anatomy.rollout import open_rollout
 from anatomy.subsets import compare_subsets
 from data.recipe import BASE
 from engine.loading import pretrained
-from harness.files import checkpoint_folders, numbers
+from harness.files import checkpoint_folders
 from study import theory
 from study.quantities import measured_steps
-from study.runs import RESULTS, TASKS, write_problems
+from study.runs import RESULTS, TASKS, four_digits, write_problems
 
 UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"
 
@@ -56,9 +56,7 @@ def write_updates(path, measure_one, flags, **more):
                 "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
                 "--sampler transformers").split()])
             seeds.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
-    content = json.loads(json.dumps(numbers(dict(more, seeds=seeds))),
-                         parse_float=lambda number: float(f"{float(number):.4g}"))
-    path.write_text(json.dumps(content) + "\n")
+    path.write_text(json.dumps(four_digits(dict(more, seeds=seeds))) + "\n")
 
 
 def measure():

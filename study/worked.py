@@ -149,10 +149,8 @@ def demonstration(recipe, index):
     rng = random.Random(f"{recipe['seed']} {index}")
     nums, target, *solution = puzzle(recipe["seed"], index, "train")
     attempts = [missed(rng, nums, target)] if rng.random() < recipe["again"] else []
-    if index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]:
-        attempts.append(missed(rng, nums, target))
-    else:
-        attempts.append(solution)
+    wrong = index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]
+    attempts.append(missed(rng, nums, target) if wrong else solution)
     steps = f" no {target} = ".join(steps_of(nums, *a).removeprefix(f"{target} = ")
                                     for a in attempts)
     return (prompt_of(nums, target), f"{target} = {steps} <answer> "
