@@ -187,19 +187,19 @@ def draw_summary(models, file):
                        "over DAPO in its paper")
 
 
-def cases_table(claims, gain, *columns):
+def cases_table(toy, *columns):
     """P3O and what it is compared with in each of CASES; some columns, or all."""
     runs, lines = rule.read_runs([*CASES, "map"]), []
     for case, (steps, words) in CASES.items():
         def over_rates(name, kind="test"):
             found = rule.by_seed(runs, "countdown", f"{name}/{steps}", kind) or {}
             return mean_and_error(found.values())
-        claim = claims.get(f"p3o_{case}")
+        claim = toy.claims.get(f"p3o_{case}")
         lines.append({
             "case": words, "P3O": over_rates(f"p3o_{case}"),
             **{rival: over_rates(name.format(case)) for name, rival in RIVALS.items()},
             "P3O less the GRPOs": signed(claim) if claim else "",
-            "verdict": claim.verdict(gain) if claim else "",
+            "verdict": claim.verdict(toy.gain) if claim else "",
             "sample size": over_rates(f"p3o_{case}", "policy/ess"),
             "without the case": over_rates("p3o", "policy/ess")})
     columns = columns or lines[0]
@@ -281,9 +281,8 @@ def write_results():
         certain=certain_table(toy, gemma), updates=markdown_table(("claim", "toy", "Gemma"), [
             (UPDATES_SHOWN[row.claim], row.verdict, row.gemma_verdict)
             for row in of_updates if row.claim in UPDATES_SHOWN]),
-        cases=cases_table(toy.claims, toy.gain, "case", "P3O", "GRPO", "P3O less the GRPOs",
-                          "verdict"),
-        all_cases=cases_table(toy.claims, toy.gain), claims=claims_table(toy, gemma),
+        cases=cases_table(toy, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict"),
+        all_cases=cases_table(toy), claims=claims_table(toy, gemma),
         map=map_table(runs), acpo_grpo_seeds=f"{min(of_seeds):+.3f} to {max(of_seeds):+.3f}",
         traces=traces_table(rule.read_runs({part for part in read_plan() if "pilot" not in part} - {
             "averages", "gemma_half"})),

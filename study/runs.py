@@ -243,28 +243,17 @@ def code_of(flags, task):
             for name, text in checksums.reached(ast.parse(code), roots).items()}
 
 
-def of_other_code(plan):
-    """-> the planned runs whose finished line is of other code than today's, and the names of what
-    differs."""
-    runs, names = [], set()
-    for part, of in plan.items():
-        finished = read_finished(part)
-        for run in of:
-            old = finished.get(run.id, {}).get("code")
-            new = old and code_of(run.flags, run.task)
-            if new != old:
-                runs.append(run)
-                names |= {name for name, _ in old.items() ^ new.items()}
-    return runs, sorted(names)
-
-
-def missing(plan):
-    """The planned runs that are not finished, seed by seed. Prints how many: one takes a core a
-    minute or so."""
-    runs = [run for part, of in plan.items() for finished in [read_finished(part)]
-            for run in of if run.id not in finished]
-    print(f"{len(runs)} runs are missing", flush=True)
-    return sorted(runs, key=lambda run: run.seed)
+def of_other_code(runs, finished):
+    """-> those of the runs whose finished line is of other code than today's, and the names of what
+    differs. finished: {part: {id: line}}"""
+    others, names = [], set()
+    for run in runs:
+        old = finished[run.part].get(run.id, {}).get("code")
+        new = old and code_of(run.flags, run.task)
+        if new != old:
+            others.append(run)
+            names |= {name for name, _ in old.items() ^ new.items()}
+    return others, sorted(names)
 
 
 def warm_up(tasks, folder):
@@ -337,20 +326,22 @@ def main():
     if unknown := set(args.parts) - set(plan):
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
     parts = args.parts or [part for part, of in plan.items() if of[0].task != "comparisons"]
-    plan = {part: plan[part] for part in parts}
+    runs = [run for part in parts for run in plan[part]]
+    finished = {part: read_finished(part) for part in parts}
+    missing = [run for run in runs if run.id not in finished[run.part]]
+    print(f"{len(missing)} runs are missing", flush=True)
     if args.plan:
-        missing(plan)
         return
-    folder = claimed(args.folder)
-    tasks = {runs[0].task for runs in plan.values()}
+    folder, tasks = claimed(args.folder), {run.task for run in runs}
     bases = warm_up(tasks, folder)
-    others, names = of_other_code(plan)
+    others, names = of_other_code(runs, finished)
     if others and not args.force:
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
                  f"{others[0].part}, are of other code: {', '.join(names)} changed since. --force "
                  f"keeps them; without their lines in {RESULTS} they are trained again")
     failed = fork_all(sorted(tasks - {*read_bases()}), partial(score_base, folder=folder), jobs=1)
-    failed += fork_all(missing(plan), partial(train_run, folder=folder, bases=bases), args.jobs)
+    failed += fork_all(sorted(missing, key=lambda run: run.seed),
+                       partial(train_run, folder=folder, bases=bases), args.jobs)
     if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 

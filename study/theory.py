@@ -99,29 +99,23 @@ def scan(high, low=0.2):
 # ---------------------------------------------------------------------------- ACPO's Lemma 1
 
 
-def tabular_tokens(n, vocabulary, g):
-    """Draws n tokens, each from logits of its own. -> 1 - pi of each [n], and the sum of the
-    squares of the other pi_j [n]
-
-    pi is uniform, and what it leaves is spread over the other tokens by a softmax of N(0, 1),
-    whatever pi is: the lemma's own case."""
-    rest = 1 - torch.rand(n, 1, generator=g)
-    others = rest * torch.randn(n, vocabulary - 1, generator=g).softmax(-1)
-    return others.sum(-1, dtype=torch.float64), (others ** 2).sum(-1, dtype=torch.float64)
-
-
 def tabular_model(n, vocabulary, lr=1e-3):
     """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
 
-    Each token has logits of its own and takes one policy-gradient step on its own advantage
-    (eq. 11), A ~ N(0, 1), drawn 100 times; groups of tokens are narrow_groups. By eq. 14 log rho
-    is lr A times (1 - pi)^2 plus the sum of the other pi_j^2; eq. 15, and so the lemma, has the
-    first term alone. The slope is 2 also where the second is a fixed share of the first, as with a
-    vocabulary of 2, where they are equal.
+    Each token has logits of its own: pi is uniform, and what it leaves is spread over the other
+    tokens by a softmax of N(0, 1), whatever pi is. It takes one policy-gradient step on its own
+    advantage (eq. 11), A ~ N(0, 1), drawn 100 times; groups of tokens are narrow_groups. By eq. 14
+    log rho is lr A times (1 - pi)^2 plus the sum of the other pi_j^2; eq. 15, and so the lemma, has
+    the first term alone. The slope is 2 also where the second is a fixed share of the first, as
+    with a vocabulary of 2, where they are equal.
     -> slope, and `left_out`: the mean over the tokens of the second term over the first"""
     g = torch.Generator().manual_seed(0)
     size = max(1, 10**6 // vocabulary)  # a hundred thousand logits a token: some tokens at a time
-    parts = [tabular_tokens(min(size, n - begin), vocabulary, g) for begin in range(0, n, size)]
+    parts = []
+    for begin in range(0, n, size):
+        left = 1 - torch.rand(min(size, n - begin), 1, generator=g)
+        pi = left * torch.randn(len(left), vocabulary - 1, generator=g).softmax(-1)
+        parts.append((pi.sum(-1, dtype=torch.float64), (pi ** 2).sum(-1, dtype=torch.float64)))
     rest, others = (torch.cat(column) for column in zip(*parts, strict=True))
     advantages = torch.randn(n, 100, generator=g, dtype=torch.float64)
     rho = (lr * advantages * (rest ** 2 + others)[:, None]).exp()
