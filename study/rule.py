@@ -161,8 +161,8 @@ def values(runs, contrasts, kind="test", over="rates"):
 
     Raises ValueError where no seed has all of the runs."""
     tasks = sorted({task for task, *_ in runs})
-    found = [by_seed(runs, task, contrast, kind, over) for contrast in contrasts for task in tasks]
-    found = [of for of in found if of is not None]
+    found = [of for contrast in contrasts for task in tasks
+             if (of := by_seed(runs, task, contrast, kind, over)) is not None]
     seeds = set.intersection(*map(set, found)) if found else set()
     if len(seeds) < 2:
         raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")

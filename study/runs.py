@@ -26,7 +26,6 @@ import sys
 import time
 import tomllib
 import zlib
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -192,40 +191,23 @@ def score(model, task, folder, out):
     return four_digits({name: result[name] for name in names})
 
 
-@contextmanager
-def child(folder):
-    """In a process of its own -> its folder. What it prints goes into a file. Both are deleted at
-    the end, and stay where it fails."""
-    import torch
-    torch.set_num_threads(1)  # one thread makes torch's pool anew, before several threads load
-    out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    yield out
-    shutil.rmtree(out)
-    log.unlink()
+def score_base(task, out):
+    """Scores a task's base; one at a time."""
+    bases = {**read_bases(), task: score(TASKS[task].base, task, out.parent, out)}
+    write(RESULTS / "bases.json", json.dumps(bases) + "\n")
 
 
-def score_base(task, folder):
-    """A child that scores a task's base; one at a time."""
-    with child(folder) as out:
-        bases = {**read_bases(), task: score(TASKS[task].base, task, folder, out)}
-        write(RESULTS / "bases.json", json.dumps(bases) + "\n")
-
-
-def train_run(run, folder, bases):
-    """A child's whole life: trains, evaluates, and keeps the numbers."""
+def train_run(run, out, bases):
+    """Trains, evaluates, and keeps the numbers. out: in the folder of the files of problems."""
     import train
-    with child(folder) as out:
-        print(run.command(folder), flush=True)
-        train.main([*shlex.split(run.command(folder)), "--out", str(out)])
-        spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        kept = dict(
-            id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
-            test=score(checkpoint_folders(out)[-1], run.task, folder, out / "eval"),
-            core_seconds=round(spent), **numbers_of(out))
-        append(RESULTS / f"{run.part}.jsonl", [kept])
+    print(run.command(out.parent), flush=True)
+    train.main([*shlex.split(run.command(out.parent)), "--out", str(out)])
+    spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    kept = dict(
+        id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
+        test=score(checkpoint_folders(out)[-1], run.task, out.parent, out / "eval"),
+        core_seconds=round(spent), **numbers_of(out))
+    append(RESULTS / f"{run.part}.jsonl", [kept])
 
 
 # ---------------------------------------------------------------------------- all of them
@@ -275,14 +257,27 @@ def warm_up(tasks, folder):
             for task in tasks}
 
 
-def fork_all(runs, work, jobs):
-    """Does work(run) in a process of its own for each of the runs, `jobs` at a time. -> the runs
-    that failed"""
+def child(work, run, folder):
+    """A forked process's whole life: work(run, its own folder). What it prints goes into a file.
+    Both are deleted at the end, and stay where it fails."""
+    import torch
+    torch.set_num_threads(1)  # one thread makes torch's pool anew, before several threads load
+    out, log = folder / f"run-{os.getpid()}", folder / f"run-{os.getpid()}.log"
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    work(run, out)
+    shutil.rmtree(out)
+    log.unlink()
+
+
+def fork_all(runs, work, folder, jobs):
+    """A child for each of the runs, `jobs` at a time. -> the runs that failed"""
     context, waiting, running, failed = multiprocessing.get_context("fork"), [*runs], {}, []
     while waiting or running:
         while waiting and len(running) < jobs:
             run = waiting.pop(0)
-            process = context.Process(target=work, args=(run,))
+            process = context.Process(target=child, args=(work, run, folder))
             process.start()
             running[process] = run
         try:
@@ -298,19 +293,6 @@ def fork_all(runs, work, jobs):
                 print(f"failed: {run}, see run-{process.pid}.log", flush=True)
         print(f"{time.strftime('%H:%M:%S')} {len(waiting) + len(running)} are left", flush=True)
     return failed
-
-
-def claimed(folder):
-    """-> the folder as a path, which belongs to this process from here on; what runs that were
-    interrupted left there is gone. Exits where another process is at work in it."""
-    folder = Path(folder).resolve()
-    try:
-        lock(folder)
-    except BlockingIOError:
-        sys.exit(f"{folder} is another process's at this moment; --folder names another")
-    for path in folder.glob("run-*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return folder
 
 
 def main():
@@ -332,16 +314,22 @@ def main():
     print(f"{len(missing)} runs are missing", flush=True)
     if args.plan:
         return
-    folder, tasks = claimed(args.folder), {run.task for run in runs}
+    folder, tasks = Path(args.folder).resolve(), {run.task for run in runs}
+    try:
+        lock(folder)
+    except BlockingIOError:
+        sys.exit(f"{folder} is another process's at this moment; --folder names another")
+    for path in folder.glob("run-*"):  # of runs that were interrupted
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     bases = warm_up(tasks, folder)
     others, names = of_other_code(runs, finished)
     if others and not args.force:
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
                  f"{others[0].part}, are of other code: {', '.join(names)} changed since. --force "
                  f"keeps them; without their lines in {RESULTS} they are trained again")
-    failed = fork_all(sorted(tasks - {*read_bases()}), partial(score_base, folder=folder), jobs=1)
-    failed += fork_all(sorted(missing, key=lambda run: run.seed),
-                       partial(train_run, folder=folder, bases=bases), args.jobs)
+    failed = fork_all(sorted(tasks - {*read_bases()}), score_base, folder, jobs=1)
+    failed += fork_all(sorted(missing, key=lambda run: run.seed), partial(train_run, bases=bases),
+                       folder, args.jobs)
     if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 

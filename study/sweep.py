@@ -87,10 +87,9 @@ def train_all(args, plan):
         return curves.read(out)["records"][-1]["mean@n"]
     scores = {}
     with ThreadPoolExecutor(args.jobs) as pool:
-        for setting, score in zip(plan, pool.map(run, plan)):
-            method, rate, seed = setting
+        for (method, rate, seed), score in zip(plan, pool.map(run, plan)):
             print(f"{method}, lr {rate}, seed {seed}: {score}", flush=True)
-            scores[setting] = score
+            scores[method, rate, seed] = score
     if any(isinstance(score, str) for score in scores.values()):
         sys.exit("sweep: runs have failed; the same command trains these alone, another --out all")
     return scores
