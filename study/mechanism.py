@@ -160,9 +160,6 @@ def rows(updates, gemma):
         for claim in CLAIMS]
 
 
-# ---------------------------------------------------------------------------- figures
-
-
 def draw_steps(name, rollouts, spread, by_step):
     """Lemma 1's spread, and the reversal by step, of a model's rollouts."""
     found = columns(rollouts)

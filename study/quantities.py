@@ -16,9 +16,6 @@ from losses import weight_on_logprob
 BANDS = dict(low=(0.0, LOW), high=(HIGH, 1.0))
 
 
-# ---------------------------------------------------------------------------- the reversal
-
-
 def uniform_mean(values, probs, band, parts=10):
     """The mean of values [n] over probs [n] that are uniform in the band (start, end): ACPO's
     eq. 54 and 55 before the absolute value. None without tokens.
@@ -40,9 +37,6 @@ def reversal(tokens, method):
     and |G_H| of ACPO's eq. 54 and 55 are their sizes."""
     values, probs = signed_gradient(tokens, method)[tokens.mask], tokens.probs[tokens.mask]
     return [uniform_mean(values, probs, band) for band in BANDS.values()]
-
-
-# ---------------------------------------------------------------------------- clipped tokens
 
 
 def clip_status(tokens, method, probs, entropy):
@@ -78,9 +72,6 @@ def quantiles(entropy):
     return torch.quantile(entropy.double(), inner).to(entropy)
 
 
-# ---------------------------------------------------------------------------- the spread of ratios
-
-
 def ratio_spread(tokens, bins=20):
     """[(log(1 - pi), log std(rho))] of `bins` equally large groups of tokens by pi_old. By ACPO's
     Lemma 1 they lie on a line of slope 2.
@@ -112,9 +103,6 @@ def effective_problems(rates, alpha):
     solve rate p on each side."""
     masses = [p * (1 - p) ** alpha for p in rates]
     return sum(masses) ** 2 / sum(m * m for m in masses)
-
-
-# ---------------------------------------------------------------------------- step by step
 
 
 def measured_steps(kept, count=None):

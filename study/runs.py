@@ -129,10 +129,9 @@ def distinct_puzzles(task):
     import data
     from examples import comparisons
     from study import worked
-    puzzles = {}
-    for problem in (worked.held_out() if task == "worked" else data.load(task, "test")
-                    if task == "countdown" else [comparisons.problem(i, True) for i in range(320)]):
-        puzzles.setdefault(data.cluster(problem), problem)
+    problems = (worked.held_out() if task == "worked" else data.load(task, "test")
+                if task == "countdown" else [comparisons.problem(i, True) for i in range(320)])
+    puzzles = {data.cluster(problem): problem for problem in reversed(problems)}  # the first each
     order = sorted(puzzles, key=lambda puzzle: hashlib.sha256(f"order {puzzle}".encode()).digest())
     return [puzzles[puzzle] for puzzle in order]
 
@@ -187,8 +186,7 @@ def score(model, task, folder, out):
     evaluation.main(["--model", str(model), "--benchmarks", str(folder / f"{task}_test.jsonl"),
                      "--samples", str(n), "--sampler", "transformers", *flags, "--out", str(out)])
     result, = json.loads((out / "eval.json").read_text())["results"].values()
-    names = dict.fromkeys((f"mean@{n}", "pass@4", f"pass@{n}"))
-    return four_digits({name: result[name] for name in names})
+    return four_digits({name: result[name] for name in (f"mean@{n}", "pass@4", f"pass@{n}")})
 
 
 def score_base(task, out):

@@ -96,9 +96,6 @@ def scan(high, low=0.2):
     return dict(low=low, high=high, kappas=grid[::50], log10=log10, reversed=ranges)
 
 
-# ---------------------------------------------------------------------------- ACPO's Lemma 1
-
-
 def tabular_model(n, vocabulary, lr=1e-3):
     """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
 
