@@ -223,12 +223,12 @@ def draw_gemma(runs, file):
                  for run in setting.values()]
         if len(seeds) < 2:
             continue
-        rollouts = [rollout for rollout, _ in seeds[0]]
-        of = [rule.Interval.of(x) for x in zip(*([x for _, x in run] for run in seeds),
-                                               strict=True)]
-        low, high = zip(*(x.ends() for x in of), strict=True)
-        axis.plot(rollouts, [x.mean for x in of], f"C{i}.-", label=f"{name}, {len(seeds)} seeds")
-        axis.fill_between(rollouts, low, high, color=f"C{i}", alpha=0.12, lw=0)
+        of = {scores[0][0]: rule.Interval.of(x for _, x in scores)
+              for scores in zip(*seeds, strict=True)}
+        low, high = zip(*(x.ends() for x in of.values()), strict=True)
+        axis.plot([*of], [x.mean for x in of.values()], f"C{i}.-",
+                  label=f"{name}, {len(seeds)} seeds")
+        axis.fill_between([*of], low, high, color=f"C{i}", alpha=0.12, lw=0)
     axis.set(xlabel="rollouts", ylabel="mean@4 on 50 held-out problems")
     axis.legend()
     save(figure, file, "Gemma 3 270M on comparisons, 16 steps per rollout; bands: 95% intervals "

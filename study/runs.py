@@ -224,16 +224,12 @@ def code_of(flags, task):
 
 
 def of_other_code(runs, finished):
-    """-> those of the runs whose finished line is of other code than today's, and the names of what
-    differs. finished: {part: {id: line}}"""
-    others, names = [], set()
-    for run in runs:
-        old = finished[run.part].get(run.id, {}).get("code")
-        new = old and code_of(run.flags, run.task)
-        if new != old:
-            others.append(run)
-            names |= {name for name, _ in old.items() ^ new.items()}
-    return others, sorted(names)
+    """-> {run: names of what differs}, of the runs whose finished line is of other code than
+    today's. finished: {part: {id: line}}"""
+    codes = {run: finished[run.part].get(run.id, {}).get("code") for run in runs}
+    changed = {run: {name for name, _ in code.items() ^ code_of(run.flags, run.task).items()}
+               for run, code in codes.items() if code}
+    return {run: names for run, names in changed.items() if names}
 
 
 def warm_up(tasks, folder):
@@ -277,15 +273,16 @@ def fork_all(runs, work, folder, jobs):
             run = waiting.pop(0)
             process = context.Process(target=child, args=(work, run, folder))
             process.start()
-            running[process] = run
+            running[process.sentinel] = process, run
         try:
-            multiprocessing.connection.wait([process.sentinel for process in running])
+            ended = multiprocessing.connection.wait([*running])
         except KeyboardInterrupt:
-            for process in running:
+            for process, _ in running.values():
                 process.kill()
             sys.exit("interrupted; the same command again continues")
-        for process in [p for p in running if p.exitcode is not None]:
-            run = running.pop(process)
+        for sentinel in ended:
+            process, run = running.pop(sentinel)
+            process.join()  # its exit code comes a little later than its end
             if process.exitcode:
                 failed.append(run)
                 print(f"failed: {run}, see run-{process.pid}.log", flush=True)
@@ -320,10 +317,11 @@ def main():
     for path in folder.glob("run-*"):  # of runs that were interrupted
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     bases = warm_up(tasks, folder)
-    others, names = of_other_code(runs, finished)
+    others = of_other_code(runs, finished)
     if others and not args.force:
-        sys.exit(f"study.runs: {len(others)} finished runs, the first of them {others[0].id} in "
-                 f"{others[0].part}, are of other code: {', '.join(names)} changed since. --force "
+        first, names = next(iter(others)), sorted(set.union(*others.values()))
+        sys.exit(f"study.runs: {len(others)} finished runs, the first of them {first.id} in "
+                 f"{first.part}, are of other code: {', '.join(names)} changed since. --force "
                  f"keeps them; without their lines in {RESULTS} they are trained again")
     failed = fork_all(sorted(tasks - {*read_bases()}), score_base, folder, jobs=1)
     failed += fork_all(sorted(missing, key=lambda run: run.seed), partial(train_run, bases=bases),
