@@ -47,7 +47,7 @@ def dies():
     sys.exit(3)
 def waits():
     time.sleep(600)
-sys.exit(gpu.main(__file__, "", {"a": (4, waits), "b": (99, dies), "c": (99, cases)}, "out.jsonl"))
+sys.exit(gpu.main(__file__, "", {"a": (1, waits), "b": (99, dies), "c": (99, cases)}, "out.jsonl"))
 """
 
 
@@ -57,7 +57,7 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path):
     done = python(script, "--out", out)
     found = {(case["part"], case["case"]): case for case in read_rows(out)}
     assert {name: case["failed"] for name, case in found.items()} == {
-        ("a", "whole part"): "RuntimeError: stopped after 4 s", ("b", "before it"): "",
+        ("a", "whole part"): "RuntimeError: stopped after 1 s", ("b", "before it"): "",
         ("b", "whole part"): "RuntimeError: its process ended with code 3",
         ("c", "raises"): "ZeroDivisionError: division by zero", ("c", "is right"): "",
         ("c", "is beyond"): "not below the limit: gap", ("c", "whole part"): "",

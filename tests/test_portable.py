@@ -293,7 +293,7 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
                "problem = dict(verifier='code', prompt='', answer=dict(tests=tests)); "
                "sandbox.announce([problem], True); "
                "print(sandbox.run_tests(code, tests, "
-               "timeout=1 if 'sleep' in code else 5))",
+               "timeout=0.4 if 'sleep' in code else 5))",
                tmp_path / "mac" / "sitecustomize.py", marker, code)
     said = done.stdout.splitlines()
     assert said[0] == "isolation: none, rlimits alone"

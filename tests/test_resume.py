@@ -313,13 +313,13 @@ def test_other_code_is_named_and_needs_force(whole, tmp_path, name, old, new, sa
         resume(out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(whole, tmp_path, number):
+def test_a_signal_saves_and_stops(whole, tmp_path):
+    """SIGINT, from a terminal; SIGTERM, as schedulers send it, is below."""
     out = tmp_path / "run"
     process = started(out, [*whole[1], "--save_every", "0"], 2)  # handlers come after the first
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=600)
-    assert process.returncode == 128 + number
+    assert process.returncode == 130
     assert "--resume continues" in said and "Traceback" not in said
     assert len(list((out / "checkpoints").iterdir())) == 1
     assert same(resume(out), whole[0])

@@ -291,26 +291,6 @@ def test_the_same_random_numbers_give_the_tokens_of_a_sum_in_float64():
         assert (logprobs - log_pi.gather(1, tokens)).abs().max() < 2e-6  # 1e-6, and the division
 
 
-def test_tokens_of_a_real_vocabulary_come_as_often_as_they_are_probable():
-    torch.manual_seed(0)
-    logits, draws = torch.randn(V) * 4, 8_000
-    log_pi = logits.double().log_softmax(-1)
-    generator, seen = torch.Generator().manual_seed(1), []
-    for _ in range(draws // 500):
-        tokens, logprobs = draw(logits.expand(500, V), 1.0, 1.0, generator)
-        assert (logprobs - log_pi[tokens]).abs().max() < 2e-6  # 1e-6 is half a digit beyond 16
-        seen.append(tokens[:, 0])
-    probable = log_pi.argsort(descending=True)  # bins of like tokens expect 20 draws or more
-    expected = log_pi.exp()[probable] * draws
-    bin_of = (expected.cumsum(0) / 21).long()
-    wanted = torch.zeros(bin_of.max() + 1, dtype=torch.float64).index_add_(0, bin_of, expected)
-    found = torch.bincount(bin_of[probable.argsort()[torch.cat(seen)]], minlength=len(wanted))
-    enough = wanted >= 20
-    chi_square = ((found - wanted) ** 2 / wanted)[enough].sum()
-    freedom = enough.sum() - 1
-    assert freedom > 100 and abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
-
-
 def e4m3(x):
     """The nearest number of e4m3: three bits after the leading one, exponents from -6 on."""
     step = 2.0 ** (max(math.floor(math.log2(abs(x))), -6) - 3) if x else 1.0

@@ -246,7 +246,7 @@ def test_verdicts(code, tests, fn_name, passes, tmp_path, monkeypatch):
         code = code.replace("PORT", str(server.getsockname()[1])).replace("OUTSIDE", str(outside))
         code = code if "NANORLVR" in code else code.replace("SECRET", str(secret))
         began = time.monotonic()
-        timeout = 10 if passes else 1.5  # seconds; a busy machine is slow, and some hang
+        timeout = 10 if passes else 0.8  # seconds; a busy machine is slow, and some hang
         memory_mb = sandbox.MEMORY_MB if passes else 256
         assert run_tests(code, tests, fn_name, timeout, memory_mb) is passes
         assert time.monotonic() - began < 60
@@ -296,7 +296,7 @@ def test_a_fork_bomb_costs_no_other_program_its_reward():
     bomb = "import os,time\nfor _ in range(12):\n    try: os.fork()\n    except OSError: pass\n"
     right = ("import threading,time\nfor _ in range(10):\n    time.sleep(0.3)\n"
              "    t=threading.Thread(target=time.sleep,args=(0.1,))\n    t.start()\nprint(6)")
-    texts = [f"```\n{code}\n```" for code in [bomb + "time.sleep(9)", *[right] * 15]]
+    texts = [f"```\n{code}\n```" for code in [bomb + "time.sleep(6)", *[right] * 15]]
     try:
         got, _ = counted([dict(verifier="code", answer=test)], [texts], workers=16)
     finally:
@@ -312,7 +312,7 @@ def test_a_program_beside_three_that_take_all_cores():
     right = ("import time\ntime.sleep(0.5)\nend = time.process_time() + 0.3\n"
              "while time.process_time() < end: pass\nprint(6)")
     script = ("import sys; from graders.sandbox import run_tests; "
-              "print(run_tests(sys.argv[1], [dict(input='', output='6')], timeout=3))")
+              "print(run_tests(sys.argv[1], [dict(input='', output='6')], timeout=2))")
     graders = [subprocess.Popen([sys.executable, "-c", script, code], cwd=ROOT, text=True,
                                 stdout=subprocess.PIPE) for code in (bomb, bomb, bomb, right)]
     assert [grader.communicate()[0] for grader in graders] == [*["False\n"] * 3, "True\n"]
@@ -347,9 +347,9 @@ def test_in_a_user_namespace_as_well(monkeypatch):
 
 
 def test_the_time_of_a_function_is_for_each_call():
-    code = ("import time\ndef f(x):\n    end = time.process_time() + 0.3\n"
+    code = ("import time\ndef f(x):\n    end = time.process_time() + 0.4\n"
             "    while time.process_time() < end: pass\n    return x*2")
-    assert run_tests(code, FN * 4, "f", timeout=1)  # of 2.4 seconds in all
+    assert run_tests(code, FN * 2, "f", timeout=1)  # of 1.6 seconds in all
 
 
 def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
