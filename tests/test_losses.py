@@ -279,21 +279,6 @@ def test_on_policy_gradient_is_that_of_reinforce(name):
     assert metrics["clip_frac"] == 0 and metrics["ess"].item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name, correction", [
-    *((name, None) for name, method in METHODS.items() if not method.whole_step),
-    *(("grpo", f) for f in CORRECTIONS)])
-def test_losses_of_slices_add_up(name, correction):
-    tokens = random_tokens()
-    size = losses.step_size(tokens.mask, 7, tokens.group)
-    name = corrected(name, correction) if correction else name
-    whole, _, metrics = outcome(name, tokens, 7)
-    if correction:
-        assert sum(x for key, x in metrics.items() if key.endswith(("_dropped", "_bounded"))) > 0.1
-    parts = [policy_loss(name, rows_of(tokens, rows), 7, size=size)
-             for rows in (slice(0, 2), slice(2, 3), slice(3, 9))]
-    assert sum(parts).item() == pytest.approx(whole.item(), abs=1e-12)
-
-
 FIVE = dict(  # one completion: the probabilities of its tokens, and what else is known of them
     pi=[0.1, 0.1, 0.5, 0.9, 1.0], advantages=[1, 1, -1, -1, 1], entropy=[0.1, 0.2, 0.3, 0.4, 0.5],
     pi_old=[0.1, 0.05, 0.4, 0.9, 0.8])  # ratios 1, 2, 1.25, 1, 1.25
@@ -449,6 +434,10 @@ ONE = tokens_of([[0.5]], [[0.5]], [[1]])
     (lambda: policy_loss(row("grpo", select="sequence_mask"), ONE, 1),
      "a correction needs Tokens with sampler_logprobs"),
     (lambda: group_advantages("grpo", torch.ones(2, 2), {}, alpha=3.0), "alpha"),
+    *((lambda low=low, high=high: policy_loss(
+        row("grpo", select="geometric_mask"), corrected_tokens(), 3, geo_low=low, geo_high=high),
+       "--geo_low must be from 0 to 1 and --geo_high 1 or")
+      for low, high in ((-0.1, 2.0), (1.5, 3.0), (0.9, 0.8), (0.9, math.nan), (0.9, math.inf))),
     (lambda: group_advantages("passk", torch.tensor([[1.0, 0.5, 0, 0]]), {}), "0 or 1")])
 def test_what_does_not_go_together_is_named(call, says):
     with pytest.raises((TypeError, ValueError), match=says):
@@ -547,18 +536,6 @@ def test_corrections_of_a_far_sampler_are_finite(name, far, cancelling):
     assert loss.item() == pytest.approx((-2 * math.exp(20) + 1 - 2 * math.exp(-20)) / 4)
     tokens = corrected_tokens([[math.exp(60), math.exp(-60)]])
     assert step_metrics(method, tokens, 3)[logged] == cancelling
-
-
-@pytest.mark.parametrize("f", CORRECTIONS)
-@pytest.mark.parametrize("low, high", [(None, 0.5), (-0.1, None), (1.5, 3.0), (0.9, 0.8),
-                                       (None, float("nan")), (None, math.inf)])
-def test_bounds_of_a_correction_out_of_range(f, low, high):
-    given = {flag: x for flag in losses.keyword_only(f)
-             if (x := high if flag.endswith("high") else low) is not None}
-    bounded_below = any(flag.endswith("low") for flag in given)
-    if given and (bounded_below or not 1 <= high < math.inf):
-        with pytest.raises(ValueError, match=r"--\w+_low must be from 0 to 1 and --\w+_high 1 or"):
-            policy_loss(row("grpo", select=f.__name__), corrected_tokens(), 3, **given)
 
 
 def test_vespo_by_hand():

@@ -79,12 +79,11 @@ def test_two_ranks_skip_a_step_together(model, two):
 
 
 @needs_vllm
-@pytest.mark.parametrize("flags", [
-    "--drop_uniform_groups --kl_coef 0.1",  # an engine for each rank, then one for both
-    "--tp 2 --activation_checkpointing --lora_rank 4 --entropy_coef 0.01"], ids=["two", "tp"])
-def test_a_whole_run_on_two_ranks_with_vllm(base, tmp_path, flags):
-    done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL,
-                    "--sampler", "vllm", "--lr", "1e-3", *flags.split())
+def test_a_whole_run_with_one_vllm_engine_of_two_ranks(base, tmp_path):
+    """An engine for each rank: test_check.py"""
+    done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL, *(
+        "--sampler vllm --lr 1e-3 --tp 2 --activation_checkpointing --lora_rank 4 "
+        "--entropy_coef 0.01").split())
     records = read_rows(tmp_path / "run")
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
     assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
@@ -110,8 +109,9 @@ def test_bad_flags_under_torchrun_are_said_once(tmp_path):
 def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     """The resumed run makes the same weights to 1e-6 of the same rollouts, by --save_rollouts."""
     two, saved = tmp_path / "two", {}
-    torchrun(2, "train.py", "--out", two, "--model", base, *SMALL,
-             "--loss", "fade", "--entropy_coef", "0.01", "--save_rollouts", "--save_every", "1")
+    torchrun(2, "train.py", "--out", two, "--model", base, *SMALL, *(
+        "--loss fade --entropy_coef 0.01 --kl_coef 0.1 --drop_uniform_groups --save_rollouts "
+        "--save_every 1").split())
     one = without(two, tmp_path / "one", 2)
 
     def sampled(*given, own=train.sample_and_grade):
@@ -130,6 +130,7 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     assert all((a[k] - b[k]).abs().max() <= 1e-6 for k in a)
     before = load_file(Path(base) / "model.safetensors")
     assert any((a[k] - before[k]).abs().max() > 1e-5 for k in a)
+    assert read_rows(two)[1]["groups/sampled"] >= 4
     assert read_rows(two)[-1]["adv/fade_entropy"] == pytest.approx(
         read_rows(one)[-1]["adv/fade_entropy"], abs=1e-6)
 

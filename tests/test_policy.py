@@ -296,36 +296,6 @@ def test_shares_of_a_rollout(together):
     assert policy.shuffled_shares(9, 1, 0, 0)[0].equal(policy.shuffled_shares(9, 1, 0, 0, 1)[0])
 
 
-@pytest.mark.parametrize("name", ["grpo", "acpo", "top_entropy"])
-@pytest.mark.parametrize("ranks, budget, parts", [(2, 40, 4), (3, BIG, 3), (16, BIG, 16)])
-def test_the_gradients_of_the_ranks_add_up(model, batch, name, ranks, budget, parts, monkeypatch):
-    """One process plays every rank in turn. Of 16 ranks, five have nothing to do."""
-    wanted, told = gradient(model, batch, METHODS[name], ROWS, monkeypatch, entropy_coef=0.05)
-    monkeypatch.undo()
-    outputs = torch.stack(policy.compute_logprobs(model, batch))
-    monkeypatch.setattr(model, "budget", budget)
-    assert len(policy.micro_batches(batch, budget, ranks=ranks)) == parts
-    given = []
-
-    def all_reduce(x):  # a rank gives its own rows, and 0 for the others'
-        mine = (x != 0).any(2).any(0)
-        assert torch.allclose(x[:, mine], outputs[:, mine], atol=1e-12)
-        given.append(mine.int())
-        return outputs.clone()
-
-    monkeypatch.setattr(policy.parallel, "all_reduce", all_reduce)
-    monkeypatch.setattr(policy.parallel, "world", lambda: ranks)
-    total = 0
-    for rank in range(ranks):
-        monkeypatch.setattr(policy.parallel, "rank", lambda: rank)
-        model.zero_grad()
-        same_metrics(policy.backward(model, batch, METHODS[name], 9, entropy_coef=0.05), told)
-        total = total + gradient_of(model)
-    assert (total - wanted).norm() <= 1e-9 * wanted.norm()
-    assert len(given) == ranks * (1 + METHODS[name].whole_step)
-    assert sum(given).tolist() == [1 + METHODS[name].whole_step] * ROWS
-
-
 def test_what_the_entropy_bonus_adds(model, batch, monkeypatch):
     """coef times the entropy, as the row aggregates it: over a pass's tokens, where it has one."""
     def told(name, **options):
