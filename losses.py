@@ -39,7 +39,7 @@ class Tokens:
     Each field is [B, T]; where mask is False, a token is padding or left out (--mask_truncated)."""
 
     logprobs: torch.Tensor        # log pi, the only field whose gradient functions see
-    old_logprobs: torch.Tensor    # log pi_old: the trainer's or sampler's, see Method.old_logprobs
+    old_logprobs: torch.Tensor    # log pi_old, of the policy that --old_logprobs names
     advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, of pi, detached for functions; of passes, as scored

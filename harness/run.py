@@ -79,15 +79,15 @@ class Run(AbstractContextManager):
         self.flags = flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                                   eval_problems=eval_problems or args.eval_problems)
         device = parallel.device()
-        saved = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[],
-                                first=None, best=(-1.0, 0.0))
+        kept = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[],
+                               first=None, best=(-1.0, 0.0))
         with checkpoint.reading(resumed and resumed["folder"]):
-            self.rollout, self.totals = saved["rollout"], Counter(saved["totals"])
-            changed = any(flags[name] != saved["flags"][name] for name in ("loss", "advantage"))
-            self.state = {} if changed else saved["state"]  # another method's averages mean nothing
+            self.rollout, self.totals = kept["rollout"], Counter(kept["totals"])
+            changed = any(flags[name] != kept["flags"][name] for name in ("loss", "advantage"))
+            self.state = {} if changed else kept["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                                 for batch, rewards, *rest in saved["pending"])
-            self.first, self.best = saved["first"], saved["best"]
+                                 for batch, rewards, *rest in kept["pending"])
+            self.first, self.best = kept["first"], kept["best"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
         self.out, run_id = parallel.on_rank0(begin, args, trainer.method, flags, sums,
