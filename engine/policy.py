@@ -1,6 +1,5 @@
 """The policy: log probabilities, entropies, and the exact gradient of one optimizer step."""
 
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -95,16 +94,6 @@ class Policy(torch.nn.Module):
         """Sets the layout, and the model's attention to match."""
         self.layout = layout
         self.model.set_attn_implementation(self.stock if layout == "padded" else "end_to_end")
-
-    @contextmanager
-    def using(self, **settings):
-        """Other values of temperature, dtype or budget, within the block."""
-        own = {name: getattr(self, name) for name in settings}
-        vars(self).update(settings)
-        try:
-            yield
-        finally:
-            vars(self).update(own)
 
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""

@@ -5,7 +5,6 @@ Each check takes s, the parts of a run and the completions that they are tried o
 """
 
 import math
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from engine import parallel
 from engine.completion import Completion, seed_of
 from engine.layout import lay, micro_batches
 from engine.parallel import say
-from engine.policy import backward, compute_logprobs, make_batch, minibatches, shuffled_shares
+from engine.policy import compute_logprobs, make_batch, shuffled_shares
 from harness import log
 from harness.failures import room_for
 from rewards import grade
@@ -37,8 +36,9 @@ def sampled(s, temperature, seed):
 
 def agreement(s, when, temperature, batch):
     """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
-    with s.policy.using(temperature=temperature):
-        told = log.sampler_gap(compute_logprobs(s.policy, batch)[0], batch)
+    s.policy.temperature = temperature
+    told = log.sampler_gap(compute_logprobs(s.policy, batch)[0], batch)
+    s.policy.temperature = s.args.temperature
     # in bfloat16 single tokens are off: there the mean counts, and float8 is another policy
     limit = math.inf if s.args.sampler_dtype == "float8" else 0.05
     kind, name, limit = ("largest", "max", 1e-3) if s.exact else ("mean", "mean", limit)
@@ -92,57 +92,6 @@ def check_wrong(s):
     yield ("a wrong answer grades as wrong",
            f"{wrong} of {len(problems)} taken for right, {failed} not graded",
            wrong == failed == 0, "--data, REWARDS in rewards.py")
-
-
-def gradient(s, batch, budget):
-    """The gradient of an optimizer step on the batch, in micro-batches of at most `budget` tokens.
-    It is scaled on the way, as float16 needs: a power of 2 rounds nothing."""
-    scale, method = 2.0**10, s.trainer.method
-    with s.policy.using(budget=budget):
-        for _, in_pass in minibatches(batch, method, steps=1, seed=0, rollout=0):
-            backward(s.policy, in_pass, method, s.args.max_tokens, scale=lambda x: x * scale)
-    gradients = [p.grad.div_(scale) for p in s.policy.parameters() if p.grad is not None]
-    s.policy.zero_grad()
-    return gradients
-
-
-def norm(gradients):
-    return parallel.full(torch.nn.utils.get_total_norm(gradients)).item()
-
-
-@contextmanager
-def in_float32(policy):
-    """Computes in float32 inside, but not where FSDP has cast the weights. -> the dtype then"""
-    whole = not parallel.sharded()
-    cast = [p for p in policy.parameters() if whole and p.dtype != torch.float32]
-    for p in cast:
-        p.data = p.data.float()
-    with policy.using(dtype="float32" if whole else policy.dtype):
-        yield policy.dtype
-    for p in cast:
-        p.data = p.data.to(getattr(torch, policy.dtype))
-
-
-def check_split(s):
-    """The same gradient, whole and cut into micro-batches. 16 bits round it by up to a third
-    (Gemma 3 270M) for any method: it is computed in float32."""
-    batch = s.batch
-    longest = int(batch.lengths.max())
-    n = max(2, min(PROMPTS * EACH, s.policy.budget // longest // 2))  # 16 bits take half the memory
-    with in_float32(s.policy) as dtype:
-        # ratios that are not 1, or a batch statistic would have nothing to depend on
-        logprobs, batch.entropy = compute_logprobs(s.policy, batch)
-        noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
-        batch.old_logprobs = batch.ref_logprobs = logprobs + 0.3 * noise.to(logprobs)
-        batch.advantages = noise[:, :1].expand(batch.mask.shape).to(logprobs)
-        rows = batch.rows(torch.arange(n))
-        whole, cut = (gradient(s, rows, count * longest) for count in (n, max(1, n // 8)))
-    difference = norm([a - b for a, b in zip(cut, whole)]) / (norm(whole) or math.nan)
-    limit, computed = 1e-4 if dtype == "float32" else 0.5, "" if s.exact else f", in {dtype}"
-    yield (f"the gradient does not depend on the micro-batches{computed}",
-           f"relative difference {difference:.1e}, limit {limit}, norm {norm(whole):.3g}",
-           difference < limit, "whole_step in losses.py; --tokens_per_micro_batch; one process "
-           "computes it in float32")
 
 
 def longest_rollout(args, device):
@@ -205,7 +154,7 @@ def run(args, trainer, sampler, tokenizer, eos, train_set, test_set):
     with room_for("check"):
         s.groups, s.batch = sampled(s, args.temperature, 0)
         for check in (check_sampler, check_ends, check_rewards, check_wrong, check_memory,
-                      check_split, check_sync):
+                      check_sync):
             say(f"      {check.__name__.replace('_', ' ')} ...")  # each may take minutes
             for subject, figure, right, change in check(s):
                 failed += not right

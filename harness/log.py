@@ -3,7 +3,7 @@
 reward/ groups/ len/ grader/ are of all completions sampled, adv/, reward/shaped, policy/entropy,
 kl_teacher and kl_age of those learnt from; loss/ clip/ optim/ and other policy/ are means over the
 optimizer steps, the list "steps", but for the counts optim/overflows and no_gradient; sampler/
-compares sampler and trainer. The x-axes: rollout, step, tokens, seconds, flops until then.
+compares sampler and trainer. The x-axes: rollout, step, tokens, seconds until then.
 """
 
 import math

@@ -70,9 +70,9 @@ class Run(AbstractContextManager):
     trainer: Trainer; resumed: what `save` kept, of checkpoint.resumed, or None; sums: checksums of
     problems and weights. flags: as resolved, with what was found since, which --resume keeps.
     rollout: number of the present one. pending: sampled rollouts, not yet learnt from. state: the
-    method's numbers (FADE's averages). totals: optimizer steps, generated tokens, seconds and
-    floating-point operations until now. sampled: tokens since this rollout began. stopping:
-    signals, of all ranks, that end the run after it."""
+    method's numbers (FADE's averages). totals: optimizer steps, generated tokens and seconds until
+    now. sampled: tokens since this rollout began. stopping: signals, of all ranks, that end the run
+    after it."""
 
     def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
@@ -182,18 +182,10 @@ class Run(AbstractContextManager):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
-        args, trainer, tokens = self.args, self.trainer, metrics["len/sum"]
+        args, tokens = self.args, metrics["len/sum"]
         seconds = perf_counter() - self.began
         of_steps = log.optimizer_steps(steps)
-        # floating-point operations of a token: 2 a parameter forward, and 4 backward. A prompt
-        # counts with each of its completions, so that runs that share it are on the same axis
-        scored = int(batch.lengths.sum())
-        learnt = int(sum(step["optim/learnt_tokens"] for step in of_steps["steps"]))
-        size, of_teacher = (sum(p.numel() for p in model.parameters()) if model else 0
-                            for model in (trainer.policy, trainer.teacher))
-        flops = 2 * (scored * (size * (1 + bool(trainer.reference)) + of_teacher)
-                     + 3 * learnt * size)
-        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds, flops=flops)
+        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         record = self.write({
             **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import train
-from engine import parallel, policy
+from engine import parallel
 from engine.hf_sampler import TransformersSampler
 from graders.worker import Fault, Result
 from harness import check
@@ -14,34 +14,19 @@ AT_FIRST, AT_07, AFTER_SYNC = (
     f"log probabilities of sampler and trainer, {when}"
     for when in ("first weights", "T = 0.7", "after two more weight syncs"))
 ENDS = "completions end with one of 1 '<eos>'"
-SPLIT = "the gradient does not depend on the micro-batches"
 MIXED = "some completions are right and some wrong"
 FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems 16".split()
 
 
 def failing(capsys, *flags):
-    """-> the subjects of the rows that fail, of eight."""
+    """-> the subjects of the rows that fail, of seven."""
     with pytest.raises(SystemExit) as stop:
         train.main([*FLAGS, *flags])
     said = [line for line in capsys.readouterr().out.splitlines()
             if line[:6] in (" ok   ", "FAIL  ")]
     failed = sorted(line[6:].split(":")[0] for line in said if line.startswith("FAIL"))
-    assert stop.value.code == (1 if failed else 0) and len(said) == 8
+    assert stop.value.code == (1 if failed else 0) and len(said) == 7
     return failed
-
-
-def test_rounding_in_16_bits_is_no_fault_of_the_method(base, capsys, monkeypatch):
-    """The split is computed in float32, frozen layers beside adapters, too."""
-    seen, own = [], check.gradient
-
-    def gradient(s, *given):
-        seen.append({p.dtype for p in s.policy.parameters()} | {s.policy.dtype})
-        return own(s, *given)
-    monkeypatch.setattr(check, "gradient", gradient)
-    few = ("--dtype", "bfloat16", "--tokens_per_micro_batch", "1024")
-    for flags in ([], ["--lora_rank", "2"]):
-        assert failing(capsys, *few, *flags) == []
-    assert seen == [{torch.float32, "float32"}] * 4
 
 
 def test_all_is_right_with_the_embedded_base_and_no_folder_is_made(capsys, tmp_path, monkeypatch):
@@ -105,9 +90,7 @@ def without_eos(self, *args):
        ["a wrong answer grades as wrong"])
       for x in (Result(1.0, None), Result(0.0, Fault("timeout", "")))),
     (parallel, "memory", lambda: 1e8, ["memory of an update of 4 x 48 tokens"]),
-    # every micro-batch by its own denominators
-    (policy, "step_size", lambda mask, max_tokens, group: None, [SPLIT]),
-], ids=["weights", "temperature", "eos", "verifier", "timeouts", "memory", "split"])
+], ids=["weights", "temperature", "eos", "verifier", "timeouts", "memory"])
 def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypatch):
     monkeypatch.setattr(owner, name, broken)
     assert failing(capsys) == rows
@@ -127,4 +110,4 @@ def test_problems_of_which_none_is_solved(base, capsys, tmp_path):
 def test_under_torchrun_with_vllm(base):
     done = torchrun(2, "train.py", "--check", "--problems_per_rollout", "4", "--eval_problems",
                     "16", "--sampler", "vllm")
-    assert done.stdout.count(" ok   ") == 8 and "all of it is as it should be" in done.stdout
+    assert done.stdout.count(" ok   ") == 7 and "all of it is as it should be" in done.stdout
