@@ -204,6 +204,7 @@ def main(descriptor):
     with open(descriptor, closefd=False) as line:
         job = json.loads(line.readline())
     results, by_name = os.fdopen(descriptor, "w", 1), job["fn_name"] is not None
+    results.write(" ")  # by whose sender sandbox.py knows this process
     sys.argv = ["solution.py"]
     try:
         # Linux has it: where memory is short, this goes first.

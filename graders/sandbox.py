@@ -12,14 +12,12 @@ import math
 import os
 import platform
 import re
-import select
 import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager, nullcontext, suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -105,49 +103,26 @@ def announce(problems, allow_unsafe):
 
 # ------------------------------------------------------------------ running a program
 
-class LineReader:
-    """Reads the lines that arrive at a file descriptor, each by a deadline.
-    The buffer is this class's own: poll looks at the pipe alone, and would wait for a line that one
-    of Python's file objects has already taken into its buffer."""
-
-    def __init__(self, fd):
-        self.fd, self.buffer = fd, bytearray()
-        self.poll = select.poll()  # The function select() fails at descriptors from 1024 on.
-        self.poll.register(fd, select.POLLIN)
-
-    def read_chunk(self, seconds):
-        """The next bytes, b"" at the end of the pipe. Raises TimeoutError."""
-        if not self.poll.poll(max(0.0, seconds) * 1000):
-            raise TimeoutError
-        return os.read(self.fd, 1 << 16)
-
-    def read(self, seconds, most_bytes=1 << 20):
-        """The next line. Raises TimeoutError after `seconds`, EOFError at the pipe's end,
-        ValueError for a line that is not UTF-8 or is longer than `most_bytes`."""
-        deadline, searched = time.monotonic() + seconds, 0  # bytes without a line's end
-        while (end := self.buffer.find(b"\n", searched)) < 0 and len(self.buffer) <= most_bytes:
-            searched = len(self.buffer)
-            chunk = self.read_chunk(deadline - time.monotonic())
-            if not chunk:
-                raise EOFError("the pipe ended before the line did")
-            self.buffer += chunk
-        if not 0 <= end <= most_bytes:
-            raise ValueError("the line is too long")
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return line.decode()
+def read_line(channel, lines, seconds, most=1 << 20):
+    """The next line of `lines`, the file of a socket. Raises TimeoutError where nothing comes for
+    `seconds`, EOFError at its end, ValueError for what is not UTF-8 or more than `most` bytes."""
+    channel.settimeout(seconds)
+    line = lines.readline(most + 1)
+    if not line.endswith(b"\n"):
+        raise ValueError("the line is too long") if len(line) > most else EOFError("it has ended")
+    return line.decode()
 
 
-def first_sender(channel, lines):
-    """The process id of who wrote the first byte, which goes to `lines`. It is one of ours: in its
-    own process tree the runner is number 1."""
+def first_sender(channel):
+    """The process id of who wrote the first byte. It is one of ours: in its own process tree the
+    runner is number 1."""
     first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError
-    lines.buffer += first
     return struct.unpack("3i", credentials[0][2])[0]
 
 
-def kill(process, runner, lines):
+def kill(process, runner, channel):
     """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
     A runner that a program has taken over may have left unshare's group and ignore its end."""
     with suppress(ProcessLookupError):
@@ -157,8 +132,9 @@ def kill(process, runner, lines):
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 9)
     process.wait()
+    channel.settimeout(5)
     with suppress(OSError):
-        while lines.read_chunk(5.0):
+        while channel.recv(1 << 16):
             pass  # The socket ends with the runner, and so with the process tree.
 
 
@@ -178,11 +154,11 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                           confined=confined)) + "\n"
     channel, runners_end = socket.socketpair()
     channel.settimeout(60)
-    lines = LineReader(channel.fileno())
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with channel, (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
-            prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
+    with channel, channel.makefile("rb") as lines, (
+            nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+                prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
         with runners_end:
             process = subprocess.Popen(
                 [*command, sys.executable, "-IBc", RUNNER, str(runners_end.fileno())],
@@ -195,15 +171,15 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
             try:  # The program has no part in the start.
                 channel.sendall(job.encode())
                 if isolated:
-                    runner = first_sender(channel, lines)
-                reason = json.loads(lines.read(60))
+                    runner = first_sender(channel)
+                reason = json.loads(read_line(channel, lines, 60))
             except (ValueError, EOFError, OSError):
                 reason = "unshare or Python ended, or took a minute"
             if reason is not None:
                 raise RuntimeError(f"the sandbox did not start: {reason}")
-            yield functools.partial(lines.read, PATIENCE * timeout)
+            yield functools.partial(read_line, channel, lines, PATIENCE * timeout)
         finally:
-            kill(process, runner, lines)
+            kill(process, runner, channel)
 
 
 # ------------------------------------------------------------------ testing a program
@@ -283,6 +259,5 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=MEMORY_MB):
             # After its last call, a function's process has to end well, too.
             return (all(passes(test, result, fn_name) for test in tests)
                     and (fn_name is None or json.loads(result(1024))[0] == 0))
-    except (ValueError, TypeError, LookupError, EOFError, TimeoutError, RecursionError,
-            BlockingIOError):  # the last of a byte out of band
+    except (ValueError, TypeError, LookupError, EOFError, TimeoutError, RecursionError):
         return False

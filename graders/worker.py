@@ -1,19 +1,21 @@
 """Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
-    python -m graders.worker rewards LIFE TOKEN      a worker: jobs on stdin, results on stdout
+    python -m graders.worker rewards SOCKET TOKEN      a worker: its jobs and results go over SOCKET
 
 The module that the command line names has a function call(name, *arguments), which does a job.
-Jobs are sent as a JSON line of [name, arguments]s. The worker answers with a line [TOKEN] after
-its imports, then with [TOKEN, reward, fault] for each. The token tells them from what a verifier
+A job is sent as a JSON line, [name, arguments]. The worker answers with a line [TOKEN] after its
+imports, then with [TOKEN, reward, fault] for each job. The token tells them from what a verifier
 writes.
 """
 
 import fcntl
 import functools
 import importlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -23,7 +25,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from graders import Ungraded
-from graders.sandbox import LineReader
+from graders.sandbox import read_line
 
 FAULTS = ("unparsed_answer", "unparsed_gold", "hedge", "timeout", "error")  # their kinds
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
@@ -54,13 +56,16 @@ class Worker:
 
     def start(self):
         self.token = os.urandom(4).hex()
-        life, self.life = os.pipe()  # The process dies when this end is closed, or we are dead.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "graders.worker", self.module, str(life), self.token],
-            pass_fds=(life,), cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-        os.close(life)
-        self.lines = LineReader(self.process.stdout.fileno())
+        self.channel, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "graders.worker", self.module, str(theirs.fileno()),
+                 self.token], pass_fds=[theirs.fileno()], start_new_session=True,
+                cwd=Path(__file__).resolve().parent.parent,
+                stdin=subprocess.PIPE,  # it dies when this is closed, or we are dead
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.lines = self.channel.makefile("rb")
+        self.receive(START_SECONDS)  # Its imports are done.
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
@@ -68,49 +73,33 @@ class Worker:
         if process:
             with suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
-            with suppress(BrokenPipeError), process:  # The pipe's buffer may hold jobs.
-                os.close(self.life)
+            with process, self.lines:
+                self.channel.close()
 
     def receive(self, seconds):
-        """-> what the worker's next line has behind the token. Raises what LineReader.read does."""
-        token, *content = json.loads(self.lines.read(seconds))
+        """-> what the worker's next line has behind the token. Raises what read_line does."""
+        token, *content = json.loads(read_line(self.channel, self.lines, seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
         return content
 
-    def run(self, jobs):
-        """-> the Results of the first jobs: of all, or up to one that cost the process its life.
-
-        It raises nothing on a job's account: a job that takes too long is a timeout, and one that
-        ends its process is an error."""
-        if self.process and (self.lines.buffer or self.lines.poll.poll(0)):
-            self.stop()  # It died or wrote between two blocks, which is not the fault of a job.
-        results, texts = [], []
-        try:
-            for job in jobs:
-                texts.append(json.dumps(job[:2]))
-        except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
-            if not texts:
-                return [Result(0.0, Fault("error", repr(e)))]
-        try:
-            if self.process is None:
-                self.start()
-            # One line, which the process reads whole before it begins: the pipe cannot block.
-            self.process.stdin.write(f"[{', '.join(texts)}]\n".encode())
-            self.process.stdin.flush()
-            self.receive(START_SECONDS)  # The imports are done.
-            for job in jobs[:len(texts)]:
+    def run(self, job):
+        """-> the Result of a job, on whose account it raises nothing: one that takes too long is a
+        timeout, and one that ends its process, or writes to its socket, is an error."""
+        for _ in range(2):  # the first process may have died, or written, before this job
+            try:
+                if self.process is None:
+                    self.start()
+                self.channel.sendall(json.dumps(job[:2]).encode() + b"\n")
                 reward, fault = self.receive(job.seconds)
-                results.append(Result(reward, fault and Fault(*fault)))
-            return results
-        except TimeoutError:
-            fault = Fault("timeout", "")
-        except (EOFError, BrokenPipeError):
-            fault = Fault("error", "the worker process died")
-        except (ValueError, TypeError, RecursionError):  # No later line can be trusted.
-            fault = Fault("error", "the verifier wrote to a descriptor that it did not open")
-        self.stop()
-        return [*results, Result(0.0, fault)]
+                return Result(reward, fault and Fault(*fault))
+            except TimeoutError:
+                self.stop()
+                return Result(0.0, Fault("timeout", ""))
+            except Exception:  # what comes may be anything
+                self.stop()
+        return Result(0.0, Fault("error", "the verifier's process died, or wrote to a descriptor "
+                                 "that it did not open, or the gold answer is nested too deep"))
 
 
 @functools.cache
@@ -121,20 +110,15 @@ def pool(module, size):
 
 def run_jobs(module, jobs, size):
     """-> the Result of each Job, in order. They run in `size` workers with `module`."""
-    # Blocks save waiting for each line; short ones, so that a slow job holds up little.
-    step = min(64, 1 + len(jobs) // (4 * size))
-    idle = [*pool(module, size)]  # Of a few blocks, those that have started take all.
+    results, numbers = [None] * len(jobs), iter(range(len(jobs)))
 
-    def run_block(start):
-        worker, block, results = idle.pop(), jobs[start:start + step], []
-        while len(results) < len(block):  # The next process takes the jobs that a dead one left.
-            results += worker.run(block[len(results):])
-        idle.append(worker)
-        return results
+    def work(worker):
+        for i in numbers:  # the next that no other worker has taken
+            results[i] = settled(jobs[i], worker.run(jobs[i]))
 
     with ThreadPoolExecutor(size) as threads:
-        blocks = threads.map(run_block, range(0, len(jobs), step))
-        return [*map(settled, jobs, (result for results in blocks for result in results))]
+        list(threads.map(work, pool(module, size)))  # raises what a thread has raised
+    return results
 
 
 def settled(job, result):
@@ -163,34 +147,29 @@ def graded(call, name, arguments):
 
 def die_with_parent(life):
     """On Linux the kernel kills this process when the other end of the pipe `life` is closed: no
-    thread could while a regular expression holds Python's lock. Else it ends with its stdin."""
+    thread could while a regular expression holds Python's lock. Else it ends with its socket."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
 
 
-def serve(module, token):
-    """Answers each line on stdin: with a line when it is ready, and then with one for each job.
+def serve(module, channel, token):
+    """Answers each line of a socket: with a line when it is ready, and then with one for each job.
 
-    The pipes are private copies; a verifier reads nothing on stdin, and its prints are dropped. A
-    process that it forks has no way to answer, and ends if it comes back from the verifier."""
-    lines, results, worker = os.fdopen(os.dup(0)), os.dup(1), os.getpid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.register_at_fork(after_in_child=lambda: os.close(results))
+    A verifier reads nothing on stdin. A process that it forks has no way to answer, and ends if it
+    comes back from the verifier."""
+    worker, lines = os.getpid(), open(channel, closefd=False)
+    die_with_parent(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.register_at_fork(after_in_child=lambda: os.close(channel))
     module = importlib.import_module(module)
-    for line in lines:
-        jobs = json.loads(line)
-        os.write(results, json.dumps([token]).encode() + b"\n")
-        for job in jobs:
-            result = json.dumps([token, *graded(module.call, *job)])
-            if os.getpid() != worker:
-                os._exit(0)
-            os.write(results, result.encode() + b"\n")
+    results = itertools.chain([[]], (graded(module.call, *json.loads(x)) for x in lines))
+    for result in results:  # the first says that the imports are done
+        if os.getpid() != worker:
+            os._exit(0)
+        os.write(channel, json.dumps([token, *result]).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    serve(sys.argv[1], sys.argv[3])
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -120,10 +120,6 @@ CASES = [
     S("a notice of a folder of the host", 0, "import fcntl, os\n"
       "fcntl.fcntl(os.open('/usr', 0), fcntl.F_NOTIFY, fcntl.DN_ACCESS)\nANSWER"),
     F("inherits it", 1, "class Base:\n    def f(self, x): return 2*x\nclass Solution(Base): pass"),
-    F("a byte out of band", 0, "import socket\nfor fd in range(3, 64):\n    try:\n"
-      "        s = socket.socket(fileno=fd)\n        s.send(b'x', socket.MSG_OOB)\n"
-      "        s.detach()\n    except OSError: pass\n"
-      "def f(x):\n    import time\n    time.sleep(0.3)\n    return 2*x"),
     S("a lock on a file of the host", 0, "import fcntl, os\n"
       "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
     S("another lock on it", 0, "import fcntl, os\n"
@@ -363,7 +359,7 @@ def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         theirs.close()
         with pytest.raises(EOFError):  # and not process 0, which would be our group at its kill
-            sandbox.first_sender(ours, sandbox.LineReader(ours.fileno()))
+            sandbox.first_sender(ours)
 
 
 @pytest.mark.parametrize("got, wanted, same", [
