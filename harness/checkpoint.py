@@ -1,6 +1,6 @@
 """Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
 `trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of Run.save (flags,
-rollout, the method's state, totals, its first record and best score, pending rollouts).
+rollout, the method's state, totals, its first record, pending rollouts).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout) and an engine's number. A run continues on any other number of ranks.

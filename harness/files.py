@@ -13,11 +13,8 @@ LOCKED = set()  # folders that this process has locked, as (device, inode): name
 
 def lock(out):
     """Makes a folder and keeps other processes out while this one lives. Raises BlockingIOError for
-    another's, OSError also for a symbolic link in it, which would lead our files elsewhere."""
+    another's, OSError where it cannot."""
     out.mkdir(parents=True, exist_ok=True)
-    for path in [*out.glob("*"), *out.glob("*/*")]:
-        if path.is_symlink():
-            raise OSError(f"{path} is a symbolic link, where a file or folder of ours belongs")
     place = out.stat().st_dev, out.stat().st_ino
     if place not in LOCKED:
         fcntl.flock(os.open(out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)

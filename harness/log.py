@@ -137,17 +137,9 @@ def scores(record, kind):
     return {int(match[1]): match[0] for match in found if match}
 
 
-def held_out(record):
-    """-> mean@n of an evaluation and its standard error; -1 and 0 where there is none."""
-    for name in scores(record, "mean").values():
-        return record[name], record[f"{name}_stderr"] or 0.0
-    return -1.0, 0.0
-
-
-def warnings(record, first, best, advantages, args):
-    """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout; best:
-    the largest of `held_out` until now."""
-    found, (score, error), cut = {}, held_out(record), "len/truncated_frac"
+def warnings(record, first, advantages, args):
+    """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout."""
+    found, cut = {}, "len/truncated_frac"
     if advantages.abs().max() < 1e-6:
         found["advantages"] = (
             "every advantage is 0 (in no group do rewards differ): nothing to learn. Mean reward "
@@ -160,12 +152,6 @@ def warnings(record, first, best, advantages, args):
             f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
             f"rollout {first['rollout']}. More --max_tokens, a --template that the model knows, "
             "--stop TEXT, such as </answer>, or --overlong_penalty (arXiv 2503.14476) may help")
-    error = max(error, best[1])  # all wrong has an error of 0
-    if error and 0 <= score < best[0] - 3 * error:
-        found["score"] = (
-            f"mean@n has fallen to {score:.3f}, more than three standard errors below its best, "
-            f"{best[0]:.3f}. A lower --lr (docs/real_model.md) or --kl_coef 0.001 and more (arXiv "
-            "2402.03300) usually helps; the --keep last checkpoints are in the run's folder")
     if record["policy/entropy"] < 0.1 * first["policy/entropy"]:
         found["entropy"] = (
             f"entropy has fallen to {record['policy/entropy']:.2g} nats, from "

@@ -80,14 +80,14 @@ class Run(AbstractContextManager):
                                   eval_problems=eval_problems or args.eval_problems)
         device = parallel.device()
         kept = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[],
-                               first=None, best=(-1.0, 0.0))
+                               first=None)
         with checkpoint.reading(resumed and resumed["folder"]):
             self.rollout, self.totals = kept["rollout"], Counter(kept["totals"])
             changed = any(flags[name] != kept["flags"][name] for name in ("loss", "advantage"))
             self.state = {} if changed else kept["state"]  # another method's averages mean nothing
             self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                  for batch, rewards, *rest in kept["pending"])
-            self.first, self.best = kept["first"], kept["best"]
+            self.first = kept["first"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
         self.out, run_id = parallel.on_rank0(begin, args, trainer.method, flags, sums,
@@ -109,7 +109,7 @@ class Run(AbstractContextManager):
             checkpoint.save(
                 self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
                 flags=self.flags, rollout=self.rollout, state=self.state, totals=self.totals,
-                first=self.first, best=self.best,
+                first=self.first,
                 pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
 
     def __exit__(self, kind, error, _):
@@ -194,7 +194,7 @@ class Run(AbstractContextManager):
             **self.times, "perf/tokens_per_s": self.sampled / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        warnings = log.warnings(record, self.first, self.best, batch.advantages, args)
+        warnings = log.warnings(record, self.first, batch.advantages, args)
         for kind, text in warnings.items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
@@ -216,7 +216,6 @@ class Run(AbstractContextManager):
                 self.tracker.log({name: x for name, x in record.items()
                                   if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
-        self.best = max(self.best, log.held_out(record))
         return record
 
 
