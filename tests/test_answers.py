@@ -84,6 +84,8 @@ def test_spaces_around_an_answer_and_what_is_none():
     assert equal("n=4", " n = 4 ") and equal("x^y=y^x", " x^y = y^x ")
     assert not equal("y^x", " x^y = y^x ") and not equal("x^y", " x^y = y^x ")
     assert not equal("", "5") and not readable("") and not equal("(" * 500, "5")
+    longest = "11" + "+1" * 2499
+    assert grammar.read(longest)[0] == "+" and grammar.read(longest + "1")[0] == "unread"
 
 
 def test_numbers_are_exact():

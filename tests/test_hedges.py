@@ -131,6 +131,7 @@ def test_grading_counts_hedges():
     assert counters["unparsed_answer"] == 1 and counters["error"] == 0
     refuse("n \\ge 3", "n \\geq 4")  # wrong, and of the gold answer's form: no hedge
     refuse("1, 3", "1, 2")
+    refuse("\\text{yes}", "5")  # a word is read
 
 
 @pytest.mark.parametrize("gold", ["1" + "23" * 1999, "\\frac{1}{" + "7" * 2100 + "}"])
