@@ -201,8 +201,8 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"all real numbers": ("numbers", "R"),
-        **dict.fromkeys(["no solution", "no solutions", "no real solutions"], ("set", (), ()))}
+SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set": ("set", (), ()),
+        "(there (is|are) )?no (real )?solutions?": ("set", (), ())}
 OPAQUE = "fghFGH"  # functions that nothing is known of
 LISTS = "list set seq chain word".split()
 
@@ -369,8 +369,9 @@ class Parser:
             product = inner.attempt(inner.expression)
             product = product if inner.i == len(inner.tokens) else None
         self.i += n
-        if said := SAID.get(text.lower().removeprefix("there are ")):
-            return said
+        for said, node in SAID.items():
+            if re.fullmatch(said, text.lower()):
+                return node
         return ("run", text, product) if product else ("word", text)
 
     def ratio(self):

@@ -233,11 +233,11 @@ def own(completion, answer):
     if completion == "forks": return float(os.fork() > 0)
     if completion == "leaves": os.fork() or time.sleep(600)
     if completion in ("[1.0, null]\\n", "half a line", "[" * 5000 + "\\n", "\\xff\\n", "null\\n"):
-        for descriptor in range(3, 64):
+        for descriptor in range(3, 4096):
             try: os.write(descriptor, completion.encode("latin-1") * 3)
             except OSError: pass
     if completion == "reads": return float(os.read(0, 1 << 20) == b"")
-    if completion == "closes": os.closerange(3, 64)
+    if completion == "closes": os.closerange(3, 4096)
     if completion == "later": threading.Timer(0.5, own, ["null\\n", None]).start()
     if completion == "unread": raise Unparsed
     return dict(nan=float("nan"), inf=float("inf"), good=1.0, later=1.0, wrong=-1.0, less=-1.5,
