@@ -1,33 +1,17 @@
 """Measures what study/mechanism.py has of single updates: study/results/updates.json, of the first
-rollouts of eight runs, and updates_gemma.json; and the rank of a run's change of the LM head."""
+rollouts of eight runs, and updates_gemma.json."""
 
 import json
 import tempfile
 from pathlib import Path
 
-import torch
-
 from anatomy.rollout import open_rollout
 from anatomy.subsets import compare_subsets
-from data.recipe import BASE
-from engine.loading import pretrained
-from harness.files import checkpoint_folders
 from study import theory
 from study.quantities import measured_steps
 from study.runs import RESULTS, TASKS, four_digits, write_problems
 
 UPDATES, UPDATES_OF_GEMMA = RESULTS / "updates.json", RESULTS / "updates_gemma.json"
-
-
-def head_ranks(run):
-    """-> {rollout: s1^2 / sum s^2} of the singular values of the LM head's change since the run's
-    start, at each of its checkpoints: 1 is a change of rank one (FADE)."""
-    def head(folder):
-        return pretrained(folder).get_output_embeddings().weight.detach()
-    first = head(json.loads((run / "config.json").read_text())["flags"]["model"] or BASE)
-    squares = {int(folder.name[-6:]): torch.linalg.svdvals(head(folder) - first) ** 2
-               for folder in checkpoint_folders(run)}
-    return {rollout: (s[0] / s.sum()).item() for rollout, s in squares.items()}
 
 
 def steps_of(file):

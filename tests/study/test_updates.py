@@ -1,13 +1,11 @@
-"""All numbers of an update; the commands of python -m study."""
+"""All numbers of an update."""
 
 import json
-import re
 
 import pytest
 
 from harness import files
 from study import updates
-from study.__main__ import main
 
 
 def test_anatomy_of_a_rollout(kept, kept_run):
@@ -28,18 +26,3 @@ def test_anatomy_of_a_rollout(kept, kept_run):
     part = result["subsets"]["A < 0"]  # fade divides by the limit of tokens: a length alone differs
     assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
     assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8
-
-
-def test_the_rank_of_a_change(kept_run, capsys):
-    main(["rank", str(kept_run)])
-    (rollout, share), = re.findall(r"^rollout (\d+): ([\d.]+)$", capsys.readouterr().out, re.M)
-    assert rollout == "1" and 0 < float(share) < 1
-
-
-@pytest.mark.parametrize("args, says", [
-    (["rank"], "takes one path"), (["measure", "x.pt"], "takes no path")])
-def test_a_mistake_ends_with_a_sentence(args, says, capsys):
-    with pytest.raises(SystemExit) as e:
-        main(args)
-    said = capsys.readouterr().err
-    assert e.value.code == 2 and "usage: python -m study" in said and says in said
