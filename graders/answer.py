@@ -319,7 +319,8 @@ class Parser:
                 found.append(said)
             else:
                 raise Unread("no condition")
-        self.take(")")
+        if bracket:
+            self.take(")")
         if not name or {*found} <= {*", a an and | : is are".split()} or not (
                 separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
             raise Unread("no condition")
@@ -430,7 +431,7 @@ class Parser:
             raise Unread("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
         right = self.expression(IMPLICIT + 1)
-        if bracket and (right[0] in ("seq", "num") or left[1].rstrip("'") in OPAQUE):
+        if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
             return ("f", left[1], *(right[3] if right[0] == "seq" else [right]))
         return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
 
@@ -624,6 +625,8 @@ class Parser:
         while not self.take("end"):
             if not self.take("row"):
                 row = self.answer("row", "end")
+                if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
+                    raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
         return ("seq", "", "", (*rows,))
 
@@ -697,13 +700,17 @@ def read(text, constants="ei", commas=True):
         if modulus := short and "mod" in whole and MODULUS.fullmatch(whole):
             m, node = int(modulus[2]), read(modulus[1], constants)
             match node:
+                case ("unread", _):
+                    raise Unread("a remainder")
                 case ("chain", (name, ("num", residue)), how):
                     return ("mod", name, how, residue % m, m)
             return ("mod", node, m)
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text.lower() if t.kind == "word" else t.text
-                                   if t.text.isalnum() else t.kind for t in found))
+        return ("unread", " ".join(
+            t.text.lower() if t.kind == "word" else
+            t.text if t.text.isalnum() or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind
+            for t in found))
 
 
 def parsed(found, constants):

@@ -294,7 +294,8 @@ def named(node):
     for item in items_of(node) if node[0] == "list" else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
-        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]):
+        if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
+                not names_of(sides[0])):
             sides.reverse()  # 3 = x
         before, own = own, [*itertools.takewhile(label, sides[:-1])]
         rest, own = sides[len(own):], own or before
@@ -494,7 +495,7 @@ def equations(a, b):
     turned = distinct and b[0] == "seq" and {n[1] for n in mine} <= {*"xyz"} and (
         mine != sorted(mine))  # y = 2, x = 1 is not (2, 1)
     if turned or numbered and its_numbered and numbered != its_numbered or (  # a_5 = 10, a_6 = 10
-            distinct and "or" in a[2]):
+            distinct and "or" in a[2] and a[2:] != b[2:]):
         return False
     if any(mine) and any(its):
         for x, y in (names, its_names), (mine, its):
@@ -504,6 +505,8 @@ def equations(a, b):
                            for name, gold in zip(y, its_values))
         if {*mine} != {*its} or len({*mine}) == len(mine):
             return False
+    elif any(its) and its_values[-1][0] in ("run", "word") and its_values[-1][1].isupper():
+        return False  # MR = SRMC
     ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
     if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
@@ -515,7 +518,8 @@ def same_equation(a, b):
     x = 5 is a value, and 2x = 10 is a question."""
     if a[2] != b[2]:
         return False
-    if all_alike(a[1], b[1]):
+    turned = [a[1][::-1]] if {*a[2]} <= {*"=≈≠≡"} else []
+    if any(all_alike(sides, b[1]) for sides in (a[1], *turned)):
         return True
     if a[2] not in (("=",), ("<",), ("≤",)) or len(names_of(b)) <= any(map(label, b[1])):
         return False
@@ -535,8 +539,8 @@ def lists(a, b):
         return None
     x, y = items_of(a), items_of(b)
     if kinds == {"set", "seq"}:  # {(1, 2)} is (1, 2)
-        one, other = (a, b) if a[0] == "set" else (b, a)
-        return len(one[1]) == 1 and alike(one[1][0], other)
+        return any(one[0] == "set" and all_alike(one[1], [other])
+                   for one, other in ((a, b), (b, a)))
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none

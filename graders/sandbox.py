@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -103,13 +104,20 @@ def announce(problems, allow_unsafe):
 
 # ------------------------------------------------------------------ running a program
 
-def read_line(channel, lines, seconds, most=1 << 20):
-    """The next line of `lines`, the file of a socket. Raises TimeoutError where nothing comes for
-    `seconds`, EOFError at its end, ValueError for what is not UTF-8 or more than `most` bytes."""
-    channel.settimeout(seconds)
-    line = lines.readline(most + 1)
-    if not line.endswith(b"\n"):
-        raise ValueError("the line is too long") if len(line) > most else EOFError("it has ended")
+def read_line(channel, buffer, seconds, most=1 << 20):
+    """The next line of a socket, whose later bytes stay in the bytearray `buffer`. Raises
+    TimeoutError after `seconds`, EOFError at its end, ValueError for a line that is not UTF-8 or
+    has more than `most` bytes."""
+    deadline, chunk = time.monotonic() + seconds, buffer
+    while b"\n" not in chunk and len(buffer) <= most:
+        channel.settimeout(max(0.001, deadline - time.monotonic()))
+        chunk = channel.recv(1 << 16)
+        if not chunk:
+            raise EOFError("the socket ended before the line did")
+        buffer += chunk
+    line, end, buffer[:] = buffer.partition(b"\n")
+    if not end or len(line) > most:
+        raise ValueError("the line is too long")
     return line.decode()
 
 
@@ -154,11 +162,11 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                           confined=confined)) + "\n"
     channel, runners_end = socket.socketpair()
     channel.settimeout(60)
+    buffer = bytearray()
     if isolated:
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with channel, channel.makefile("rb") as lines, (
-            nullcontext("/") if isolated else tempfile.TemporaryDirectory(
-                prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
+    with channel, (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+            prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
         with runners_end:
             process = subprocess.Popen(
                 [*command, sys.executable, "-IBc", RUNNER, str(runners_end.fileno())],
@@ -172,12 +180,12 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                 channel.sendall(job.encode())
                 if isolated:
                     runner = first_sender(channel)
-                reason = json.loads(read_line(channel, lines, 60))
+                reason = json.loads(read_line(channel, buffer, 60))
             except (ValueError, EOFError, OSError):
                 reason = "unshare or Python ended, or took a minute"
             if reason is not None:
                 raise RuntimeError(f"the sandbox did not start: {reason}")
-            yield functools.partial(read_line, channel, lines, PATIENCE * timeout)
+            yield functools.partial(read_line, channel, buffer, PATIENCE * timeout)
         finally:
             kill(process, runner, channel)
 

@@ -64,7 +64,7 @@ class Worker:
                 cwd=Path(__file__).resolve().parent.parent,
                 stdin=subprocess.PIPE,  # it dies when this is closed, or we are dead
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.lines = self.channel.makefile("rb")
+        self.buffer = bytearray()
         self.receive(START_SECONDS)  # Its imports are done.
 
     def stop(self):
@@ -73,12 +73,12 @@ class Worker:
         if process:
             with suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
                 os.killpg(process.pid, signal.SIGKILL)
-            with process, self.lines:
+            with process:
                 self.channel.close()
 
     def receive(self, seconds):
         """-> what the worker's next line has behind the token. Raises what read_line does."""
-        token, *content = json.loads(read_line(self.channel, self.lines, seconds))
+        token, *content = json.loads(read_line(self.channel, self.buffer, seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
         return content
@@ -86,11 +86,16 @@ class Worker:
     def run(self, job):
         """-> the Result of a job, on whose account it raises nothing: one that takes too long is a
         timeout, and one that ends its process, or writes to its socket, is an error."""
+        try:
+            line = json.dumps(job[:2]).encode() + b"\n"
+        except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
+            return Result(0.0, Fault("error", repr(e)))
         for _ in range(2):  # the first process may have died, or written, before this job
             try:
                 if self.process is None:
                     self.start()
-                self.channel.sendall(json.dumps(job[:2]).encode() + b"\n")
+                self.channel.settimeout(job.seconds)
+                self.channel.sendall(line)
                 reward, fault = self.receive(job.seconds)
                 return Result(reward, fault and Fault(*fault))
             except TimeoutError:
@@ -99,7 +104,7 @@ class Worker:
             except Exception:  # what comes may be anything
                 self.stop()
         return Result(0.0, Fault("error", "the verifier's process died, or wrote to a descriptor "
-                                 "that it did not open, or the gold answer is nested too deep"))
+                                 "that it did not open"))
 
 
 @functools.cache

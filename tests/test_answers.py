@@ -88,6 +88,15 @@ def test_spaces_around_an_answer_and_what_is_none():
     assert grammar.read(longest)[0] == "+" and grammar.read(longest + "1")[0] == "unread"
 
 
+@pytest.mark.parametrize("pred, gold", [
+    ("3.7 \\text{ if } x > 2", "3.5 \\text{ if } x > 2"), ("\\sum_k k^2", "\\prod_k k^2"),
+    ("\\text{2:30 to 3:45}", "\\text{1:15 to 2:30}"), ("\\dot{x} \\to 0", "\\ddot{x} \\to 0"),
+    ("\\begin{cases} x = 0.5 \\\\ y \\end{cases}", "\\begin{cases} x = 1.5 \\\\ y \\end{cases}"),
+    ("x^* \\to 0.7 \\pmod 7", "x^* \\to 0.5 \\pmod 7")])
+def test_what_is_unread_is_equal_to_its_own_text_alone(pred, gold):
+    assert equal(gold, gold) and not equal(pred, gold) and not readable(gold)
+
+
 def test_numbers_are_exact():
     assert equal("0.1 * 3", "0.3") and not equal("1e-20", "2e-20") and equal("1e1000", "10^{1000}")
     assert [grammar.read(text)[0] for text in ("1/0", "--1", "1 2", "1..2", "1,00 2")] == [

@@ -120,6 +120,9 @@ CASES = [
     S("a notice of a folder of the host", 0, "import fcntl, os\n"
       "fcntl.fcntl(os.open('/usr', 0), fcntl.F_NOTIFY, fcntl.DN_ACCESS)\nANSWER"),
     F("inherits it", 1, "class Base:\n    def f(self, x): return 2*x\nclass Solution(Base): pass"),
+    F("bytes that come too slowly", 0, "import socket, time\nfor fd in range(3, 999):\n    try:\n"
+      "        while socket.socket(fileno=fd).send(b' '): time.sleep(0.3)\n"
+      "    except OSError: pass"),
     S("a lock on a file of the host", 0, "import fcntl, os\n"
       "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
     S("another lock on it", 0, "import fcntl, os\n"

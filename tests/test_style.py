@@ -59,7 +59,7 @@ def name_of(path):
 @pytest.mark.parametrize("paths, most", [
     ([ROOT / name for name in CORE], CORE_SIZE),
     pytest.param(TOOL, TOOL_SIZE, marks=pytest.mark.xfail(
-        strict=True, reason="the tool has 42 lines and 1,194 tokens too many"))],
+        strict=True, reason="the tool has 66 lines and 1,442 tokens too many"))],
     ids=["core", "tool"])
 def test_sizes_keep_to_their_budgets(paths, most):
     texts = [path.read_text() for path in paths]
