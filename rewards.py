@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from graders import Ungraded, Unparsed, UnparsedGold, sandbox, worker
 from graders.answer import last_boxed
-from graders.equal import equal, readable
-from graders.equal import refuse as refuse_wrong
+from graders.equal import check_read, equal, readable
 from graders.sandbox import run_tests
 
 MODULE = "rewards"  # The worker processes import this module and use its `call`.
@@ -97,7 +96,7 @@ def math(completion, answer):
     pred = final_answer(completion)
     if equal(pred, answer):
         return 1.0
-    refuse_wrong(pred, answer)  # may raise UnparsedGold, Hedge or Unparsed
+    check_read(pred, answer)  # raises UnparsedGold or Unparsed
     return 0.0
 
 
@@ -195,7 +194,7 @@ class Verifier(NamedTuple):
     programs: bool = False                 # does it run what a model writes?
 
     def __call__(self, completion, answer):
-        """The reward; `least` for an unreadable answer or a hedge."""
+        """The reward; `least` for an unreadable answer."""
         try:
             return self.grade(completion, answer)
         except Ungraded:

@@ -10,11 +10,6 @@ class Unparsed(Ungraded):
     kind = "unparsed_answer"
 
 
-class Hedge(Ungraded):
-    """The answer is several candidates, a relation, or an operation left to do."""
-    kind = "hedge"
-
-
 class UnparsedGold(Ungraded):
     """The gold answer cannot be graded."""
     kind = "unparsed_gold"

@@ -189,7 +189,6 @@ def tokens(text, commas=True):
 # ------------------------------------------------------------------ the grammar
 
 RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
-HEDGES = {*RELATIONS, *SEPARATORS, *"|±∪", "TODO"}  # signs of an answer that leaves others open
 CLOSING = ["", *") ] } \\} row end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]

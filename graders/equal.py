@@ -14,8 +14,8 @@ from fractions import Fraction
 
 import mpmath
 
-from graders import Hedge, Unparsed, UnparsedGold
-from graders.answer import HEDGES, UNITS, WORDS, negative, num, read, replaced, tokens, unit
+from graders import Unparsed, UnparsedGold
+from graders.answer import UNITS, WORDS, negative, num, read, replaced, unit
 
 mp = mpmath.mp.clone()
 mp.dps = 120
@@ -655,16 +655,9 @@ def readable(gold):
         read(text, constants(text))[0] != "unread" and equal(text, text))
 
 
-def refuse(pred, gold):
-    """Raises UnparsedGold; Hedge where a wrong answer has more candidates than the gold answer, a
-    relation that it has not, or an operation that is left to do; Unparsed where it is unread."""
+def check_read(pred, gold):
+    """Raises UnparsedGold or Unparsed where the grammar does not take one of two answers."""
     if not readable(gold):
         raise UnparsedGold(gold)
-    a, b = (read(text, constants(final(gold))) for text in (str(pred).strip(), final(gold)))
-    several = a[0] in ("list", "set") and len(a[1]) > len(items_of(b))
-    relation = is_set(a) or a[0] == "chain" and not any(named(a)[0])
-    if several or a[0] != b[0] and relation or a[0] == "unread" and HEDGES & {
-            token.kind for token in tokens(str(pred))}:
-        raise Hedge(pred)
-    if a[0] == "unread":
+    if read(str(pred).strip(), constants(final(gold)))[0] == "unread":
         raise Unparsed(pred)

@@ -24,7 +24,7 @@ from losses import require
 
 # flags that a resumed run may change: training depends on them by rounding and draws at most
 CHANGEABLE = {"held-out problems", *(
-    "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep wandb "
+    "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 
@@ -42,7 +42,7 @@ def saved_config(args):
         config["checksums"] = config["history"][-1]["checksums"]
         config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
         return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, id=str, history=list, code=dict).items()}
+            flags=dict, checksums=dict, derived=list, history=list, code=dict).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
         refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
                "--out starts a new run")

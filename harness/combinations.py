@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 import losses
-from data import hub, prompts
+from data import prompts
 from engine import parallel
 from engine.sampler import has_vllm
 from harness import failures, method_check
@@ -28,13 +28,6 @@ def check(args, method, rehearsal):
     for wrong, sentence in combinations(args, method, rehearsal):
         if wrong:
             refuse(sentence)
-    if args.wandb and parallel.rank() == 0:
-        try:
-            import wandb
-            wandb.login()  # without a key it asks for one, or raises where nobody can answer
-        except Exception as e:  # wandb's classes change with its versions
-            refuse(f"--wandb: {hub.reason(e)}; it takes pip install wandb, and WANDB_MODE=offline "
-                   "logs without an account")
 
 
 def combinations(args, method, rehearsal):

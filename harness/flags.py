@@ -199,7 +199,6 @@ def add_flags(flag, section):
     flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>, later with .2")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also where training depends on what has changed")
-    flag("wandb", None, "Weights & Biases project to log to, too")
     section("without training")
     flag("check", False, "try everything on a few completions, print a table, and stop")
 

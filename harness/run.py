@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import uuid
 from collections import Counter, deque
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -46,11 +45,11 @@ def claim_folder(args):
 
 
 def begin(args, method, flags, sums, rollout):
-    """-> the run's folder, with the logs until now and its code, and the id of its config.json,
-    which is that of Weights & Biases, too. Its history has each command, with the commit and the
-    checksums `sums`, and `rollout`, after which it holds: 0 for a run that begins."""
+    """-> the run's folder, with the logs until now, its code and config.json. Its history has each
+    command, with the commit and the checksums `sums`, and `rollout`, after which it holds: 0 for a
+    run that begins."""
     out = claim_folder(args)
-    saved = checkpoint.saved_config(args) if rollout else dict(id=uuid.uuid4().hex, history=[])
+    history = checkpoint.saved_config(args)["history"] if rollout else []
     now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=sums)
     if args.resume:
         checkpoint.rewind(out, rollout)
@@ -59,9 +58,9 @@ def begin(args, method, flags, sums, rollout):
     config = dict(flags=flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
                   method=losses.describe(args.loss, method),
-                  versions=log.versions(), history=[*saved["history"], now], id=saved["id"])
+                  versions=log.versions(), history=[*history, now])
     write(out / "config.json", json.dumps(config, indent=1))
-    return out, saved["id"]
+    return out
 
 
 class Run(AbstractContextManager):
@@ -90,13 +89,7 @@ class Run(AbstractContextManager):
             self.first = kept["first"]
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out, run_id = parallel.on_rank0(begin, args, trainer.method, flags, sums,
-                                             self.rollout)
-        self.tracker = None
-        if args.wandb and parallel.rank() == 0:
-            import wandb
-            self.tracker = wandb.init(project=args.wandb, name=self.out.name, dir=str(self.out),
-                                      config=flags, resume="allow", id=run_id)
+        self.out = parallel.on_rank0(begin, args, trainer.method, flags, sums, self.rollout)
         say(banner(args, trainer, self.out, self.rollout))
 
     def save(self):
@@ -212,9 +205,6 @@ class Run(AbstractContextManager):
             append(self.out / "metrics.jsonl", [record])
             append(self.out / "samples.jsonl",
                    [dict(rollout=self.rollout, **sample) for sample in samples])
-            if self.tracker:
-                self.tracker.log({name: x for name, x in record.items()
-                                  if isinstance(x, (int, float))}, step=self.rollout)
             say(log.line(record))
         return record
 

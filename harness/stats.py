@@ -91,7 +91,7 @@ def benchmark_results(problems, groups):
     if vote and not others:
         # an unread one, or where the verifier failed, has no vote
         wrong = [[vote(row["completion"]) for row in rows
-                  if row["reward"] != 1 and row["fault"] in (None, "hedge")] for rows in groups]
+                  if row["reward"] != 1 and not row["fault"]] for rows in groups]
         results[f"maj@{n}"] = mean(votes.majority(of, sum(row["reward"] == 1 for row in rows))
                                    for of, rows in zip(wrong, groups))
     return results

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 
 import pytest
@@ -13,7 +14,7 @@ from anatomy.passk import pass_at_k
 from data.prompts import decode
 from engine.sampler import Completion
 from harness import curves, files
-from helpers import refused
+from helpers import python, refused
 
 
 def write_run(folder, seed=0, lr=1e-3, evaluated=True, rollouts=3, torn=False, errors=None):
@@ -226,3 +227,18 @@ def test_only_the_last_token_is_left_out_of_a_text(tokenizer):
     text = decode(tokenizer, Completion(ids, [], False))
     assert text == "<answer>7+1<pad>+9</answer>"
     assert decode(tokenizer, Completion(ids[:3], [], True)) == "<answer>7+"
+
+
+def test_a_run_is_sent_to_weights_and_biases(folders, tmp_path):
+    """wandb is a stand-in here, which prints what it is given."""
+    (tmp_path / "wandb.py").write_text("""
+class init:
+    def __init__(self, **settings): print(settings["project"], settings["config"]["lr"])
+    def __enter__(self): return self
+    def __exit__(self, *_): print("finished")
+    def log(self, numbers, step): print(step, numbers["rollout"], "steps" in numbers)
+""")
+    (folders[1] / "curves.png").touch()
+    done = python("examples/to_wandb.py", folders[1], "--project", "mine",
+                  env=dict(os.environ, PYTHONPATH=str(tmp_path)))
+    assert done.stdout.split("\n")[:3] == ["mine 0.001", "0 0 False", "1 1 False"], done.stderr

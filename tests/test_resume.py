@@ -65,7 +65,7 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys, monkeypatch):
     resume(out)  # the run's own flags
     assert same(out, whole[0]) and "from rollout 1" in capsys.readouterr().out
     config, first = (json.loads((folder / "config.json").read_text()) for folder in (out, whole[0]))
-    assert config["id"] == first["id"]
+    assert config["history"][:1] == first["history"] and len(config["history"]) == 2
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for flags in ("", "--force --loss grpo --lr 1"):  # done already: nothing happens
         resume(out, *flags.split())

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,15 +137,6 @@ def test_a_tied_head_is_saved_once(small, tmp_path):
     run(small(True), tmp_path / "run", "--eval_every", "0")
     saved = load_file(tmp_path / "run" / "checkpoints" / "rollout_000002" / "model.safetensors")
     assert "model.embed_tokens.weight" in saved and "lm_head.weight" not in saved
-
-
-def test_wandb_without_a_key_is_one_sentence_before_the_folder(base, tmp_path, monkeypatch, capsys):
-    (tmp_path / "wandb.py").write_text("def login():\n    raise ValueError('No API key')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "--wandb: No API key; it takes pip install wandb" in refused(
-        capsys, "--wandb", "mine", "--out", str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.delitem(sys.modules, "wandb")
 
 
 def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
