@@ -12,6 +12,7 @@ when it is started again.
 import json
 import sys
 from collections import defaultdict
+from datetime import date
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -43,6 +44,10 @@ NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code"}
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
+def day(text):
+    return str(date.fromisoformat(text))
+
+
 def add_flags(flag):
     flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.NAMES)}, or files.jsonl of "
@@ -55,8 +60,8 @@ def add_flags(flag):
          least=1e-6, below=1.0000000000000002)  # the next number after 1
     flag("max_tokens", 8192, "the longest completion, in tokens", least=1)
     flag("max_prompt_tokens", 2048, "the longest prompt, in tokens", least=1)
-    flag("lcb_from", None, "LiveCodeBench's contests from this day on, such as 2024-08-01")
-    flag("lcb_to", None, "LiveCodeBench's contests up to this day")
+    flag("lcb_from", None, "LiveCodeBench's contests from this day on, as 2024-08-01", type=day)
+    flag("lcb_to", None, "LiveCodeBench's contests up to this day", type=day)
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
     flag("out", "eval", "the folder for the results")
@@ -77,7 +82,8 @@ def parse_args(argv=None):
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
     del args.origin
-    names = [*map(str.strip, args.benchmarks.split(","))]
+    names = [*dict.fromkeys(map(str.strip, args.benchmarks.split(",")))]
+    args.benchmarks = ",".join(names)
     if not args.head_dtype:
         args.head_dtype = "model" if args.dtype == "float32" else "float32"
     check_data_dir(args, *names)
@@ -100,7 +106,7 @@ def load_benchmarks(args):
     """-> the problems of all benchmarks, each with `place`, its benchmark and its number there."""
     problems = []
     try:
-        for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
+        for name in args.benchmarks.split(","):
             rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
                              lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))
@@ -135,13 +141,9 @@ def load_model(args, problems):
 def row_of(line):
     """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
     row = json.loads(line)
-    text, tokens = row["completion"], float(row.get("tokens") or 0)
-    cut = row.get("truncated") or False
-    if not (tokens >= 0 and isinstance(cut, bool) and isinstance(text, str)):
-        raise ValueError("completion is a text, tokens a number from 0 on, truncated true or "
-                         "false")
-    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion=text, reward=None,
-                tokens=int(tokens), truncated=cut)
+    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion=str(row["completion"]),
+                reward=None, tokens=int(row.get("tokens") or 0),
+                truncated=bool(row.get("truncated")))
 
 
 def read_rows(path):
@@ -193,12 +195,10 @@ def claim(args, problems, out):
         if not rows.exists() or not rows.stat().st_size:
             write(path, json.dumps({**settings, **sums}, indent=1))
         before = json.loads(path.read_text())
-        for name, value in settings.items():
-            if value != before.get(name):
-                refuse(f"--out {out} was begun with --{name} {before.get(name)}, not {value}")
-        for name, value in sums.items():  # None: they could not be read
-            if value and value != (before.get(name) or value):
-                refuse(f"--out {out} was begun with other {name}; another --out evaluates these")
+        for name, value in {**settings, **sums}.items():
+            known = name in settings or None not in (value, before.get(name))
+            if known and value != before.get(name):
+                refuse(f"--out {out} was begun with {name} {before.get(name)}, not {value}")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
     except Exception as e:  # settings.json may hold anything

@@ -240,8 +240,9 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS):
 
 
 def announce(problems, allow_unsafe):
-    """sandbox.announce of the problems whose verifiers run programs."""
-    sandbox.announce([p for p in problems if verifier(p["verifier"]).programs], allow_unsafe)
+    """sandbox.announce where a verifier of the problems runs programs."""
+    if any(verifier(p["verifier"]).programs for p in problems):
+        sandbox.announce(allow_unsafe)
 
 
 def gradable(problems):

@@ -164,7 +164,7 @@ def main(argv=None):
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
             with flags.refusing():  # passk takes no partial rewards
                 advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
-            batch.set_advantages(advantages, args.teacher_coef)
+            batch.set_advantages(advantages)
 
             # ---- S optimizer steps, each on its own share of the completions
             together = args.group_size if args.shuffle == "groups" else 1

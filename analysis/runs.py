@@ -9,8 +9,6 @@ from harness.stats import half_width
 from harness.tables import markdown_table
 
 OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last: of the memory
-IN_COLUMNS = {*OF_A_RUN, *"loss steps_per_rollout rollouts".split(),
-              *"eval_every eval_data eval_problems eval_samples".split()}
 
 
 def grouped(runs):
@@ -27,15 +25,6 @@ def grouped(runs):
         label = next(iter(seeds.values()))["name"]
         groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = [*seeds.values()]
     return groups
-
-
-def other_settings(groups):
-    """A sentence on flags that all lines of a table have, that differ, and that are no column."""
-    flags = [members[0]["flags"] for members in groups.values()]
-    shared = set.intersection(*map(set, flags)) - IN_COLUMNS
-    found = {name: {str(x[name]) for x in flags} for name in sorted(shared)}
-    told = [f"--{name} {', '.join(sorted(x))}" for name, x in found.items() if len(x) > 1]
-    return f"\nThe lines differ in other settings, too: {'; '.join(told)}.\n" if told else ""
 
 
 def interval(values):
@@ -90,4 +79,4 @@ def table(groups):
                      *(cell([of(x) for run in members if (x := values(run, name))])
                        for name, of in COLUMNS.values())])
     head = ("run", "method", "steps", "rollouts", "seeds", "held out", *COLUMNS)
-    return markdown_table(head, rows) + f"\n{other_settings(groups)}"
+    return markdown_table(head, rows) + "\n"

@@ -61,8 +61,7 @@ class Kept:
         teacher = self.batch.teacher_logprobs if is_own else None
         kept = replace(self, method=method, coefficients=self.coefficients if is_own else {},
                        batch=replace(self.batch, teacher_logprobs=teacher))
-        kept.batch.set_advantages(group_advantages(method, self.shaped_rewards, dict(self.state)),
-                                  self.flags["teacher_coef"])
+        kept.batch.set_advantages(group_advantages(method, self.shaped_rewards, dict(self.state)))
         return kept
 
     def tokens(self, rows=None):

@@ -107,7 +107,7 @@ def walked(kept, name, shown, start, steps=None, lr=None):
     if batch.teacher_logprobs is not None:
         found["advantage"] = batch.advantages[shown][:, None].double().cpu().numpy()
         gap = batch.teacher_logprobs - batch.old_logprobs
-        of_rows = of_rows - kept.flags["teacher_coef"] * gap[:, 0]
+        of_rows = of_rows - gap[:, 0]
     return (dict(name=name, text=describe(name, kept.method), shares=shares, summary=summaries,
                  advantages=[float(f"{a:.6g}") for a in of_rows.tolist()]), found)
 

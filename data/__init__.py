@@ -5,7 +5,6 @@ verifier is a name in rewards.REWARDS, and answer is its gold answer. data/sourc
 data/sets.py has the table of sets; data/prompts.py makes token ids of a problem.
 """
 
-import difflib
 import functools
 import random
 from pathlib import Path
@@ -31,10 +30,8 @@ def load(name, split, data_dir=None, **options):
         return sources.load_file(Path(name))
     if name in SETS:
         return sources.load_set(name, split, data_dir, options)
-    near = difflib.get_close_matches(name, NAMES, 1)
-    raise DataError(f"--data {name}: there is no such data set"
-                    f"{f'; did you mean {near[0]}?' if near else ''}; there are "
-                    f"{', '.join(NAMES)}, and files that end in .jsonl")
+    raise DataError(f"--data {name}: there is no such data set; there are {', '.join(NAMES)}, and "
+                    "files that end in .jsonl")
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,8 +17,6 @@ from engine import kernels, parallel
 from engine.completion import RUINED, Completion
 from engine.loading import add_adapters, pretrained
 
-MANY = 2**15  # tokens of a vocabulary; of 262,144 torch's log_softmax is off by 1e-5
-
 
 def draw(logits, temperature, top_p, generator=None):
     """logits [N, V] -> the next token of each row and its logprob after temperature, before top_p,
@@ -29,11 +27,7 @@ def draw(logits, temperature, top_p, generator=None):
         drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
         return tuple(map(torch.cat, zip(*drawn)))
     scaled = logits.float() / (temperature or 1.0)
-    if scaled.shape[1] < MANY:
-        logs = scaled.log_softmax(-1)
-    else:
-        below_most = scaled - scaled.amax(-1, keepdim=True)
-        logs = below_most - below_most.logsumexp(-1, keepdim=True)
+    logs = scaled.log_softmax(-1)
     if logs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
     p = (transformers.TopPLogitsWarper(top_p)(None, logs) if top_p < 1 else logs).exp()

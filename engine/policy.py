@@ -43,12 +43,11 @@ class Batch:
     def to(self, device):
         return self.map(lambda x: x.to(device))
 
-    def set_advantages(self, advantages, teacher_coef=1.0):
+    def set_advantages(self, advantages):
         """Gives each token its completion's advantage, of [P, G], and a teacher's part."""
         self.advantages = advantages.reshape(-1, 1).expand(self.mask.shape)
         if self.teacher_logprobs is not None:
-            gap = self.teacher_logprobs - self.old_logprobs
-            self.advantages = self.advantages + teacher_coef * gap
+            self.advantages = self.advantages + self.teacher_logprobs - self.old_logprobs
 
     def tokens(self, logprobs, entropy):
         """The batch as losses.py takes it, at these log probabilities and entropies [N, T]."""

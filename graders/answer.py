@@ -367,7 +367,6 @@ class Parser:
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
-            product = product if inner.i == len(inner.tokens) else None
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):
@@ -528,8 +527,7 @@ class Parser:
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
         text = self.text
-        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
-                self.peek().gap or not text.isupper()):
+        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)):
             self.tokens[self.i] = Token("word", text)
             return
         for at in range(min(len(text), 10), 0, -1):
@@ -568,7 +566,7 @@ class Parser:
             if inner[0] == "chain" and "=" in inner[2]:
                 raise Unread("a set of equations")
             node = ("where", node, *where) if where else ("union", inner)
-        elif node[0] != "where":
+        elif node[0] not in ("where", "seq"):  # {(1, 2)} is (1, 2)
             node = ("set", node[1] if node[0] == "list" else (node,), ())
         self.expect("\\}")
         return node
@@ -635,8 +633,6 @@ class Parser:
         if word.lower() in SQUARES:
             node = self.unit(self.expect(*LETTERS))
             return node and ("^", node, num(SQUARES[word.lower()]))
-        if word == "mu" and self.kind == "word":
-            return unit("μ" + self.take().text)
         speed = word == "m" and self.kind == "/" and self.peek(1).text == "s" and self.ends(2)
         letter = before == "/" and start in ("word", "unit") or token.gap and (
             before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
@@ -664,7 +660,10 @@ def unit_name(word):
 
 # ------------------------------------------------------------------ the whole of an answer
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}")
+INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
+for _ in range(8):  # groups in groups
+    INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
+BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"
                     r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
@@ -715,12 +714,9 @@ def read(text, constants="ei", commas=True):
 def parsed(found, constants):
     """-> the value of tokens; with ± a list of those of all signs, or of their entries, once."""
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
-    if sum(map(len, signs)) > len(found) + 4:
-        raise Unread("more than sixteen values")
+    if sum(map(len, signs)) > len(found) + 4 or len({t.text for t in found if t.kind == "±"}) > 1:
+        raise Unread("more than sixteen values, or \\pm with \\mp")
     readings = [*itertools.product(*signs)]
-    if opposite := {"\\mp", "∓"} & {token.text for token in found}:  # all upper signs, or all lower
-        readings = [[Token("+-"[(token.text in opposite) != lower]) if token.kind == "±" else token
-                     for token in found] for lower in (False, True)]
     values = [Parser(signed, constants).answer() for signed in readings]
     if len(values) == 1:
         return values[0]
@@ -737,22 +733,13 @@ JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)
 
 
 def last_boxed(text):
-    """The content of the complete \\boxed{...} that begins last in a text, braces balanced, behind
-    those of other boxes that "and", "or" or a comma joins to it; None without one."""
-    still_open, boxes = [], []
-    # \{ groups nothing; some write \\boxed.
-    for brace in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\(?!\\boxed\s*\{).|[{}]", text, re.S):
-        if brace[0] == "{" or len(brace[0]) > 2:
-            still_open.append(brace)
-        elif brace[0] == "}" and still_open:
-            opening = still_open.pop()
-            if opening[0] != "{":
-                boxes.append((opening.start(), opening.end(), brace.start()))
+    """The content of the last complete \\boxed{...} in a text, behind those of other boxes that
+    "and", "or" or a comma joins to it; None without one."""
     answers, begin = [], None
-    for start, inside, end in sorted(boxes, reverse=True):
-        if answers and not (end < begin < end + 99 and JOINT.fullmatch(text, end + 1, begin)):
+    for box in reversed([*BOX.finditer(text)]):
+        if answers and not (begin - box.end() < 99 and JOINT.fullmatch(text, box.end(), begin)):
             break
-        if text[inside:end] not in answers:
-            answers.insert(0, text[inside:end])
-        begin = start
+        if box[1] not in answers:
+            answers.insert(0, box[1])
+        begin = box.start()
     return ", ".join(answers) if answers else None

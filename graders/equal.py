@@ -40,41 +40,37 @@ def exact(*numbers):
 
 
 def tidy(x, real):
-    """A number without rounding: a Fraction if it is a simple one. real: a complex one is none."""
+    """A whole number as a Fraction, a complex one without an imaginary part as a real one. real:
+    another complex one is no value."""
     if isinstance(x, (int, Fraction)):
         if max(map(int.bit_length, x.as_integer_ratio())) > 2 * BITS:
             raise NoValue("large")
         return Fraction(x)
     if not mp.isfinite(x):
         raise NoValue("pole")
-    if isinstance(x, mp.mpc):
-        if abs(x.imag) > SAME * abs(x):
-            if real:
-                raise NoValue("complex")
-            return x
-        x = x.real
-    near = mp.nint(60 * x)
-    return Fraction(int(near), 60) if abs(x) < CANCEL and abs(60 * x - near) < SAME * abs(x) else x
+    if isinstance(x, mp.mpc) and abs(x.imag) <= SAME * abs(x):
+        return x.real
+    if real and isinstance(x, mp.mpc):
+        raise NoValue("complex")
+    return x
 
 
 def add(a, b):
     if exact(a, b):
         return a + b
     a, b = inexact(a), inexact(b)
-    total, size, least = abs(a + b), max(abs(a), abs(b)), min(abs(a), abs(b))
+    total, size = abs(a + b), max(abs(a), abs(b))
     if total <= SAME * size <= SAME * CANCEL:
         return 0
     if size > CANCEL * total:  # large terms cancel, and rounding is left
         raise NoValue("pole")
-    if 0 < least < SAME * size:  # a term is lost
+    if 0 < min(abs(a), abs(b)) < SAME * size:  # a term is lost
         raise NoValue("large")
     return a + b
 
 
 def power(a, b):
     """a^b. A root of odd degree of a negative number is real."""
-    if a == 0 and not (exact(b) and b > 0):
-        raise NoValue("pole")
     if a and abs(b * mp.log(abs(a), 2)) > BITS:
         raise NoValue("large")
     if exact(a, b) and b.denominator == 1:
@@ -185,11 +181,10 @@ def points(a, b, integers=0):
         at = {}
         for name in names:
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
-            x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
-                size * Fraction(draw.randint(100, 1999), 997))
+            x = size * Fraction(draw.randint(100, 1999), 997)
             if (k + 1) % 2 < integers:
                 x = Fraction(round(6 * x if size == 1 else x) or k % 5 + 1)
-            at[name] = abs(x) * (1 if k < 4 else draw.choice((1, -1)))
+            at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
         yield at
 
 
@@ -299,7 +294,7 @@ def named(node):
             sides.reverse()  # 3 = x
         before, own = own, [*itertools.takewhile(label, sides[:-1])]
         rest, own = sides[len(own):], own or before
-        if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
+        if len(rest) > 1 and item[2][-1] == "≈":
             del rest[-1]
         claims += itertools.pairwise(rest)
         last, member = rest[-1], chained and "∈" in item[2]
@@ -314,20 +309,19 @@ def named(node):
     return names, values, claims
 
 
-def put_together(names, values, others):
-    """One value; a sequence of those of several names, in the order of the others' where these are
-    the same; or a list: of those of one name, of sequences where the names come again and again,
-    else of names with their values."""
+def put_together(names, values, order):
+    """One value; a sequence of those of several names, in an order of names or in their own; or a
+    list: of those of one name, of sequences where the names come again and again, else of names
+    with their values."""
     if len(values) == 1:
         return values[0]
-    alike_named = {*others} == {*names}
-    order = [*dict.fromkeys(others if alike_named else names)]
-    n = len(order)
+    each = [*dict.fromkeys(order or names)]
+    n = len(each)
     rows = [dict(zip(names[i:i + n], values[i:i + n])) for i in range(0, len(names), n)]
     if n > 1 and all(len(row) == n for row in rows):
-        rows = [("seq", "(", ")", tuple(row[name] for name in order)) for row in rows]
+        rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
-    if n > 1 and alike_named and all(names):
+    if n > 1 and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
     return ("list", (*values,), ())
 
@@ -363,7 +357,7 @@ def holds(node, x):
     match node:
         case ("seq", left, right, (low, high)):
             low, high = end(low), end(high)
-            if not low < high or left == "[" and low == -mp.inf or right == "]" and high == mp.inf:
+            if low >= high:
                 raise NoValue("none")
             return low < x < high or x == low and left == "[" or x == high and right == "]"
         case ("set", items, _):
@@ -393,9 +387,8 @@ def same_reals(a, b):
     two relations with a comma between them both hold, if they can."""
     chains = [[side for n in inside(node) if n[0] == "chain"
                for side in n[1] if side[0] not in SETS] for node in (a, b)]
-    names = [{bare(name) for side in sides if (name := unknown(side))} for sides in chains]
-    if max(map(len, names)) > 1 or all(names) and names[0] != names[1] or any(
-            len({*map(unknown, n[1])} - {None}) > 1 for n in inside((a, b)) if n[0] == "chain"):
+    names = [{name for side in sides if (name := unknown(side))} for sides in chains]
+    if max(map(len, names)) > 1 or all(names) and names[0] != names[1]:
         return False
     try:
         found = [end(side) for side in chains[0] + chains[1] if not unknown(side)]
@@ -488,29 +481,23 @@ def equations(a, b):
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
         return False
-    mine, its = [*map(bare, names)], [*map(bare, its_names)]
-    numbered, its_numbered = ({name for name in x if bare(name) != name and "," not in name[1]}
-                              for x in (names, its_names))
-    distinct = len({*mine}) == len(mine) > 1 and all(mine)
-    turned = distinct and b[0] == "seq" and {n[1] for n in mine} <= {*"xyz"} and (
-        mine != sorted(mine))  # y = 2, x = 1 is not (2, 1)
-    if turned or numbered and its_numbered and numbered != its_numbered or (  # a_5 = 10, a_6 = 10
-            distinct and "or" in a[2] and a[2:] != b[2:]):
+    if {*names} != {*its_names}:
+        if all(any(bare(name) != name and "," not in name[1] for name in x)
+               for x in (names, its_names)):
+            return False  # a_5 = 10 is not a_6 = 10
+        names, its_names = [*map(bare, names)], [*map(bare, its_names)]
+    both, distinct = any(names) and any(its_names), len({*names}) == len(names) > 1 and all(names)
+    if both and {*names} != {*its_names} or distinct and (
+            "or" in a[2] and a[2:] != b[2:]
+            # y = 2, x = 1 is not (2, 1)
+            or b[0] == "seq" and {n[1] for n in names} <= {*"xyz"} and names != sorted(names)):
         return False
-    if any(mine) and any(its):
-        for x, y in (names, its_names), (mine, its):
-            told = dict(zip(x, values))
-            if len(told) == len(x) == len(y) and told.keys() == {*y}:
-                return all(alike(told[name], gold) or same_but_constants(told[name], gold, True)
-                           for name, gold in zip(y, its_values))
-        if {*mine} != {*its} or len({*mine}) == len(mine):
-            return False
-    elif any(its) and its_values[-1][0] in ("run", "word") and its_values[-1][1].isupper():
-        return False  # MR = SRMC
-    ours, theirs = (put_together(x, found, its) for x, found in ((mine, values), (its, its_values)))
-    if len(mine) > len({*mine}) > 0 and mine[0] and theirs[0] == "seq":
+    ours, theirs = (put_together(x, found, both and its_names)
+                    for x, found in ((names, values), (its_names, its_values)))
+    if len(names) > len({*names}) > 0 and names[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
-    return (ours, theirs) != (a, b) and alike(ours, theirs)
+    return (ours, theirs) != (a, b) and (
+        alike(ours, theirs) or bool(both and same_but_constants(ours, theirs, True)))
 
 
 def same_equation(a, b):
@@ -518,17 +505,16 @@ def same_equation(a, b):
     x = 5 is a value, and 2x = 10 is a question."""
     if a[2] != b[2]:
         return False
-    turned = [a[1][::-1]] if {*a[2]} <= {*"=≈≠≡"} else []
-    if any(all_alike(sides, b[1]) for sides in (a[1], *turned)):
+    both_ways = {*a[2]} <= {*"=≈≠≡"}
+    if all_alike(a[1], b[1]) or both_ways and all_alike(a[1][::-1], b[1]):
         return True
-    if a[2] not in (("=",), ("<",), ("≤",)) or len(names_of(b)) <= any(map(label, b[1])):
+    if a[2] != ("=",) or len(names_of(b)) <= any(map(label, b[1])):
         return False
-    # Is the quotient of the differences one number, positive or, of equations, not 0?
+    # Is the quotient of the differences one number, and not 0?
     quotient = ("/", *(("+", left, negative(right)) for _, (left, right), _ in (b, a)))
     found = [x for at in points(a, b) for x in values_at([quotient], at, True)
              if not isinstance(x, str)]
-    return len(found) > 2 and (found[0] > 0 or a[2] == ("=",) and found[0] != 0) and all(
-        same_number(x, found[0]) for x in found)
+    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
 
 
 def lists(a, b):
@@ -538,13 +524,10 @@ def lists(a, b):
     if not kinds & {"list", "set", "seq"}:
         return None
     x, y = items_of(a), items_of(b)
-    if kinds == {"set", "seq"}:  # {(1, 2)} is (1, 2)
-        return any(one[0] == "set" and all_alike(one[1], [other])
-                   for one, other in ((a, b), (b, a)))
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
-            return "list" not in kinds and not brackets & {"(]", "[)"} and all_alike(x, y)
+            return kinds == {"seq"} and all_alike(x, y)
         if "list" in kinds and ("or" in (a if a[0] == "list" else b)[2] or {*y} & {*INFINITIES} or (
                 b[1] == "[" and len(y) == 2)):
             return False
@@ -580,9 +563,6 @@ def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
     if x in INFINITIES or y in INFINITIES:
         return x == y
-    if functions_of(x) & {"abs", "floor", "ceil", "binom"} and all(
-            n[0] in ("num", "/", "*") for n in inside(without_unit(y))):
-        return False  # of a number these are the question
     if same_expression(x, y) or same_but_constants(x, y, False):
         return True
     p, q = closed(x), closed(y)
@@ -597,7 +577,7 @@ def same_but_constants(a, b, named_function):
     integration, C, c or K, with numbers or without?"""
     mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
                  for x in (a, b))
-    one_letter = len({n[1][0] for n in mine}) == len({n[1][0] for n in its}) == 1
+    one_letter = len({n[1][0] for n in mine}) == 1
     variable = {n[1] for n in names_of(b)} & {*"tuxyz"}
     return one_letter and variable and (named_function or b[0] == "+") and (
         len(mine) == len(its) < 5) and any(
@@ -605,19 +585,19 @@ def same_but_constants(a, b, named_function):
         for order in itertools.permutations(its))
 
 
-def has_end(x):
-    """Have the digits of a number an end?"""
-    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
+def places(x):
+    """The digits of a number behind its point, up to 20; None where they have no end."""
+    return next((n for n in range(21) if exact(x) and 10**n % x.denominator == 0), None)
 
 
-def rounds(decimal, other, least=10**5):
+def rounds(decimal, other):
     """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
-    if other is None or not has_end(decimal) or has_end(other) or decimal.denominator > CANCEL:
+    if other is None or not places(decimal) or places(other) is not None:
         return False
-    unit_ = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
-    half_units = 2 if abs(decimal) * unit_ >= 10**15 else 1  # a float's last digit is off
-    return abs(decimal) * unit_ >= least and (unit_ > 1 or least == 1) and (
-        2 * abs(inexact(decimal) - inexact(other)) * unit_ <= half_units)
+    last = 10 ** places(decimal)
+    half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
+    return abs(decimal) * last >= 10**5 and (
+        2 * abs(inexact(decimal) - inexact(other)) * last <= half_units)
 
 
 # ------------------------------------------------------------------ answers

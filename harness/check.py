@@ -18,11 +18,9 @@ from engine.parallel import say
 from engine.policy import compute_logprobs, make_batch, shuffled_shares
 from harness import log
 from harness.failures import room_for
-from rewards import grade
 from rollout import Sampling, sample_on_engines
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
-WRONG = "<answer>-987654321</answer> \\boxed{-987654321}\n```python\n-987654321\n```"
 
 
 def sampled(s, temperature, seed):
@@ -81,17 +79,6 @@ def check_rewards(s):
                    f"gold {first.problem['answer']!r}")
     yield ("some completions are right and some wrong", figure, 0 < solved < n,
            "--data, --template, --model, --max_tokens")
-
-
-def check_wrong(s):
-    """Does a wrong answer get nothing? (Gold answers were tried when they were read.)"""
-    problems = data.batch(s.train_set, 256, s.args.seed, 1) + s.test_set[:256]
-    results = [result for result, in grade(problems, [[WRONG]] * len(problems))]
-    wrong = sum(x.reward == 1 for x in results)
-    failed = sum(bool(x.fault) and x.fault.kind in ("error", "timeout") for x in results)
-    yield ("a wrong answer grades as wrong",
-           f"{wrong} of {len(problems)} taken for right, {failed} not graded",
-           wrong == failed == 0, "--data, REWARDS in rewards.py")
 
 
 def longest_rollout(args, device):
@@ -153,8 +140,7 @@ def run(args, trainer, sampler, tokenizer, eos, train_set, test_set):
     failed = 0
     with room_for("check"):
         s.groups, s.batch = sampled(s, args.temperature, 0)
-        for check in (check_sampler, check_ends, check_rewards, check_wrong, check_memory,
-                      check_sync):
+        for check in (check_sampler, check_ends, check_rewards, check_memory, check_sync):
             say(f"      {check.__name__.replace('_', ' ')} ...")  # each may take minutes
             for subject, figure, right, change in check(s):
                 failed += not right

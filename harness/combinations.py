@@ -15,7 +15,7 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
 NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
-             kl_unbiased="kl_coef", teacher_coef="teacher")
+             kl_unbiased="kl_coef")
 
 
 def check(args, method, rehearsal):
@@ -39,7 +39,7 @@ def combinations(args, method, rehearsal):
     return [
         (args.out and begins_anew and (out / "metrics.jsonl").exists(),
          f"--out {out} already holds a run, which --resume continues; give another"),
-        (out.exists() and not out.is_dir(), f"--out {out} is no folder"),
+        (out.is_file(), f"--out {out} is no folder"),
         *[(args.origin.get(name) == GIVEN and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,
@@ -49,8 +49,6 @@ def combinations(args, method, rehearsal):
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
         (vllm and args.sampler_dtype == "float8",
          "--sampler_dtype float8 is for --sampler transformers"),
-        (vllm and args.lora_rank > 512 and args.sampler_dtype != "float32",
-         "--sampler vllm takes adapters up to --lora_rank 512 in 16 bits"),
         (vllm and args.sampler_temperature > 2,
          "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
         (vllm and not has_vllm() and not rehearsal,
@@ -65,8 +63,8 @@ def combinations(args, method, rehearsal):
          f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
         (args.overlong_penalty and method.advantage is losses.maxrl,
          "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
-        (method.advantage is losses.none and not (args.teacher and args.teacher_coef),
-         "the advantage none learns from a teacher alone: --teacher MODEL, --teacher_coef not 0"),
+        (method.advantage is losses.none and not args.teacher,
+         "the advantage none learns from a teacher alone: --teacher MODEL"),
         (args.teacher and args.drop_uniform_groups,
          "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
         ({*losses.CORRECTIONS} & {*method.selects} and args.old_logprobs == "sampler",

@@ -33,7 +33,6 @@ SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 
 def did_you_mean(name, names):
     near = difflib.get_close_matches(name, names)
-    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -174,7 +173,6 @@ def add_flags(flag, section):
     flag("kl_unbiased", False, "the KL's estimate times the ratio, whose gradient is the KL's")
     flag("teacher", None, "a model with the same tokenizer, whose log pi_teacher - log pi_old is "
          "added to each token's advantage")
-    flag("teacher_coef", 1.0, "weight of what is added", least=-100)
     flag("entropy_coef", 0.0, "weight of the entropy bonus, of either sign", least=-10, below=10)
     section("optimizer: AdamW on float32 weights")
     flag("lr", 1e-6, "learning rate", least=1e-12)

@@ -165,18 +165,14 @@ def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
 
 
-def test_a_second_run_of_a_seed_and_other_settings_are_seen(tmp_path, capsys):
-    """As after a change of the code, and where a folder's run had another flag."""
+def test_a_second_run_of_a_seed_is_a_line_of_its_own(tmp_path, capsys):
+    """As after a change of the code."""
     first, again = (write_run(tmp_path / name, rollouts=rollouts)
                     for name, rollouts in (("a-0", 3), ("a-0.2", 2)))
     other = write_run(tmp_path / "d-1", seed=1)
     main(["table", *map(str, (first, again, other))])
     said = capsys.readouterr().out
     assert "| a | grpo | 2 | 3 | 2 |" in said and "| a-0.2 | grpo | 2 | 2 | 1 |" in said
-    assert "other settings" not in said
-    main(["table", str(first), str(write_run(tmp_path / "lr-0", lr=0.5))])
-    said = capsys.readouterr().out
-    assert "The lines differ in other settings, too: --lr 0.001, 0.5." in said
 
 
 def test_what_is_wrong_is_said(folders, tmp_path, capsys):

@@ -275,8 +275,8 @@ def test_a_batch_by_hand():
     assert batch.advantages.tolist() == [[1, 1, 1], [2, 2, 2]]
     batch.old_logprobs = torch.tensor([[-1.0, 0, 0], [-1, -2, -3]])
     batch.teacher_logprobs = batch.old_logprobs + torch.tensor([[1.0, 0, 0], [0, -8, 0.5]])
-    batch.set_advantages(torch.tensor([[1.0], [2.0]]), teacher_coef=0.5)
-    assert batch.advantages.tolist() == [[1.5, 1, 1], [2, -2, 2.25]]
+    batch.set_advantages(torch.tensor([[1.0], [2.0]]))
+    assert batch.advantages.tolist() == [[2, 1, 1], [2, -6, 2.5]]
 
 
 @pytest.mark.parametrize("together", [1, 6])

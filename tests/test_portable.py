@@ -290,8 +290,7 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
                "mac, marker, code = sys.argv[1:]; "
                "sandbox.RUNNER = marker + pathlib.Path(mac).read_text() + sandbox.RUNNER; "
                "tests = [dict(input='3', output='6')]; "
-               "problem = dict(verifier='code', prompt='', answer=dict(tests=tests)); "
-               "sandbox.announce([problem], True); "
+               "sandbox.announce(True); "
                "print(sandbox.run_tests(code, tests, "
                "timeout=0.4 if 'sleep' in code else 5))",
                tmp_path / "mac" / "sitecustomize.py", marker, code)

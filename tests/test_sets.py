@@ -100,9 +100,8 @@ def test_livecodebench_dates_private_tests_and_functions(tmp_path):
     assert problems[0]["answer"] == dict(tests=TESTS + TESTS, fn_name="f")
     assert "class Solution" in problems[0]["prompt"] and "STDOUT" in problems[1]["prompt"]
     assert problems[1]["messages"][0]["role"] == "system"
-    for day, message in (("2024-1-1", "2024-1-1"), ("2999-01-01", "livecodebench has no problem")):
-        with pytest.raises(data.DataError, match=message):
-            data.load("livecodebench", "test", tmp_path, lcb_from=day)
+    with pytest.raises(data.DataError, match="livecodebench has no problem"):
+        data.load("livecodebench", "test", tmp_path, lcb_from="2999-01-01")
 
 
 def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):

@@ -36,7 +36,6 @@ from losses import METHODS, Method, asym, centred, token_mean
      "--advantage 'weigh_failures' is none of raw, leave_one_out, zscore"),
     ("--objective nope", "nope"), ("--sampler other", "other"),
     ("--loss opd", "from a teacher alone"),
-    ("--loss opd --teacher x --teacher_coef 0", "--teacher_coef not 0"),
     ("--los grpo", "--los"), ("--learning_rate 1", "--learning_rate"), ("--top_p 1", "--top_p"),
     ("--loss grpo --clip_alpha 3", "--clip_alpha is a flag of acpo; grpo has"),
     ("--loss reinforce --eps_low 0.1", "reinforce has none"),  # another method's
@@ -75,7 +74,6 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--lora_rank 2 --lora_alpha 0", "0.001 or more"), ("--offload", "torchrun --nproc_per_node 1"),
     ("--tp 2", "are for --sampler vllm"), ("--max_num_seqs 9", "are for --sampler vllm"),
     ("--sampler vllm --sampler_dtype float8", "float8 is for --sampler transformers"),
-    ("--sampler vllm --dtype bfloat16 --lora_rank 513", "adapters up to --lora_rank 512"),
     ("--check --resume", "--check starts a run anew"),
     ("--template_kwargs [] --template chat", "--template_kwargs is a JSON object, such as"),
     ('--template_kwargs {{"a":1}} --template orz', "for the templates chat and qwen_boxed"),
