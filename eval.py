@@ -84,8 +84,7 @@ def parse_args(argv=None):
     del args.origin
     names = [*dict.fromkeys(map(str.strip, args.benchmarks.split(",")))]
     args.benchmarks = ",".join(names)
-    if not args.head_dtype:
-        args.head_dtype = "model" if args.dtype == "float32" else "float32"
+    args.head_dtype = args.head_dtype or ("model" if args.dtype == "float32" else "float32")
     check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
@@ -142,7 +141,7 @@ def row_of(line):
     """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
     row = json.loads(line)
     return dict(benchmark=row["benchmark"], id=str(row["id"]), completion=str(row["completion"]),
-                reward=None, tokens=int(row.get("tokens") or 0),
+                reward=None, tokens=int(float(row.get("tokens") or 0)),
                 truncated=bool(row.get("truncated")))
 
 

@@ -25,6 +25,7 @@ from harness.stats import summarise
 from losses import group_advantages
 from rollout import Sampling, sample_on_engines
 
+REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
 
 def parse_args(argv):
     """-> args, and the Method with its hyperparameters. Refuses flags that cannot work."""
@@ -37,11 +38,11 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     """-> the P groups to learn from, and all that were sampled. rollout: its number, from 1.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
-    by a new draw, up to --max_refills times (0 without the flag). If there are still too few,
-    uniform groups fill the batch up to its size."""
+    by a new draw, up to REFILLS times. If there are still too few, uniform groups fill the
+    batch up to its size."""
     mixed, uniform = [], []
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
-    for attempt in range(1 + args.max_refills):
+    for attempt in range(1 + REFILLS * args.drop_uniform_groups):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
         seeds = partial(seed_of, args.seed, rollout - 1, attempt)
         for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,

@@ -1,4 +1,4 @@
-"""The samplers. When vLLM changes (0.29 to 0.32 are tested), this file and vllm_settings.py do.
+"""The samplers. When vLLM changes (0.32 is tested), this file and vllm_settings.py do.
 
 vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
 answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function
@@ -54,8 +54,6 @@ class VLLMSampler:
         from engine.loading import pretrained, text_config  # imports more than flags need
         config, has_parts = text_config(model)
         self.model, overrides = vllm_settings.empty_model(config), dict(head_dtype=head_dtype)
-        if not hasattr(vllm.EngineArgs, "sleep_mode_offload_cudagraph"):  # before 0.32
-            settings.pop("sleep_mode_offload_cudagraph", None)
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
@@ -136,7 +134,6 @@ class VLLMSampler:
         end the trainer's process groups, while other ranks still use them, or when Python exits."""
         core = self.engine.llm_engine.engine_core
         if parallel.sharded():
-            if at_exit := getattr(core, "_finalizer", None):  # since 0.32
-                at_exit.detach()
+            core._finalizer.detach()
             core = core.engine_core.model_executor
         core.shutdown()

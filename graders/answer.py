@@ -367,6 +367,7 @@ class Parser:
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
+            product = product if inner.i == len(inner.tokens) else None
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):
@@ -633,6 +634,8 @@ class Parser:
         if word.lower() in SQUARES:
             node = self.unit(self.expect(*LETTERS))
             return node and ("^", node, num(SQUARES[word.lower()]))
+        if word == "mu" and self.kind == "word":
+            return unit("μ" + self.take().text)
         speed = word == "m" and self.kind == "/" and self.peek(1).text == "s" and self.ends(2)
         letter = before == "/" and start in ("word", "unit") or token.gap and (
             before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
@@ -739,7 +742,8 @@ def last_boxed(text):
     for box in reversed([*BOX.finditer(text)]):
         if answers and not (begin - box.end() < 99 and JOINT.fullmatch(text, box.end(), begin)):
             break
-        if box[1] not in answers:
-            answers.insert(0, box[1])
+        inside = last_boxed(box[1]) or box[1]
+        if inside not in answers:
+            answers.insert(0, inside)
         begin = box.start()
     return ", ".join(answers) if answers else None

@@ -40,19 +40,21 @@ def exact(*numbers):
 
 
 def tidy(x, real):
-    """A whole number as a Fraction, a complex one without an imaginary part as a real one. real:
-    another complex one is no value."""
+    """A number without rounding: a Fraction if it is whole. real: a complex one is no value."""
     if isinstance(x, (int, Fraction)):
         if max(map(int.bit_length, x.as_integer_ratio())) > 2 * BITS:
             raise NoValue("large")
         return Fraction(x)
     if not mp.isfinite(x):
         raise NoValue("pole")
-    if isinstance(x, mp.mpc) and abs(x.imag) <= SAME * abs(x):
-        return x.real
-    if real and isinstance(x, mp.mpc):
-        raise NoValue("complex")
-    return x
+    if isinstance(x, mp.mpc):
+        if abs(x.imag) > SAME * abs(x):
+            if real:
+                raise NoValue("complex")
+            return x
+        x = x.real
+    near = mp.nint(x)
+    return Fraction(int(near)) if abs(x) < CANCEL and abs(x - near) < SAME * abs(x) else x
 
 
 def add(a, b):
@@ -294,7 +296,7 @@ def named(node):
             sides.reverse()  # 3 = x
         before, own = own, [*itertools.takewhile(label, sides[:-1])]
         rest, own = sides[len(own):], own or before
-        if len(rest) > 1 and item[2][-1] == "≈":
+        if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
         last, member = rest[-1], chained and "∈" in item[2]
@@ -426,9 +428,9 @@ def all_alike(x, y):
 def choices(a, b):
     """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
-    if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
-        return alike(a[2], b) if a[0] == "choice" and a[2] else None
     said = [node[2] if node[0] == "choice" else None for node in (a, b)]
+    if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
+        return alike(said[0] or a, said[1] or b) if any(said) else None
     return letters[0] == letters[1] and (None in said or alike(*said))
 
 
@@ -494,10 +496,10 @@ def equations(a, b):
         return False
     ours, theirs = (put_together(x, found, both and its_names)
                     for x, found in ((names, values), (its_names, its_values)))
-    if len(names) > len({*names}) > 0 and names[0] and theirs[0] == "seq":
+    if len(names) > len({*names}) and names[0] and theirs[0] == "seq":
         return False  # x = 3 or x = 4 is not [3, 4]
     return (ours, theirs) != (a, b) and (
-        alike(ours, theirs) or bool(both and same_but_constants(ours, theirs, True)))
+        alike(ours, theirs) or both and same_but_constants(ours, theirs, True))
 
 
 def same_equation(a, b):
@@ -505,8 +507,7 @@ def same_equation(a, b):
     x = 5 is a value, and 2x = 10 is a question."""
     if a[2] != b[2]:
         return False
-    both_ways = {*a[2]} <= {*"=≈≠≡"}
-    if all_alike(a[1], b[1]) or both_ways and all_alike(a[1][::-1], b[1]):
+    if all_alike(a[1], b[1]) or {*a[2]} <= {*"=≈≠≡"} and all_alike(a[1][::-1], b[1]):
         return True
     if a[2] != ("=",) or len(names_of(b)) <= any(map(label, b[1])):
         return False
@@ -577,26 +578,25 @@ def same_but_constants(a, b, named_function):
     integration, C, c or K, with numbers or without?"""
     mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
                  for x in (a, b))
-    one_letter = len({n[1][0] for n in mine}) == 1
     variable = {n[1] for n in names_of(b)} & {*"tuxyz"}
-    return one_letter and variable and (named_function or b[0] == "+") and (
+    return len({n[1][0] for n in mine}) == 1 and variable and (named_function or b[0] == "+") and (
         len(mine) == len(its) < 5) and any(
         same_expression(replaced(a, dict(zip(mine, order))), b)
         for order in itertools.permutations(its))
 
 
-def places(x):
-    """The digits of a number behind its point, up to 20; None where they have no end."""
-    return next((n for n in range(21) if exact(x) and 10**n % x.denominator == 0), None)
+def has_end(x):
+    """Have the digits of a number an end?"""
+    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
 
 
-def rounds(decimal, other):
+def rounds(decimal, other, least=10**5):
     """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
-    if other is None or not places(decimal) or places(other) is not None:
+    if other is None or not has_end(decimal) or has_end(other) or decimal.denominator > CANCEL:
         return False
-    last = 10 ** places(decimal)
+    last = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
     half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
-    return abs(decimal) * last >= 10**5 and (
+    return abs(decimal) * last >= least and (last > 1 or least == 1) and (
         2 * abs(inexact(decimal) - inexact(other)) * last <= half_units)
 
 

@@ -14,8 +14,7 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 
 GIVEN = "given"  # the origin of a flag of the command line
 # flags that say something of another flag
-NEEDS = dict(force="resume", lora_alpha="lora_rank", max_refills="drop_uniform_groups",
-             kl_unbiased="kl_coef")
+NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")
 
 
 def check(args, method, rehearsal):
@@ -65,8 +64,6 @@ def combinations(args, method, rehearsal):
          "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
         (method.advantage is losses.none and not args.teacher,
          "the advantage none learns from a teacher alone: --teacher MODEL"),
-        (args.teacher and args.drop_uniform_groups,
-         "--drop_uniform_groups looks at rewards, and a teacher teaches in uniform groups, too"),
         ({*losses.CORRECTIONS} & {*method.selects} and args.old_logprobs == "sampler",
          f"--select {args.select} corrects for the sampler a second time: --old_logprobs sampler "
          "is already its own")]

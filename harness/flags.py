@@ -33,6 +33,7 @@ SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 
 def did_you_mean(name, names):
     near = difflib.get_close_matches(name, names)
+    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -162,7 +163,6 @@ def add_flags(flag, section):
     flag("rollout_lag", 0, "rollouts between sampling and learning")
     section("rewards")
     flag("drop_uniform_groups", False, "replace groups whose rewards are all equal")
-    flag("max_refills", None, "refills of a rollout for it at most; default 4", type=int)
     flag("mask_truncated", False, "completions that hit max_tokens stay out of the loss")
     flag("overlong_penalty", 0, "takes up to 1 off the reward over the last N tokens; 0 is off")
     section("loss")
@@ -301,7 +301,7 @@ def check_data_dir(args, *names):
 
 def follow(args, method):
     """Sets the flags that were not given and follow from others."""
-    values = dict(old_logprobs=method.old_logprobs, max_refills=4 * args.drop_uniform_groups,
+    values = dict(old_logprobs=method.old_logprobs,
                   sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
                   head_dtype="model" if args.dtype == "float32" else "float32")
     for name, value in values.items():

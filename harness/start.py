@@ -79,9 +79,6 @@ def check_prompts(model, tokenizer, config, eos, prompts):
             prompt[0] != bos for prompt in prompts):  # GPT-2's is its end-of-sequence token
         say(f"WARNING  --model {model}: prompts do not begin with {tokenizer.bos_token}, as texts "
             "of the model do")
-    if any(prompt[-1] in eos for prompt in prompts):
-        say(f"WARNING  --model {model}: prompts end with an end-of-sequence token, after which the "
-            "model begins another text")
 
 
 def load_data(args):
@@ -139,9 +136,6 @@ def load_tokenizer(args, train_set, test_set):
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
     test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)[:args.eval_problems]
     train_set = train_set if made else short
-    if len(train_set) < args.problems_per_rollout:
-        say(f"--data {args.data} has {len(train_set)} problems, fewer than --problems_per_rollout "
-            f"{args.problems_per_rollout}: each rollout has some of them more than once")
     return tokenizer, eos, train_set, test_set
 
 
@@ -174,8 +168,6 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     if args.teacher:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()
-            require(checksums.of_weights(args.teacher),
-                    f"--model {args.teacher} has no weights that can be found")
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")

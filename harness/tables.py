@@ -8,26 +8,22 @@ def markdown_table(head, rows):
 
 
 def results_table(results):
-    """results: {benchmark: its numbers}. In brackets is the standard error; "-" is unknown. Below
-    it is a sentence on each benchmark of which more than half of the answers are unreadable."""
+    """results: {benchmark: its numbers}. In brackets is the standard error; "-" is unknown."""
     def shown(value):
         return "-" if value is None else f"{value:.3f}"
-    rows, notes = [], []
+    rows = []
     for name, r in results.items():
-        n, unreadable = r["samples"], r["unreadable_frac"]
+        n = r["samples"]
         rows.append({
             "benchmark": name, "problems": r["problems"],
             "mean@n": f"{r[f'mean@{n}']:.3f} (n={n}, se {shown(r[f'mean@{n}_stderr'])})",
             "95% interval": "-".join(map(shown, r["interval"])),
             **{f"{metric} (se)": f"{r[metric]:.3f} ({shown(r[f'{metric}_stderr'])})"
                for metric in r if metric.startswith("pass@") and f"{metric}_stderr" in r},
-            "maj@n": shown(r.get(f"maj@{n}")), "unreadable": shown(unreadable),
+            "maj@n": shown(r.get(f"maj@{n}")), "unreadable": shown(r["unreadable_frac"]),
             "truncated": shown(r["truncated_frac"]), "length": f"{r['mean_length']:.0f}",
             "reward": shown(r["reward"])})
-        if unreadable > 0.5:
-            notes.append(f"{name}: in {unreadable:.0%} of the completions no answer can be read; "
-                         "is the --template the model's?")
-    return "\n\n".join([markdown_table(rows[0], [row.values() for row in rows]), *notes])
+    return markdown_table(rows[0], [row.values() for row in rows])
 
 
 def differences_table(benchmarks):

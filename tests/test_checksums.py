@@ -88,7 +88,7 @@ def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsy
     evaluation.main(argv)
     evaluation.main(argv)
     other_weights(folder)
-    assert "was begun with other weights of --model" in refused(capsys, evaluation.main, *argv)
+    assert "was begun with weights of --model" in refused(capsys, evaluation.main, *argv)
     settings = tmp_path / "out" / "settings.json"
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({**known, "weights of --model": None}))

@@ -254,14 +254,12 @@ def test_majority_of_mathematical_answers(tmp_path):
     assert found["mean@4"] == 0.5 and found["pass@2"] == pytest.approx(5 / 6)
 
 
-def test_unreadable_answers_are_counted_and_said(tmp_path, capsys):
+def test_unreadable_answers_are_counted(tmp_path, capsys):
     own = own_file(tmp_path / "own.jsonl", 4)
     for texts, share in ((["\\boxed{1}", "1", "so 1"], 2 / 3), (["\\boxed{1}", "\\boxed{2}"], 0)):
         result = graded(tmp_path / f"out{len(texts)}", own, [texts] * 4)
         said = capsys.readouterr().out
         assert result["unreadable_frac"] == pytest.approx(share) and f"| {share:.3f} | " in said
-        sentence = f"{own}: in 67% of the completions no answer can be read; is the --template"
-        assert (sentence in said) == (share > 0.5)
 
 
 def test_two_evaluations_of_the_same_problems_are_compared(tmp_path, capsys, refused):
@@ -398,10 +396,10 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     for flag, value in OTHER.items():
         changed = SimpleNamespace(**{**vars(args), flag: value})
         said = helpers.refused(capsys, lambda _: eval.claim(changed, problems, tmp_path))
-        assert f"was begun with --{flag} {getattr(args, flag)}, not {value}\n" in said
+        assert f"was begun with {flag} {getattr(args, flag)}, not {value}\n" in said
     said = helpers.refused(capsys, lambda _: eval.claim(args, [dict(problems[0], answer="2")],
                                                         tmp_path))
-    assert "was begun with other problems; another --out" in said
+    assert "was begun with problems " in said
     same = SimpleNamespace(**{**vars(args), "against": "x", "allow_unsafe_code": 1})
     eval.claim(same, problems, tmp_path)
 

@@ -81,7 +81,7 @@ def test_in_a_run_it_sleeps_while_the_trainer_needs_the_memory(base, tmp_path, m
             (True, train, "compute_logprobs"), (True, Trainer, "step")]:
         only_while(asleep, owner, name)
     run(base, tmp_path / "run", "--rollout_lag", "1", "--rollouts", "3", "--eval_every", "0",
-        "--drop_uniform_groups", "--max_refills", "1")
+        "--drop_uniform_groups")
     assert {"sample", "load_weights", "compute_logprobs", "step"} <= {*state}
 
 

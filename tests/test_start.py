@@ -223,7 +223,6 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
         train.main(["--resume", "--rollouts", rollouts, "--out", str(tmp_path / "run")])
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         assert config["flags"]["eval_problems"] == 2
-    assert "has 3 problems, fewer than --problems_per_rollout 4: each rollout has some" in said
     said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
 
@@ -252,7 +251,6 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
 
 @pytest.mark.parametrize("bos, prompts, words", [
     (2, [[2, 5], [2, 6]], ""), (2, [], ""), (2, [[5], [2, 6]], "do not begin with <bos>"),
-    (2, [[2, 5, 1], [2, 6]], "end with an end-of-sequence token"),
     (1, [[5], [6]], "")])  # GPT-2's, which ends a sequence, too: no prompt begins with it
 def test_prompts_that_a_model_hardly_understands_are_said(bos, prompts, words, capsys):
     tokenizer = SimpleNamespace(bos_token="<bos>", bos_token_id=bos)

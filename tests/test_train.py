@@ -69,7 +69,6 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--data {root}/code.jsonl", "--allow_unsafe_code"), ("--out {root}/tests/run", "already"),
     ("--out {root}/tests/run/metrics.jsonl", "tests/run/metrics.jsonl is no folder"),
     ("--resume --out {root}/none", "there is no run in {root}/none"),
-    ("--max_refills 9", "--max_refills is for --drop_uniform_groups, which is not given"),
     ("--tp 1 --force", "is for --resume, which"), ("--lora_alpha 8", "is for --lora_rank"),
     ("--lora_rank 2 --lora_alpha 0", "0.001 or more"), ("--offload", "torchrun --nproc_per_node 1"),
     ("--tp 2", "are for --sampler vllm"), ("--max_num_seqs 9", "are for --sampler vllm"),
@@ -384,7 +383,7 @@ def test_every_option_together(base, tmp_path, graded):
     graded(groups=(0, 2))
     records = run(base, tmp_path / "run", *(
         "--loss dapo --kl_coef 0.1 --entropy_coef 0.01 --select token_mask "
-        "--token_mask_low 0.9 --drop_uniform_groups --max_refills 2 --mask_truncated "
+        "--token_mask_low 0.9 --drop_uniform_groups --mask_truncated "
         "--overlong_penalty 4 --rollout_lag 1 --warmup 2 --schedule cosine --weight_decay 0.1 "
         "--sampler_temperature 1.3 --sampler_dtype bfloat16 --rollouts 3 "
         "--tokens_per_micro_batch 40").split())[1:]
