@@ -88,8 +88,6 @@ def parse_args(argv=None):
     check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
-    if 0 < args.temperature < 0.01:  # which vLLM would raise to 0.01
-        refuse(f"--temperature must be 0 (greedy) or at least 0.01, not {args.temperature}")
     if args.temperature > 2 and args.sampler == "vllm":
         refuse(f"--temperature {args.temperature}: --sampler vllm takes 2 at most")
     if args.completions:
@@ -140,9 +138,9 @@ def load_model(args, problems):
 def row_of(line):
     """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
     row = json.loads(line)
-    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion=str(row["completion"]),
+    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
                 reward=None, tokens=int(float(row.get("tokens") or 0)),
-                truncated=bool(row.get("truncated")))
+                truncated=row.get("truncated") is True)
 
 
 def read_rows(path):

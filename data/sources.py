@@ -30,7 +30,7 @@ def load_set(name, split, data_dir, options):
     for number, (place, row) in enumerate(rows):
         try:
             day = row.get("contest_date", "")[:10]
-            if day < (options.get("lcb_from") or "") or day > (options.get("lcb_to") or "9"):
+            if day and not (options.get("lcb_from") or "") <= day <= (options.get("lcb_to") or "9"):
                 continue
             problem = spec.problem(row)
         except Exception as e:  # a row may hold anything

@@ -528,7 +528,8 @@ class Parser:
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
         text = self.text
-        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)):
+        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
+                self.peek().gap or not text.isupper()):
             self.tokens[self.i] = Token("word", text)
             return
         for at in range(min(len(text), 10), 0, -1):
@@ -664,7 +665,7 @@ def unit_name(word):
 # ------------------------------------------------------------------ the whole of an answer
 
 INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
-for _ in range(8):  # groups in groups
+for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"

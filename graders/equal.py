@@ -183,10 +183,11 @@ def points(a, b, integers=0):
         at = {}
         for name in names:
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
-            x = size * Fraction(draw.randint(100, 1999), 997)
+            x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
+                size * Fraction(draw.randint(100, 1999), 997))
             if (k + 1) % 2 < integers:
                 x = Fraction(round(6 * x if size == 1 else x) or k % 5 + 1)
-            at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
+            at[name] = abs(x) * (1 if k < 4 else draw.choice((1, -1)))
         yield at
 
 
@@ -488,11 +489,10 @@ def equations(a, b):
                for x in (names, its_names)):
             return False  # a_5 = 10 is not a_6 = 10
         names, its_names = [*map(bare, names)], [*map(bare, its_names)]
-    both, distinct = any(names) and any(its_names), len({*names}) == len(names) > 1 and all(names)
-    if both and {*names} != {*its_names} or distinct and (
-            "or" in a[2] and a[2:] != b[2:]
-            # y = 2, x = 1 is not (2, 1)
-            or b[0] == "seq" and {n[1] for n in names} <= {*"xyz"} and names != sorted(names)):
+    both = any(names) and any(its_names)
+    if both and {*names} != {*its_names} or (  # y = 2, x = 1 is not (2, 1)
+            len({*names}) == len(names) > 1 and all(names) and b[0] == "seq"
+            and {n[1] for n in names} <= {*"xyz"} and names != sorted(names)):
         return False
     ours, theirs = (put_together(x, found, both and its_names)
                     for x, found in ((names, values), (its_names, its_values)))

@@ -234,7 +234,9 @@ class init:
     def __exit__(self, *_): print("finished")
     def log(self, numbers, step): print(step, numbers["rollout"], "steps" in numbers)
 """)
-    (folders[1] / "curves.png").touch()
+    config = json.loads((folders[1] / "config.json").read_text())
+    config["flags"]["rollouts"] = 3
+    (folders[1] / "config.json").write_text(json.dumps(config))
     done = python("examples/to_wandb.py", folders[1], "--project", "mine",
                   env=dict(os.environ, PYTHONPATH=str(tmp_path)))
     assert done.stdout.split("\n")[:3] == ["mine 0.001", "0 0 False", "1 1 False"], done.stderr

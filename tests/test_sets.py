@@ -100,6 +100,8 @@ def test_livecodebench_dates_private_tests_and_functions(tmp_path):
     assert problems[0]["answer"] == dict(tests=TESTS + TESTS, fn_name="f")
     assert "class Solution" in problems[0]["prompt"] and "STDOUT" in problems[1]["prompt"]
     assert problems[1]["messages"][0]["role"] == "system"
+    write(tmp_path, "gsm8k", dict(question="1+1?", answer="#### 2"))  # a set without days
+    assert len(data.load("gsm8k", "test", tmp_path, lcb_from="2024-08-01")) == 1
     with pytest.raises(data.DataError, match="livecodebench has no problem"):
         data.load("livecodebench", "test", tmp_path, lcb_from="2999-01-01")
 
