@@ -367,7 +367,8 @@ class Parser:
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
-            product = product if inner.i == len(inner.tokens) else None
+            if inner.i < len(inner.tokens):
+                product = None
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):

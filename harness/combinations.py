@@ -38,7 +38,6 @@ def combinations(args, method, rehearsal):
     return [
         (args.out and begins_anew and (out / "metrics.jsonl").exists(),
          f"--out {out} already holds a run, which --resume continues; give another"),
-        (out.is_file(), f"--out {out} is no folder"),
         *[(args.origin.get(name) == GIVEN and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,

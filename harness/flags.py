@@ -33,7 +33,6 @@ SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
 
 def did_you_mean(name, names):
     near = difflib.get_close_matches(name, names)
-    near.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order first
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -39,7 +39,7 @@ def claim_folder(args):
             return out
         except (FileExistsError, BlockingIOError):
             if args.out or args.resume:  # of which combinations.py saw that it holds no run
-                refuse(f"--out {out} is another process's")
+                refuse(f"--out {out} is a file, or another process's folder")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
