@@ -82,14 +82,13 @@ def parse_args(argv=None):
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
     del args.origin
-    names = [*dict.fromkeys(map(str.strip, args.benchmarks.split(",")))]
-    args.benchmarks = ",".join(names)
+    names = [*map(str.strip, args.benchmarks.split(","))]
     args.head_dtype = args.head_dtype or ("model" if args.dtype == "float32" else "float32")
     check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
-    if args.temperature > 2 and args.sampler == "vllm":
-        refuse(f"--temperature {args.temperature}: --sampler vllm takes 2 at most")
+    if 0 < args.temperature < 0.01:  # which vLLM would raise to 0.01
+        refuse(f"--temperature must be 0 (greedy) or at least 0.01, not {args.temperature}")
     if args.completions:
         if unused := given.keys() & SAMPLING:
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
@@ -103,7 +102,7 @@ def load_benchmarks(args):
     """-> the problems of all benchmarks, each with `place`, its benchmark and its number there."""
     problems = []
     try:
-        for name in args.benchmarks.split(","):
+        for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
             rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
                              lcb_to=args.lcb_to)
             problems += [dict(row, place=(name, number))

@@ -27,7 +27,11 @@ def draw(logits, temperature, top_p, generator=None):
         drawn = [draw(rows, temperature, top_p, generator) for rows in logits.split(few)]
         return tuple(map(torch.cat, zip(*drawn)))
     scaled = logits.float() / (temperature or 1.0)
-    logs = scaled.log_softmax(-1)
+    if scaled.shape[1] < 2**15:
+        logs = scaled.log_softmax(-1)
+    else:  # of 262,144 tokens torch's log_softmax is off by 1e-5
+        below_most = scaled - scaled.amax(-1, keepdim=True)
+        logs = below_most - below_most.logsumexp(-1, keepdim=True)
     if logs[:, 0].isnan().any():  # one NaN makes its whole row NaN
         raise FloatingPointError(RUINED)
     p = (transformers.TopPLogitsWarper(top_p)(None, logs) if top_p < 1 else logs).exp()

@@ -744,8 +744,7 @@ def last_boxed(text):
     for box in reversed([*BOX.finditer(text)]):
         if answers and not (begin - box.end() < 99 and JOINT.fullmatch(text, box.end(), begin)):
             break
-        inside = last_boxed(box[1]) or box[1]
-        if inside not in answers:
+        if (inside := last_boxed(box[1]) or box[1]) not in answers:
             answers.insert(0, inside)
         begin = box.start()
     return ", ".join(answers) if answers else None

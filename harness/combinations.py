@@ -47,8 +47,6 @@ def combinations(args, method, rehearsal):
          "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
         (vllm and args.sampler_dtype == "float8",
          "--sampler_dtype float8 is for --sampler transformers"),
-        (vllm and args.sampler_temperature > 2,
-         "--sampler vllm samples at temperatures up to 2; --sampler transformers at others"),
         (vllm and not has_vllm() and not rehearsal,
          "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
         (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),

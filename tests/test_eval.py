@@ -153,6 +153,7 @@ def refused(capsys):
 @pytest.mark.quick
 @pytest.mark.parametrize("flags, words", [
     ("--top_p 2", "--top_p"), ("--temperature nan", "--temperature"), ("--split dev", "--split"),
+    ("--temperature 0.009", "--temperature must be 0 (greedy) or at least 0.01"),
     ("--samples 0", "--samples must be 1 or more"), ("--model {tmp}", "no config.json"),
     ("--benchmarks mat500", "--benchmarks mat500: there is no such data set; there are"),
     ("--benchmarks aime24 --split train", "--benchmarks aime24 has no train split"),

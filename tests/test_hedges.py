@@ -83,7 +83,8 @@ def test_no_answer_is_universal():
     ("\\lim_{x \\to 0} \\frac{\\sin x}{x}", "1"),
     ("\\sqrt{3} = 5", "5"), ("x+y=5", "5"), ("7 | 5", "5"),
     ("7 \\to 5", "5"), ("(3,4) \\cup 5", "5"), ("5 or 6", "5"), ("5, 6", "5"), ("\\pm 5", "5"),
-    ("\\max(4, 5)", "5"), ("gcd(5, 10)", "5"), ("\\notin 5", "5")])
+    ("\\max(4, 5)", "5"), ("gcd(5, 10)", "5"), ("\\binom{5}{1}", "5"),
+    ("\\lfloor 5 \\rfloor", "5"), ("|5|", "5"), ("\\notin 5", "5")])
 def test_relations_several_candidates_and_operations_left_to_do_are_paid_nothing(pred, gold):
     assert not equal(pred, gold) and rewards.REWARDS["math"](f"\\boxed{{{pred}}}", gold) == 0
 
@@ -92,7 +93,7 @@ def test_relations_several_candidates_and_operations_left_to_do_are_paid_nothing
     ("x=5 \\neq 6543.21", "x=5"), ("\\{x : x = (5,\\infty)\\}", "(5,\\infty)"),
     ("nan", "f(n)=n"), ("\\color{white}{987} 0, 50", "0, 50"), ("-3 - -1", "-2"),
     ("x^2 + 2py = 0 otherwise 6543.21", "x^2 + 2py = 0"), ("\\{x : x = x = 7\\}", "x = 7"),
-    ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
+    ("\\binom{120^\\circ}{1}", "120^\\circ"), ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
     ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)"), ("\\text{yes}", "1"),
     ("\\frac{35}{64} + \\frac{1}{20^{2012}}", "\\frac{35}{64}"),
     ("1", "\\text{yes}"), ("\\text{tangents}", "1"), ("x = 3 \\text{ or } x = 4", "[3,4]"),
