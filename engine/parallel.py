@@ -23,7 +23,6 @@ def start(deterministic=False):
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # the kernels' sums are enough
     if "RANK" in os.environ and not dist.is_initialized():
         if cuda.is_available():
             cuda.set_device(int(os.environ["LOCAL_RANK"]))

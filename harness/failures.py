@@ -20,11 +20,10 @@ def room_for(phase, flags=None):
     except RuntimeError as e:  # of torch, or of an engine that wakes: vLLM has no class for it
         if not isinstance(e, torch.OutOfMemoryError) and "CUDA Error: out of memory" not in str(e):
             raise
-        asked = ". ".join(str(e).split(". ")[:2])
         flags = flags or (
             "less --gpu_memory_utilization or fewer --max_num_seqs" if phase in ("sample", "eval")
             else "--lora_rank 16 or fewer --tokens_per_micro_batch")
-        raise RunFailed(f"the GPU's memory is full in the phase {phase} ({asked}): {flags} make "
+        raise RunFailed(f"the GPU's memory is full in the phase {phase} ({e}): {flags} make "
                         "room") from None
 
 
