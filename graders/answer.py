@@ -58,14 +58,20 @@ def table(name):
     return {kind: words.split(" ") for kind, _, words in rows}
 
 
+def aliases(kind):
+    """Words "m/meter/metre" of words.txt -> {spelling: m}"""
+    return {name: names.split("/")[0] for names in WORDS[kind] for name in names.split("/")}
+
+
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
-FUNCTIONS, GREEK = SPELLINGS["FUNC"], WORDS["GREEK"] + WORDS["OPERATIONS"]
+KINDS |= aliases("GREEK")
+NAMED = {KINDS.get(name, name): kind for kind in ("FUNC", "unit", "name") for name in WORDS[kind]}
+NAMED |= dict.fromkeys(aliases("GREEK").values(), "name")
 CIRCULAR = "sin cos tan cot sec csc sinh cosh tanh".split()
 UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
          for unit in WORDS["SYMBOLS"]}
-UNITS |= {word: word for word in WORDS["COUNTED"]}
-UNITS |= {name: names.split("/")[0] for names in WORDS["ALIASES"] for name in names.split("/")}
+UNITS |= {word: word for word in WORDS["COUNTED"]} | aliases("ALIASES")
 NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], WORDS["NUMBERS"][1::2]))
 WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
@@ -81,18 +87,17 @@ PIECE = re.compile(r"""
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<gap>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
-        |\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
+        |(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
-    |(?P<matrix>\\(?:begin|end)\ *\{\ *\w+\*?\ *\}(?:\ *\{[lcr|]+\})?)
     |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
-    |(?P<greek>[Α-ω])|(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
+    |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
     |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
     |(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
@@ -104,19 +109,15 @@ def spelled(piece, font):
     """The tokens of letters, of a command or of a sign. font: are they in \\text?"""
     name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
     kind = KINDS.get(piece, KINDS.get(name))
-    if kind == "FUNC" or kind in FUNCTIONS:
-        return [("FUNC", name if kind == "FUNC" else kind)]
-    if name.removeprefix("var") in GREEK:
-        return [("name", name.removeprefix("var"))]
-    if kind in WORDS["SIGNS"]:
-        return [("unit", kind)]
+    if (kind or name) in NAMED:
+        return [(NAMED[kind or name], kind or name)]
     if kind or not re.match("[A-Za-z]", piece):
         return [] if kind in ("skip", "FONT") else [(kind or piece, piece)]
     return [("word" if font else "run" if len(name) > 1 else "name", name)]
 
 
 def special(kind, piece):
-    """The tokens of a number, as Fraction reads it, of dx/dt, a mark or a Greek letter."""
+    """The tokens of a number, as Fraction reads it, of dx/dt or a mark."""
     plain = unicodedata.normalize("NFKC", piece)
     match kind:
         case "num":
@@ -136,20 +137,14 @@ def special(kind, piece):
         case "derivative":
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
             return [("TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text)]
-        case "matrix":
-            return [(piece[1:4], re.findall(r"\w+", piece)[1])]
         case "row" | "numbers":
             return [(kind, re.findall("[A-Z]|$", plain)[0])]
         case "times":  # 1.5 x 10^5
             return [("*", piece)]
         case "clock":
             return [(kind, piece.replace("\\!", ""))]
-        case "mark":
-            marks = [KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece)]
-            return [(m if m == "°" else "'", m) for m in marks]
-    name = unicodedata.name(piece).split()[-1].lower().replace("lamda", "lambda")
-    name = name if piece.islower() else name.capitalize()
-    return [("π", "π") if name == "pi" else ("name", name)]
+    marks = [KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece)]
+    return [(m if m == "°" else "'", m) for m in marks]
 
 
 def tokens(text, commas=True):
@@ -189,7 +184,7 @@ def tokens(text, commas=True):
 # ------------------------------------------------------------------ the grammar
 
 RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
-CLOSING = ["", *") ] } \\} row end".split()]
+CLOSING = ["", *") ] } \\} row \\end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
 NAMED_SETS = dict(zip(SETS, SETS), natural="N", positive="N", integer="Z", integers="Z")
@@ -198,7 +193,7 @@ SQUARES = {"square": 2, "sq": 2, "cubic": 3}
 SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
-FACTORS = "num unit FUNC frac binom beg ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
+FACTORS = "num unit FUNC frac binom \\begin ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set": ("set", (), ()),
         "(there (is|are) )?no (real )?solutions?": ("set", (), ())}
@@ -516,7 +511,7 @@ class Parser:
             case "frac" | "binom":
                 kind = ("/",) if token.kind == "frac" else ("f", "binom")
                 return (*kind, self.argument(), self.argument())
-            case "beg" if token.text.strip("pbB") in ("matrix", "array", "smallmatrix"):
+            case "\\begin":
                 return self.matrix()
         raise Unread(f"no value at {token.text!r}")
 
@@ -610,7 +605,7 @@ class Parser:
             argument = self.bracket(self.take())
         else:
             argument = self.expression(DEGREES)
-            while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "beg"):
+            while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "\\begin"):
                 argument = ("*", argument, self.expression(DEGREES))
         if function in CIRCULAR:  # 30° in radians
             argument = replaced(argument, {unit("deg"): ("/", ("const", "π"), num(180))})
@@ -621,13 +616,16 @@ class Parser:
 
     def matrix(self):
         """The rows as a sequence of sequences, a column as one."""
+        if self.argument_text().strip("pbB*") not in ("matrix", "array", "smallmatrix"):
+            raise Unread("no matrix")
         rows = []
-        while not self.take("end"):
+        while not self.take("\\end"):
             if not self.take("row"):
-                row = self.answer("row", "end")
+                row = self.answer("row", "\\end")
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
+        self.argument_text()
         return ("seq", "", "", (*rows,))
 
     def unit(self, token):

@@ -260,7 +260,7 @@ def label(node):
         case ("f", "abs", part):
             return points_only(part) or part == ("name", "z")
         case ("f", name, *_):
-            return name not in (*FUNCTIONS, *WORDS["OPERATIONS"])
+            return name not in (*FUNCTIONS, *WORDS["name"])
         case ("*" | "^", *_):
             return points_only(node)
         case ("/", *parts) | ("seq", _, _, parts):
