@@ -194,7 +194,8 @@ def claim(args, problems, out):
         for name, value in {**settings, **sums}.items():
             known = name in settings or None not in (value, before.get(name))
             if known and value != before.get(name):
-                refuse(f"--out {out} was begun with {name} {before.get(name)}, not {value}")
+                refuse(f"--out {out} was begun with {name} {before.get(name)}, not {value}; "
+                       "give another")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
     except Exception as e:  # settings.json may hold anything

@@ -597,6 +597,10 @@ class Method:
     like_reinforce: bool = True     # is that its gradient at ratio 1? A test compares
     source: str = ""
 
+    def __post_init__(self):
+        for f in self.functions:
+            require(callable(f), f"a row is made of functions: {f!r} is none")
+
     @property
     def selects(self):
         return self.select if isinstance(self.select, tuple) else (self.select,)

@@ -101,7 +101,9 @@ def math(completion, answer):
 
 
 def math_gold(gold):
-    return type(gold) in (str, int, float) and readable(gold)
+    """Control characters are JSON's reading of one backslash: of "\\frac" it makes a form feed."""
+    return (type(gold) in (str, int, float) and readable(gold)
+            and not re.search(r"[\a\b\f\r\t\v]", str(gold)))
 
 
 # ------------------------------------------------------------------ tables

@@ -124,6 +124,11 @@ train_all() {
       for seed in ${SEEDS:-0}; do
         out=$RUNS/$method-$steps-$seed$suffix
         folders+=("$out")
+        [ ! -f "$out/config.json" ] || grep -q "\"$out\"" "$out/config.json" || {
+          echo "run_all.sh: $out holds a run that was started by hand, perhaps with other flags:" \
+            "move it, or take another folder by RUNS=" >&2
+          exit 2
+        }
         # shellcheck disable=SC2086
         $TRAIN --loss "$method" --steps_per_rollout "$steps" --seed "$seed" --out "$out" \
           --resume $EXTRA

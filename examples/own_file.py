@@ -17,6 +17,8 @@ for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
         print(f"own_file.py: {e}", file=sys.stderr)
         sys.exit(2)
     rows = [problem for problem in problems if "completion" in problem]
+    if not rows:
+        print("no row has a completion: nothing is graded")
     graded = grade(rows, [[str(row["completion"])] for row in rows])
     counts = Counter(fault.kind if fault else "right" if reward == 1 else "wrong"
                      for (reward, fault), in graded)

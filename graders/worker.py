@@ -139,7 +139,10 @@ def settled(job, result):
 def graded(call, name, arguments):
     """-> [reward, fault as a pair, or None] of a job. An exception is a fault and is not raised."""
     try:
-        return [float(call(name, *arguments)), None]
+        reward = call(name, *arguments)
+        if reward is None:
+            raise TypeError("it returned None: is a return missing?")
+        return [float(reward), None]
     except Ungraded as e:
         fault = e.kind, ""
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
