@@ -1,6 +1,6 @@
 """Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
-`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, of Run.save (flags,
-rollout, the method's state, totals, its first record, pending rollouts).
+`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, OF_RUN (flags, rollout,
+the method's state, totals, its first record, pending rollouts).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout) and an engine's number. A run continues on any other number of ranks.
@@ -11,14 +11,17 @@ Trainer.restore and Run take over trainer.pt.
 import ast
 import json
 import shutil
+from collections import deque
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from engine import parallel
+from engine.policy import Batch
 from harness import checksums
-from harness.combinations import refuse
-from harness.failures import RunFailed
+from harness.failures import RunFailed, refusing
 from harness.files import checkpoint_folders, default_out, write, writing
 from losses import require
 
@@ -27,12 +30,14 @@ CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
+OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes, in trainer.pt
 
 # ---------------------------------------------------------------------------- what a run was
 
 def saved_config(args):
     """-> config.json of the run that --resume continues, or starts again where it has no checkpoint
-    yet, and trees of losses.py and rewards.py; without values where there is no such run."""
+    yet, and trees of losses.py and rewards.py; without values where there is no such run. Raises
+    ValueError where they cannot be read."""
     path = default_out(args) / "config.json"
     if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
         return dict(flags={}, derived=[])
@@ -44,38 +49,37 @@ def saved_config(args):
         return {name: kind(config[name]) for name, kind in dict(
             flags=dict, checksums=dict, derived=list, history=list, code=dict).items()}
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
-        refuse(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; another "
-               "--out starts a new run")
+        raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
+                         "another --out starts a new run") from None
 
 
 def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
+@refusing("train.py")
 def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
     now: flags_of(args). sums, roots: of start.load_data. -> sums, an unknown one as the run's."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return sums  # without a checkpoint it starts again, perhaps with other flags
-    config = saved_config(args)
-    saved, known = config["flags"], config["checksums"]
+    saved, known = args.saved["flags"], args.saved["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
-        refuse(f"{changes[name]}: the checkpoint's weights are those of the run; train another "
-               "with --model CHECKPOINT")
+        raise ValueError(f"{changes[name]}: the checkpoint's weights are those of the run; train "
+                         "another with --model CHECKPOINT")
     changes |= {name: f"the {name} changed" for name, x in sums.items()
                 if x != (known.get(name) or x)}
-    for name, tree in config["code"].items():  # what method and verifiers reach of the file
+    for name, tree in args.saved["code"].items():  # what method and verifiers reach of the file
         if places := differing(*(checksums.reached(x, roots)
                                  for x in (tree, ast.parse(checksums.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
     learnt = [text for name, text in changes.items()
               if name not in CHANGEABLE or (ends and name == "rollouts")]
-    if learnt and not args.force:
-        refuse(f"{'; '.join(learnt)}: training depends on that; another --out begins anew, --force "
-               "continues all the same")
+    require(args.force or not learnt, f"{'; '.join(learnt)}: training depends on that; another "
+            "--out begins anew, --force continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
     return {**known, **sums}
@@ -104,17 +108,21 @@ def read_pickle(path, **options):
 
 
 def resumed(args):
-    """-> what the newest checkpoint of the run that --resume continues has of the run, a dict, with
-    its `folder` and the `trainer`'s part; None without one. Raises RunFailed for a damaged one."""
+    """-> of the newest checkpoint of the run that --resume continues: `folder`; the `trainer`'s
+    part; the `run`'s, attributes of Run. None without one. Raises RunFailed for a damaged one."""
     folders = checkpoint_folders(default_out(args)) if args.resume else []
     if not folders:
         return None
-    folder = folders[-1]
+    folder, device = folders[-1], parallel.device()
     with reading(folder):  # mapped: on a node every rank would have all ranks' moments
         content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
-        rollout = content["run"]["rollout"]
-        require(rollout == int(folder.name[-6:]), f"it is of rollout {rollout}")
-        return dict(content["run"], folder=folder, trainer=content["trainer"])
+        run = {name: content["run"][name] for name in OF_RUN}
+        require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
+        if any(getattr(args, name) != run["flags"][name] for name in ("loss", "advantage")):
+            run["state"] = {}  # another method's averages mean nothing
+        run["pending"] = deque((Batch(**batch).to(device), rewards.to(device), *rest)
+                               for batch, rewards, *rest in run["pending"])
+        return dict(folder=folder, trainer=content["trainer"], run=run)
 
 
 @contextmanager
@@ -130,27 +138,29 @@ def reading(folder):
                         "another version wrote it, its commit is in config.json") from None
 
 
-def save(out, trainer, tokenizer, recipe, keep, **of_run):
-    """Writes a checkpoint aside and renames it, so that a folder of its name is whole. The last
-    `keep` stay. of_run: of the Run, with `rollout`, its number. recipe: the model's recipe.json,
-    copied if there is one. Raises OSError, and then leaves the checkpoints before it."""
+def save(run):
+    """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
+    last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
+    trainer, recipe = run.trainer, Path(run.args.model, "recipe.json")
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
                if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
-    content = dict(run=of_run, trainer=trainer.state())
-    aside = out / "checkpoints" / "unfinished"
-    folder = aside.with_name(f"rollout_{of_run['rollout']:06d}")
+    kept = {name: getattr(run, name) for name in OF_RUN}
+    kept["pending"] = [(asdict(batch), *rest) for batch, *rest in run.pending]
+    content = dict(run=kept, trainer=trainer.state())
+    aside = run.out / "checkpoints" / "unfinished"
+    folder = aside.with_name(f"rollout_{run.rollout:06d}")
 
     def write_folder():
         try:
             with writing(folder, aside):  # it renames aside to folder at its end
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
-                tokenizer.save_pretrained(aside)
+                run.tokenizer.save_pretrained(aside)
                 torch.save(content, aside / "trainer.pt")
                 if recipe.is_file():
                     shutil.copy(recipe, aside)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        for old in checkpoint_folders(out)[:-keep]:
+        for old in checkpoint_folders(run.out)[:-run.args.keep]:
             shutil.rmtree(old.rename(aside), ignore_errors=True)  # NFS keeps open files
     parallel.on_rank0(write_folder)
 

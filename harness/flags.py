@@ -4,19 +4,22 @@ import argparse
 import difflib
 import inspect
 import math
+import os
 import re
+from functools import partial
 
 import data
 import losses
-from data.prompts import TEMPLATES
+from data.prompts import TEMPLATES, template_kwargs
 from data.recipe import BASE, settings_of
 from engine import parallel
-from engine.sampler import default_kind
-from harness import combinations, failures, method_check
+from engine.sampler import default_kind, has_vllm
+from harness import failures, method_check
 from harness.checkpoint import saved_config
-from harness.combinations import GIVEN, refuse, refusing
-from harness.files import default_out
+from harness.files import default_out, folder_fault
 from losses import METHODS, keyword_only, require
+
+refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
@@ -24,9 +27,11 @@ OF_A_RECIPE = (
     "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
     "kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
-OF_THIS_START = set("out resume force check help origin roots".split())
+OF_THIS_START = set("out resume force check help origin roots saved".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
-SAVED, FOLLOWS = "the run's config.json", "follows from other flags"
+GIVEN, SAVED, FOLLOWS = "given", "the run's config.json", "follows from other flags"
+# flags that say something of another flag
+NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")
 
 
 # ---------------------------------------------------------------------------- parsing
@@ -212,8 +217,8 @@ class Settings(argparse.Namespace):
 @refusing()
 def parse_args(argv, description, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin says where values come from
-    that are not the flags' own defaults: {flag: words}. rehearsal: vLLM may be absent, and the
-    run's folder may hold a run."""
+    that are not the flags' own defaults: {flag: words}; args.saved is what checkpoint.saved_config
+    found. rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -235,13 +240,13 @@ def parse_args(argv, description, rehearsal=False):
     args = parser.merge(given, *files)
     check_known(unknown, chosen.loss, method, parser.rows)
     check_data_dir(args, args.data, args.eval_data or args.data)
-    if args.resume and not saved and {*given} <= {"resume", "out", "force"}:
-        refuse(f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
+    require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
+            f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
-    combinations.check(args, method, rehearsal)
+    check(args, method, rehearsal)
     settings = Settings()
-    vars(settings).update(vars(args), roots=[
+    vars(settings).update(vars(args), saved=config, roots=[
         f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
         "policy_loss", "group_advantages"])
     return settings, method
@@ -252,27 +257,29 @@ def recipe_of(model):
     source = "the model's recipe.json" if model else "the embedded base's"
     settings = settings_of(model)
     for name in settings.keys() - OF_A_RECIPE:
-        refuse(f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
+        raise ValueError(
+            f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
     return source, settings
 
 
 def add_method_flags(parser, name, method):
-    """The keyword-only arguments of a row's functions are its flags. Refuses those that cannot."""
+    """The keyword-only arguments of a row's functions are its flags. Raises ValueError for those
+    that cannot."""
     common, defaults = {*parser.rows, *OF_THIS_START}, {}
     for f in method.functions:
         where, own = f"{name}: {method_check.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
-            if (p.kind is p.KEYWORD_ONLY) != (p.default is not p.empty):
-                refuse(f"{where}: {p.name} has to be keyword-only and have a default, as in "
-                       f"{f.__name__}(..., *, {p.name}=1.0)")
+            require((p.kind is p.KEYWORD_ONLY) == (p.default is not p.empty),
+                    f"{where}: {p.name} has to be keyword-only and have a default, as in "
+                    f"{f.__name__}(..., *, {p.name}=1.0)")
         if own.keys() - parser.rows:
             parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
         for flag, default in own.items():
-            if flag in common:
-                refuse(f"{where}: --{flag} is a flag of train.py already; give another name")
-            if defaults.setdefault(flag, default) != default:
-                refuse(f"{where}: {flag} is {default} here, {defaults[flag]} in another function "
-                       "of the row; one flag has one default")
+            require(flag not in common,
+                    f"{where}: --{flag} is a flag of train.py already; give another name")
+            require(defaults.setdefault(flag, default) == default,
+                    f"{where}: {flag} is {default} here, {defaults[flag]} in another function of "
+                    "the row; one flag has one default")
             if flag not in parser.rows:
                 value = method.flags[flag]
                 parser.flag(flag, value, "", type=float if value is None else None)
@@ -296,6 +303,51 @@ def check_data_dir(args, *names):
     """--data_dir is for the Hub's sets. names: of the sets."""
     require(not args.data_dir or {*names} & {*data.SETS},
             f"--data_dir is for {', '.join(data.SETS)}, and {names[0]} is none of them")
+
+
+def check(args, method, rehearsal):
+    """Raises ValueError, a sentence, for a method, and combinations of flags, and folders, that
+    cannot work."""
+    template_kwargs(args.template_kwargs, args.template)
+    with refusing(f"{args.loss}: "):
+        method_check.check(method, args.group_size, shaped=bool(args.overlong_penalty),
+                           reference=args.kl_coef)
+    fault = parallel.unusable_gpu() or folder_fault(args.model)
+    ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
+    problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
+    dealt = problems if args.shuffle == "groups" else problems * G
+    out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
+    for wrong, sentence in [
+        (fault, fault),
+        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
+         f"--out {out} already holds a run, which --resume continues; give another"),
+        *[(args.origin.get(name) == GIVEN and not getattr(args, other),
+           f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
+        (args.offload and "RANK" not in os.environ,
+         "--offload is FSDP's: start with torchrun --nproc_per_node 1 train.py ..."),
+        (not vllm and (args.tp > 1 or args.max_num_seqs
+                       or args.origin.get("gpu_memory_utilization") == GIVEN),
+         "--tp, --max_num_seqs and --gpu_memory_utilization are for --sampler vllm"),
+        (vllm and args.sampler_dtype == "float8",
+         "--sampler_dtype float8 is for --sampler transformers"),
+        (vllm and not has_vllm() and not rehearsal,
+         "--sampler vllm: vllm is not installed here; --sampler transformers needs nothing more"),
+        (ranks % args.tp, f"--tp {args.tp} does not divide the number of ranks, {ranks}"),
+        (engines > problems,
+         f"--problems_per_rollout must be at least the number of engines, {engines}"),
+        (args.check and args.resume, "--check starts a run anew: it goes without --resume"),
+        (dealt % steps, f"{problems} problems x {G} completions: {dealt} {args.shuffle} do not "
+         f"divide into --steps_per_rollout {steps}"),
+        (args.overlong_penalty > args.max_tokens,
+         f"--overlong_penalty must be at most --max_tokens, {args.max_tokens}"),
+        (args.overlong_penalty and method.advantage is losses.maxrl,
+         "maxrl divides by a group's mean reward, which --overlong_penalty can bring near 0"),
+        (method.advantage is losses.none and not args.teacher,
+         "the advantage none learns from a teacher alone: --teacher MODEL"),
+        ({*losses.CORRECTIONS} & {*method.selects} and args.old_logprobs == "sampler",
+         f"--select {args.select} corrects for the sampler a second time: --old_logprobs sampler "
+         "is already its own")]:
+        require(not wrong, sentence)
 
 
 def follow(args, method):

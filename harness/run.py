@@ -8,7 +8,6 @@ from collections import Counter, deque
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,13 +16,12 @@ import losses
 from engine import parallel
 from engine.completion import seed_of
 from engine.parallel import say
-from engine.policy import Batch, compute_logprobs
+from engine.policy import compute_logprobs
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log, method_check
-from harness.combinations import refuse
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of
+from harness.flags import FOLLOWS, flags_of, refuse
 
 
 def claim_folder(args):
@@ -38,7 +36,7 @@ def claim_folder(args):
             lock(out)
             return out
         except (FileExistsError, BlockingIOError):
-            if args.out or args.resume:  # of which combinations.py saw that it holds no run
+            if args.out or args.resume:  # of which flags.check saw that it holds no run
                 refuse(f"--out {out} is a file, or another process's folder")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
@@ -49,7 +47,7 @@ def begin(args, method, flags, sums, rollout):
     command, with the commit and the checksums `sums`, and `rollout`, after which it holds: 0 for a
     run that begins."""
     out = claim_folder(args)
-    history = checkpoint.saved_config(args)["history"] if rollout else []
+    history = args.saved["history"] if rollout else []
     now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=sums)
     if args.resume:
         checkpoint.rewind(out, rollout)
@@ -75,35 +73,22 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        self.flags = flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
-                                  eval_problems=eval_problems or args.eval_problems)
-        device = parallel.device()
-        kept = resumed or dict(flags=flags, rollout=0, state={}, totals={}, pending=[],
-                               first=None)
-        with checkpoint.reading(resumed and resumed["folder"]):
-            self.rollout, self.totals = kept["rollout"], Counter(kept["totals"])
-            changed = any(flags[name] != kept["flags"][name] for name in ("loss", "advantage"))
-            self.state = {} if changed else kept["state"]  # another method's averages mean nothing
-            self.pending = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                                 for batch, rewards, *rest in kept["pending"])
-            self.first = kept["first"]
+        vars(self).update(resumed["run"] if resumed else dict(
+            rollout=0, state={}, totals=Counter(), pending=deque(), first=None))
+        self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
+                          eval_problems=eval_problems or args.eval_problems)
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out = parallel.on_rank0(begin, args, trainer.method, flags, sums, self.rollout)
+        self.out = parallel.on_rank0(begin, args, trainer.method, self.flags, sums, self.rollout)
         say(banner(args, trainer, self.out, self.rollout))
 
     def save(self):
         """A checkpoint, where one is due: every --save_every rollouts, at the end, on a signal."""
-        args = self.args
         # all ranks decide here, and only here: a signal that comes later is for the next rollout
-        last = self.rollout == args.rollouts
+        last = self.rollout == self.args.rollouts
         self.stopping = [] if last else sum(parallel.gather(self.signals), [])
-        if self.stopping or last or self.due(args.save_every):
-            checkpoint.save(
-                self.out, self.trainer, self.tokenizer, Path(args.model, "recipe.json"), args.keep,
-                flags=self.flags, rollout=self.rollout, state=self.state, totals=self.totals,
-                first=self.first,
-                pending=[(asdict(batch), *rest) for batch, *rest in self.pending])
+        if self.stopping or last or self.due(self.args.save_every):
+            checkpoint.save(self)
 
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):

@@ -13,9 +13,8 @@ from engine.parallel import say
 from engine.sampler import make_sampler
 from engine.vllm_settings import Resources
 from harness import checkpoint, checksums
-from harness.combinations import refuse, refusing
 from harness.failures import room_for
-from harness.flags import dtype_of_sampler
+from harness.flags import dtype_of_sampler, refuse, refusing
 from losses import require
 from rewards import announce
 
