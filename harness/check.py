@@ -35,12 +35,12 @@ def sampled(s, temperature, seed):
 def agreement(s, when, temperature, batch):
     """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
     s.policy.temperature = temperature
-    told = log.sampler_gap(compute_logprobs(s.policy, batch)[0], batch)
+    logprobs, _ = compute_logprobs(s.policy, batch)
     s.policy.temperature = s.args.temperature
     # in bfloat16 single tokens are off: there the mean counts, and float8 is another policy
     limit = math.inf if s.args.sampler_dtype == "float8" else 0.05
     kind, name, limit = ("largest", "max", 1e-3) if s.exact else ("mean", "mean", limit)
-    gap = told[f"sampler/logp_absdiff_{name}"]
+    gap = log.sampler_gap(logprobs, batch)[f"sampler/logp_absdiff_{name}"]
     return (f"log probabilities of sampler and trainer, {when}",
             f"{kind} gap {gap:.1e}, limit {limit}", gap < limit,
             "--sampler_dtype, --sampler; the versions in requirements.txt")

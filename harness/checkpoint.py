@@ -171,7 +171,7 @@ def rewind(out, rollout):
     shutil.rmtree(out / "checkpoints" / "unfinished", ignore_errors=True)
     for path in (out / "metrics.jsonl", out / "samples.jsonl"):
         if not rollout and path.exists():
-            path.replace(path.with_name(path.name + ".old"))
+            path.replace(f"{path}.old")
         path.touch()
         try:
             kept = [line for line in path.read_bytes().splitlines(keepends=True)

@@ -92,11 +92,11 @@ class Parser(argparse.ArgumentParser):
         args = argparse.Namespace(**self.rows, origin={})
         for words, values in files:
             self.source = f"{words}: "
-            found = vars(self.parse_args([
+            known = {name: x for name, x in values.items() if name in self.rows and x is not None}
+            self.parse_args([
                 (f"--{name}" if x else f"--no-{name}") if isinstance(x, bool) else f"--{name}={x}"
-                for name, x in values.items() if name in self.rows and x is not None]))
-            vars(args).update(found)
-            args.origin.update(dict.fromkeys(found, words))
+                for name, x in known.items()], args)
+            args.origin.update(dict.fromkeys(known, words))
         self.source = ""
         vars(args).update(given)
         args.origin.update(dict.fromkeys(given, GIVEN))
@@ -310,8 +310,7 @@ def check(args, method, rehearsal):
     cannot work."""
     template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "):
-        method_check.check(method, args.group_size, shaped=bool(args.overlong_penalty),
-                           reference=args.kl_coef)
+        method_check.check(method, args)
     fault = parallel.unusable_gpu() or folder_fault(args.model)
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
@@ -372,4 +371,6 @@ def dtype_of_sampler(args):
 def flags_of(args):
     """The flags as config.json keeps them. The embedded base is None: its folder moves."""
     flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
-    return dict(flags, model=None if args.origin.get("model") == FOLLOWS else args.model)
+    if args.origin.get("model") == FOLLOWS:
+        flags["model"] = None
+    return flags

@@ -11,18 +11,17 @@ import losses
 from losses import Tokens, require
 
 
-def check(method, group_size, shaped, reference):
-    """shaped: are rewards other than 0 and 1? reference: is there a reference model?"""
+def check(method, args):
     with torch.random.fork_rng(devices=[]):
-        check_advantage(method, group_size, shaped)
-        check_step(method, reference)
+        check_advantage(method, args.group_size, bool(args.overlong_penalty))
+        check_step(method, *toy(args.kl_coef))
 
 
 def named(f):
     return f"the function {f.__name__} of losses.py"
 
 
-def toy(reference=False):
+def toy(reference):
     """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 3 no token, row 4 A = 0; the
     halves have other means, and prompts in common. reference: is there a reference model?"""
     rows = torch.arange(8)[:, None]
@@ -90,10 +89,8 @@ def gradient(method, tokens, size):
     return found
 
 
-def check_step(method, reference=False):
+def check_step(method, tokens, size):
     """Tries a row on a step, on the step with more padding, on its halves, and at ratio 1."""
-    tokens, size = toy(reference)
-
     def gradient_of(change):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
         return gradient(method, part, size)

@@ -42,21 +42,21 @@ def claim_folder(args):
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
 
-def begin(args, method, flags, sums, rollout):
-    """-> the run's folder, with the logs until now, its code and config.json. Its history has each
-    command, with the commit and the checksums `sums`, and `rollout`, after which it holds: 0 for a
-    run that begins."""
-    out = claim_folder(args)
-    history = args.saved["history"] if rollout else []
-    now = dict(after=rollout, command=sys.argv, git=log.commit(), checksums=sums)
+def begin(run, sums):
+    """-> the folder of a Run, with the logs until now, its code and config.json. Its history has
+    each command, with the commit and the checksums `sums`, and the rollout after which it holds: 0
+    for a run that begins."""
+    args, out = run.args, claim_folder(run.args)
     if args.resume:
-        checkpoint.rewind(out, rollout)
+        checkpoint.rewind(out, run.rollout)
     for name, text in checksums.CODE.items():
         write(out / name, text)
-    config = dict(flags=flags,  # those derived: anew, when the run is resumed
+    before = args.saved["history"] if run.rollout else []
+    now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=sums)
+    config = dict(flags=run.flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
-                  method=losses.describe(args.loss, method),
-                  versions=log.versions(), history=[*history, now])
+                  method=losses.describe(args.loss, run.trainer.method),
+                  versions=log.versions(), history=[*before, now])
     write(out / "config.json", json.dumps(config, indent=1))
     return out
 
@@ -79,7 +79,7 @@ class Run(AbstractContextManager):
                           eval_problems=eval_problems or args.eval_problems)
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out = parallel.on_rank0(begin, args, trainer.method, self.flags, sums, self.rollout)
+        self.out = parallel.on_rank0(begin, self, sums)
         say(banner(args, trainer, self.out, self.rollout))
 
     def save(self):
@@ -160,25 +160,23 @@ class Run(AbstractContextManager):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
-        args, tokens = self.args, metrics["len/sum"]
         seconds = perf_counter() - self.began
-        of_steps = log.optimizer_steps(steps)
-        self.totals.update(step=len(steps), tokens=tokens, seconds=seconds)
+        self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         record = self.write({
-            **self.totals, **of_steps, **metrics,  # whose entropy is the rollout's
+            **self.totals, **log.optimizer_steps(steps),
+            **metrics,  # whose entropy is the rollout's
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
             **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
             **self.times, "perf/tokens_per_s": self.sampled / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        warnings = log.warnings(record, self.first, batch.advantages, args)
-        for kind, text in warnings.items():
+        for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
-        self.warned |= warnings.keys()
+                self.warned.add(kind)
         failed = metrics["grader/error"] + metrics["grader/timeout"]
-        if 3 * failed >= (of := metrics["groups/sampled"] * args.group_size):
+        if 3 * failed >= (of := metrics["groups/sampled"] * self.args.group_size):
             raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
                             "the errors and timeouts are printed above; the verifiers are in "
                             "rewards.py")

@@ -133,9 +133,8 @@ def load_tokenizer(args, train_set, test_set):
             args.max_prompt_tokens + args.max_tokens)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
-    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)[:args.eval_problems]
-    train_set = train_set if made else short
-    return tokenizer, eos, train_set, test_set
+    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
+    return tokenizer, eos, train_set if made else short, test_set[:args.eval_problems]
 
 
 def load_sampler(args, trainer, eos):

@@ -1,9 +1,9 @@
 """Statistics of scores: mean@n, pass@k, maj@n, standard errors, intervals."""
 
-import itertools
 import math
 from collections import defaultdict
 from statistics import fmean as mean
+from statistics import variance
 
 import data
 from graders import votes
@@ -21,10 +21,8 @@ def standard_error(values, clusters):
     middle, sums = mean(values), defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - middle
-    if len(sums) == 1:
-        return None
-    spread = sum(x**2 for x in sums.values())
-    return (spread * len(sums) / (len(sums) - 1)) ** 0.5 / len(values)
+    if len(sums) > 1:
+        return (variance(sums.values(), 0) * len(sums)) ** 0.5 / len(values)
 
 
 def by_problem(groups):
@@ -72,7 +70,7 @@ def summarise(problems, groups):
     error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
     mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
     of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
-    rows = list(itertools.chain(*groups))
+    rows = [row for of_problem in groups for row in of_problem]
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
@@ -89,9 +87,8 @@ def benchmark_results(problems, groups):
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
     if vote and not others:
-        # an unread one, or where the verifier failed, has no vote
-        wrong = [[vote(row["completion"]) for row in rows
-                  if row["reward"] != 1 and not row["fault"]] for rows in groups]
-        results[f"maj@{n}"] = mean(votes.majority(of, sum(row["reward"] == 1 for row in rows))
-                                   for of, rows in zip(wrong, groups))
+        results[f"maj@{n}"] = mean(votes.majority(
+            # an unread one, or where the verifier failed, has no vote
+            [vote(row["completion"]) for row in rows if row["reward"] != 1 and not row["fault"]],
+            sum(row["reward"] == 1 for row in rows)) for rows in groups)
     return results
