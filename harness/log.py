@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from graders.worker import FAULTS
-from harness.stats import mean
+from harness.stats import mean, of_rows
 
 # metrics of losses.step_metrics with other names in the log; clip_... becomes clip/..., those of a
 # correction, ..._dropped and ..._bounded, sampler/..., and other names policy/...
@@ -41,20 +41,17 @@ def mean_of_some(values):
 
 def outcome(groups):
     """reward/, groups/, len/ and grader/ of Groups. A reward of 1 is a solved problem."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    completions = [c for group in groups for c in group.completions]
-    lengths = [len(c.tokens) for c in completions]
-    faults = Counter(fault.kind for group in groups for fault in group.faults if fault)
+    rows = [row for group in groups for row in group.rows()]
+    means, faults = of_rows(rows), Counter(x.kind for group in groups for x in group.faults if x)
     return {
-        "reward/mean": mean(rewards),
-        "reward/unreadable_frac": faults["unparsed_answer"] / len(rewards),
+        "reward/mean": means["reward"], "reward/unreadable_frac": means["unreadable_frac"],
         "groups/solved_all": mean({*group.rewards} == {1} for group in groups),
         "groups/mixed": mean(len({*group.rewards}) > 1 for group in groups),
         "groups/sampled": len(groups),
-        "len/mean": mean(lengths), "len/sum": sum(lengths),
-        "len/truncated_frac": mean(c.truncated for c in completions),
-        "len/mean_correct": mean_of_some(n for n, r in zip(lengths, rewards) if r == 1),
-        "len/mean_wrong": mean_of_some(n for n, r in zip(lengths, rewards) if r != 1),
+        "len/mean": means["mean_length"], "len/sum": sum(row["tokens"] for row in rows),
+        "len/truncated_frac": means["truncated_frac"],
+        "len/mean_correct": mean_of_some(row["tokens"] for row in rows if row["reward"] == 1),
+        "len/mean_wrong": mean_of_some(row["tokens"] for row in rows if row["reward"] != 1),
         **{f"grader/{kind}": faults[kind] for kind in FAULTS}}
 
 
@@ -103,9 +100,9 @@ def versions():
 
 def commit():
     """The code's git commit, with "+" where files differ from it; None outside a repository."""
-    command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
     with suppress(OSError):  # git is not installed
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        done = subprocess.run("git describe --always --abbrev=40 --exclude=* --dirty=+".split(),
+                              cwd=Path(__file__).parent, capture_output=True, text=True)
         return done.stdout.strip() or None
 
 

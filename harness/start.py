@@ -142,11 +142,11 @@ def load_sampler(args, trainer, eos):
     float8 = dict(float8=True) if args.sampler_dtype == "float8" else {}
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
     with refusing(f"--model {args.model} "), room_for("loading"):
-        sampler = make_sampler(args.sampler, args.model, dtype=dtype_of_sampler(args), **float8,
-                               eos=eos, head_dtype=args.head_dtype, stop=args.stop,
-                               max_length=args.max_prompt_tokens + args.max_tokens,
-                               adapters=adapters, resources=Resources(
-                                   args.gpu_memory_utilization, args.max_num_seqs, args.tp))
+        sampler = make_sampler(
+            args.sampler, args.model, dtype=dtype_of_sampler(args), eos=eos, adapters=adapters,
+            max_length=args.max_prompt_tokens + args.max_tokens, **float8,
+            resources=Resources(args.gpu_memory_utilization, args.max_num_seqs, args.tp),
+            **values(args, "head_dtype stop"))
         sampler.load_weights(trainer.weights(sampler.merged))
     return sampler
 
@@ -173,8 +173,8 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     with refusing(f"--model {names} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
-            lr=args.lr, factor=lr_factor(args.warmup, args.schedule, steps),
-            **values(args, f"teacher max_tokens weight_decay max_grad_norm {COEFFICIENTS}"))
+            factor=lr_factor(args.warmup, args.schedule, steps),
+            **values(args, f"lr teacher max_tokens weight_decay max_grad_norm {COEFFICIENTS}"))
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once

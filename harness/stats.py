@@ -65,19 +65,23 @@ def interval(values, clusters, limits):
     return max(limits[0], middle - half), min(limits[1], middle + half)
 
 
+def of_rows(rows):
+    """-> means over the rows of completions, as of rollout.Group.rows."""
+    return dict(reward=mean(row["reward"] for row in rows),
+                unreadable_frac=mean(row["fault"] == "unparsed_answer" for row in rows),
+                truncated_frac=mean(row["truncated"] for row in rows),
+                mean_length=mean(row["tokens"] for row in rows))
+
+
 def summarise(problems, groups):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over clusters of problems, reward (its mean), unreadable_frac, truncated_frac,
-    mean_length}. A reward of 1 is a right completion, and any other a wrong one."""
+    error over clusters of problems, and of_rows}. A reward of 1 is a right completion, and any
+    other a wrong one."""
     of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
-    rows = [row for of_problem in groups for row in of_problem]
     return {
         **{name: mean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
-        "reward": mean(row["reward"] for row in rows),
-        "unreadable_frac": mean(row["fault"] == "unparsed_answer" for row in rows),
-        "truncated_frac": mean(row["truncated"] for row in rows),
-        "mean_length": mean(row["tokens"] for row in rows)}
+        **of_rows([row for rows in groups for row in rows])}
 
 
 def benchmark_results(problems, groups):
