@@ -21,7 +21,7 @@ import torch
 from engine import parallel
 from engine.policy import Batch
 from harness import checksums
-from harness.failures import RunFailed, refusing
+from harness.failures import RunFailed, refusing, room_for
 from harness.files import checkpoint_folders, default_out, write, writing
 from losses import require
 
@@ -44,10 +44,10 @@ def saved_config(args):
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
-        config["checksums"] = config["history"][-1]["checksums"]
-        config["code"] = {x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE}
-        return {name: kind(config[name]) for name, kind in dict(
-            flags=dict, checksums=dict, derived=list, history=list, code=dict).items()}
+        history = list(config["history"])
+        return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
+                    checksums=dict(history[-1]["checksums"]),
+                    code={x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE})
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -127,10 +127,11 @@ def resumed(args):
 
 @contextmanager
 def reading(folder):
-    """Makes an error of the content of a checkpoint's trainer.pt RunFailed."""
+    """Makes an error of the content of a checkpoint's trainer.pt RunFailed, and a full GPU's."""
     try:
-        yield
-    except torch.OutOfMemoryError:
+        with room_for("loading"):
+            yield
+    except RunFailed:
         raise
     except Exception as e:  # such a file may hold anything
         raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): if it is damaged, --resume "

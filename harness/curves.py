@@ -18,9 +18,9 @@ PANELS = {  # metric: label of its panel
     "mean@n": "held-out mean@n", "pass@n": "held-out pass@n", "reward/mean": "reward",
     "policy/entropy": "entropy (nats)", "clip/frac": "share of tokens clipped",
     "policy/kl_old": "KL within the rollout (nats)"}
-ERRORS = "band: 1.96 standard errors over problems to either side"
 OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: least and most; "
-            f"held-out scores of one seed, {ERRORS}")
+            f"held-out scores of one seed, band: {NORMAL} standard errors over problems to either "
+            "side")
 
 
 def read(path):

@@ -285,7 +285,7 @@ def check_known(unknown, loss, method, common=()):
         name = word.split("=")[0]
         require(name.lower() not in ("true", "false"),
                 f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
-        owners = [other for other, row in METHODS.items() if name[2:] in row.flags]
+        owners = [other for other, row in METHODS.items() if name.removeprefix("--") in row.flags]
         names = [f"--{flag}" for row in METHODS.values() for flag in (*common, *row.flags)]
         what = (f" is a flag of {', '.join(owners)}" if owners else
                 f": there is no such flag{did_you_mean(name, names)}; --help lists them")

@@ -155,11 +155,10 @@ def warnings(record, first, advantages, args):
             f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
             "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
             "2505.22617) or a lower --lr usually helps")
+    usual = max(10 * first[GAP], USUAL_GAP[args.dtype])
     if record is first:  # of 16 bits as --check; float8 or another temperature is another policy
-        same = args.sampler_dtype != "float8" and args.sampler_temperature == args.temperature
-        usual = 0.05 if same else math.inf
-    else:
-        usual = max(10 * first[GAP], USUAL_GAP[args.dtype])
+        other = args.sampler_dtype == "float8" or args.sampler_temperature != args.temperature
+        usual = math.inf if other else 0.05
     if record[GAP] > usual:
         found["gap"] = (
             f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "

@@ -12,6 +12,7 @@ from losses import Tokens, require
 
 
 def check(method, args):
+    """Raises ValueError for a row that cannot learn from groups, rewards or a KL of these flags."""
     with torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
         check_step(method, *toy(args.kl_coef))
@@ -94,8 +95,9 @@ def check_step(method, tokens, size):
     def gradient_of(change):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
         return gradient(method, part, size)
-    whole, again = (gradient(method, tokens, size) for _ in range(2))
-    draws = not torch.equal(whole, again)  # random numbers, others for another shape
+    whole = gradient(method, tokens, size)
+    # random numbers, others for another shape
+    draws = not torch.equal(whole, gradient(method, tokens, size))
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
     require(draws or torch.allclose(wide, whole, 1e-5),
             "its gradient depends on padding: means and sums have to leave it out, as "
@@ -126,8 +128,7 @@ def not_finite(method, tokens):
     tokens = tokens.masked()
     for f in (*method.selects, method.objective):
         made[named(f)], _ = losses.with_numbers(method.call(f, tokens))
-    gradient_of = f"the gradient of {named(method.objective)}"
-    made[gradient_of] = losses.weight_on_logprob(method, tokens)
+    made[f"the gradient of {named(method.objective)}"] = losses.weight_on_logprob(method, tokens)
     return next((f"; not finite: {name}" for name, x in made.items()
                  if not x[tokens.mask].isfinite().all()), "")
 
@@ -140,8 +141,8 @@ def check_advantage(method, group_size, shaped):
     def advantages_of(rewards):
         return call(method, method.advantage, rewards.shape, rewards - 0.5 * shaped,
                     dict(entropy=1.0))
-    advantages, again = advantages_of(rewards), advantages_of(rewards)
-    draws = not torch.equal(advantages, again)
+    advantages = advantages_of(rewards)
+    draws = not torch.equal(advantages, advantages_of(rewards))
     for n in (1, 4):  # of the first group, then of all
         turned, expected = (torch.cat([x[:n].roll(1, 1), x[n:]]) for x in (rewards, advantages))
         require(draws or torch.allclose(advantages_of(turned), expected),
