@@ -68,6 +68,8 @@ def checkpoint_folders(out):
 def folder_fault(model):
     """A sentence on a path that is no model's folder; None for one that is, or an id of the Hub."""
     folder = Path(model)
+    if not folder.exists() and (model.count("/") > 1 or model[0] in "./~"):  # no id has that
+        return f"--model {model}: there is no such folder"
     if (folder / "metrics.jsonl").exists():
         checkpoints = ", ".join(map(str, checkpoint_folders(folder))) or "none yet"
         return f"--model {model} is a run's folder, not a model's; its checkpoints: {checkpoints}"

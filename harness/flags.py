@@ -207,13 +207,19 @@ def add_flags(flag, section):
 
 # ---------------------------------------------------------------------------- the command line
 
+class Settings(argparse.Namespace):
+    """The flags of a run. They are resolved once: what is found later is the Run's."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"--{name} is resolved: it stays {getattr(self, name, None)}")
+
+
 @refusing()
 def parse_args(argv, description, rehearsal=False):
-    """-> args, which stay as they are here: what is found later is the Run's; and the Method with
-    its hyperparameters. args.origin says where values come from that are not the flags' own
-    defaults: {flag: words}; args.saved is checkpoint.saved_config's; args.roots names the functions
-    of losses.py at which the method begins. rehearsal: vLLM may be absent, and the run's folder may
-    hold a run."""
+    """-> args, and the Method with its hyperparameters. args.origin says where values come from
+    that are not the flags' own defaults: {flag: words}; args.saved is checkpoint.saved_config's;
+    args.roots names the functions of losses.py at which the method begins. rehearsal: vLLM may be
+    absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
@@ -240,10 +246,11 @@ def parse_args(argv, description, rehearsal=False):
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     follow(args, method)
     check(args, method, rehearsal)
-    args.saved, args.roots = config, [
+    settings = Settings()
+    vars(settings).update(vars(args), saved=config, roots=[
         f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
-        "policy_loss", "group_advantages"]
-    return args, method
+        "policy_loss", "group_advantages"])
+    return settings, method
 
 
 def recipe_of(model):

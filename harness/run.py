@@ -171,15 +171,15 @@ class Run(AbstractContextManager):
             **self.times, "perf/tokens_per_s": self.sampled / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
-        for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
-            if kind not in self.warned:  # once in a run
-                say(f"WARNING  rollout {self.rollout}: {text}")
-                self.warned.add(kind)
         failed = metrics["grader/error"] + metrics["grader/timeout"]
         if 3 * failed >= (of := metrics["groups/sampled"] * self.args.group_size):
             raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
                             "the errors and timeouts are printed above; the verifiers are in "
                             "rewards.py")
+        for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
+            if kind not in self.warned:  # once in a run
+                say(f"WARNING  rollout {self.rollout}: {text}")
+                self.warned.add(kind)
 
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
