@@ -89,8 +89,7 @@ class TransformersSampler:
             add_adapters(self.model, *adapters)
         for layer in self.float8:
             layer.forward = partial(float8_linear, layer)
-        if float8:
-            self.load_weights([])
+        self.load_weights([])  # rounds those that are there
         self.eos, self.stop = eos, stop
         self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -112,9 +111,9 @@ class TransformersSampler:
 
     def generate(self, prompts, rows, max_tokens, settings):
         """rows [N]: the prompt of each completion; settings: of `draw` -> N Completions."""
-        ids, real = (
-            pad_sequence([*map(torch.tensor, lists)], True, padding, "left").to(self.device)
-            for lists, padding in ((prompts, self.eos[0]), ([[1] * len(p) for p in prompts], 0)))
+        ids = pad_sequence([*map(torch.tensor, prompts)], True, -1, "left").to(self.device)
+        real = (ids >= 0).long()
+        ids[ids < 0] = self.eos[0]
         rows, eos = rows.to(self.device), torch.tensor(self.eos, device=self.device)
         cache = DynamicCache(config=self.model.config)
         tokens = ids.new_zeros(len(rows), max_tokens)
