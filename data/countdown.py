@@ -7,6 +7,7 @@ its numbers and its target decides the split of a puzzle: the two splits share n
 import hashlib
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from operator import add, mul, sub
 
@@ -29,15 +30,12 @@ QUESTION = (
 
 def random_expression(rng, nums, operators):
     """-> an expression over all of `nums`, its order and brackets random, and its exact value.
-
-    Both are None where the expression divides by 0."""
+    Raises ZeroDivisionError."""
     terms = [(str(n), n) for n in rng.sample(nums, len(nums))]
     while len(terms) > 1:
         i = rng.randrange(len(terms) - 1)
         (left, a), (right, b) = terms[i], terms[i + 1]
         op = rng.choice(operators)
-        if op == "/" and b == 0:
-            return None, None
         value = OPERATIONS[op](a, b)
         text = f"{left}{op}{right}"
         outermost = len(terms) == 2  # needs no brackets
@@ -56,11 +54,11 @@ def puzzle(form, seed, index, split):
     count = rng.choice(shape["counts"])
     while True:
         nums = [rng.randint(1, shape["largest"]) for _ in range(count)]
-        solution, value = random_expression(rng, nums, shape["operators"])
-        if value is None or value.denominator != 1 or not 1 <= value <= shape["highest"]:
-            continue
-        if split_of(nums, int(value)) == split:
-            return nums, int(value), solution
+        with suppress(ZeroDivisionError):
+            solution, value = random_expression(rng, nums, shape["operators"])
+            if (1 <= value <= shape["highest"] and value.denominator == 1
+                    and split_of(nums, int(value)) == split):
+                return nums, int(value), solution
 
 
 def split_of(nums, target):

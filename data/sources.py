@@ -25,7 +25,11 @@ def load_set(name, split, data_dir, options):
     if not data_dir and split not in spec.splits:
         raise DataError(f"--data {name} has no {split} split on the Hub, "
                         f"only {', '.join(spec.splits)}")
-    rows = local_rows(name, split, data_dir) if data_dir else hub_rows(spec, split)
+    if data_dir:  # a file without the split in its name is both
+        of_split = Path(data_dir, f"{name}_{split}.jsonl")
+        rows = json_lines(of_split if of_split.exists() else Path(data_dir, f"{name}.jsonl"))
+    else:
+        rows = hub_rows(spec, split)
     found, ids = {}, set()
     for number, (place, row) in enumerate(rows):
         try:
@@ -42,13 +46,6 @@ def load_set(name, split, data_dir, options):
         ids.add(row_id)
         found[place] = dict(problem, verifier=spec.verifier, id=row_id)
     return with_right_golds(name, found)
-
-
-def local_rows(name, split, folder):
-    """The rows of a set's file in a folder, each with its place: of NAME_SPLIT.jsonl, else of
-    NAME.jsonl, which is both splits."""
-    of_split = Path(folder, f"{name}_{split}.jsonl")
-    return json_lines(of_split if of_split.exists() else Path(folder, f"{name}.jsonl"))
 
 
 def json_lines(path):

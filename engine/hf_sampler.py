@@ -98,8 +98,8 @@ class TransformersSampler:
     @torch.no_grad()
     def sample(self, prompts, n, *, seed, temperature, max_tokens, top_p=1.0):
         """n completions of each prompt (lists of token ids) -> a list of n Completions for each."""
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        each, groups = [i for i in by_length for _ in range(n)], [[] for _ in prompts]
+        each = sorted([*range(len(prompts))] * n, key=lambda i: (len(prompts[i]), i))
+        groups = [[] for _ in prompts]
         settings = temperature, top_p, torch.Generator(self.device).manual_seed(seed)
         for start in range(0, len(each), self.chunk):  # like lengths go together
             chunk = each[start:start + self.chunk]

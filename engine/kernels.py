@@ -161,7 +161,7 @@ def attention_by_blocks(q, k, v, blocks, order, window, scale):
         context = length - queries.shape[2]
         if window and length > window:
             place = torch.arange(length, device=q.device)
-            within = (place - place[context:, None]).abs() < window
+            within = place > place[context:, None] - window
             sees = within.tril()[None, None] if sees is None else sees & within
         # a mask would be kept as floats in each layer: one row of it, without a window, is causal
         causal = repeat and not window and sees is not None and len(sees) == 1

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, log
 
 from engine import kernels, parallel
 from engine.completion import Completion
+from engine.layout import lay
 from engine.policy import Policy, make_batch
 
 # of models with other parts, such as a vision tower, the names of their text model's weights
@@ -199,14 +200,14 @@ def build(folder, eos):
 @torch.no_grad()
 def check_head(policy, probe):
     """Raises ValueError where Policy's log probabilities are not those of the model's logits."""
-    row, start = probe.rows([0]), int(probe.prompt_len[0])
-    ids = row.ids[:, :start + row.completion_len]
+    inputs, predicts, targets = lay(probe, policy.layout)
     try:
-        logprobs = policy(row)[0][row.mask]
+        logprobs = policy(probe)[0][probe.mask]
     except AttributeError as e:  # there is no one base model beside the head
         raise ValueError(f"is not one plain model and an LM head: {e}") from None
-    log_pi = (policy.model(ids).logits[:, start - 1:-1] / policy.temperature).log_softmax(-1)
-    gap = (logprobs - log_pi.gather(-1, ids[:, start:, None]).flatten()).abs().max().item()
+    logits = policy.model(**inputs).logits.flatten(0, 1)[predicts] / policy.temperature
+    own = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    gap = (logprobs - own).abs().max().item()
     if not gap < 1e-3:
         raise ValueError("changes its logits after the LM head, or its weights are not finite: "
                          f"Policy's log probabilities are off by {gap:.2g}")

@@ -54,6 +54,8 @@ class VLLMSampler:
         from engine.loading import pretrained, text_config  # imports more than flags need
         config, has_parts = text_config(model)
         self.model, overrides = vllm_settings.empty_model(config), dict(head_dtype=head_dtype)
+        if has_parts:
+            overrides["architectures"] = [type(self.model).__name__]
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:

@@ -19,11 +19,8 @@ SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way
 
 def of_text_model(overrides, config):
     """-> the configuration of the text model in that of a model with other parts, as vLLM is to
-    have it. (vLLM hands over an empty one, too.)"""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    have it."""
     text = config.get_text_config()
-    if text is not config:
-        text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
     text.update(overrides)
     return text
 
