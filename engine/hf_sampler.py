@@ -69,7 +69,7 @@ class TransformersSampler:
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None,
                  float8=False, adapters=None, **_):
         self.device = parallel.device()
-        self.model = pretrained(model, dtype).to(self.device).eval()
+        self.model = pretrained(model, dtype).to(self.device)
         own = type(self.model)
         takes = {*inspect.signature(own.forward).parameters}
         self.cache = "cache" if "cache" in takes else "past_key_values"  # since 5.24

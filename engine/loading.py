@@ -118,7 +118,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     policy.budget = compute.budget or min(parallel.gather(
         token_budget(policy, probe, compute, beside)))
     if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
-        policy.model.gradient_checkpointing_enable(dict(use_reentrant=False))
+        policy.model.gradient_checkpointing_enable()
     if shared:  # the GPU's kernel may lack the model's head size
         layout_agrees(policy, probe, backward=not frozen)
     return policy
@@ -244,7 +244,7 @@ def layout_agrees(policy, probe, backward=False):
                 policy(probe)[0].sum().backward()
     except (RuntimeError, TypeError) as e:  # of the GPU's kernel, or of end_to_end_attention
         gap, reason = math.inf, e
-    policy.zero_grad(set_to_none=True)
+    policy.zero_grad()
     agrees = max(parallel.gather(gap)) < (2e-4 if policy.dtype == "float32" else 0.05)
     if not agrees:
         parallel.say(f"the model does not allow for the layout 'shared' ({reason})")
@@ -264,7 +264,7 @@ def kept_bytes(policy, batch):
         output = policy(batch)
     if parallel.sharded():  # FSDP waits for the backward pass of each forward pass
         sum(x.sum() for x in output).backward()
-        policy.zero_grad(set_to_none=True)
+        policy.zero_grad()
     del output  # and with it the graph
     return sum(size for size, _ in storages.values())
 

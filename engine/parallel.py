@@ -62,9 +62,7 @@ def say(text):
 
 
 def device():
-    if cuda.is_available():
-        return torch.device("cuda", cuda.current_device())
-    return torch.device("cpu")
+    return torch.device(cuda.current_device() if cuda.is_available() else "cpu")
 
 
 def default_dtype():

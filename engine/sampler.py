@@ -65,13 +65,12 @@ class VLLMSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
-                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
+                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs",  # after temperature, as drawn
                 hf_overrides=(partial(vllm_settings.of_text_model, overrides) if has_parts
                               else overrides),
-                load_format="dummy" if has_parts else "auto", disable_log_stats=True,
-                use_tqdm_on_load=False, **settings,
+                load_format="dummy" if has_parts else "auto", use_tqdm_on_load=False, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))
         if self.sleeps:

@@ -93,7 +93,7 @@ class Trainer:
         metrics["lr"], metrics["overflow"] = self.optimizer.param_groups[0]["lr"], float(overflow)
         if not overflow:
             self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)  # now: the sampler needs the memory
+        self.optimizer.zero_grad()  # to None, now: the sampler needs the memory
         return metrics
 
     def weights(self, merged=True):

@@ -87,7 +87,7 @@ def as_saved(model, weights):
 def of_adapters(rank):
     """-> arguments of vllm.LLM for one set of adapters; vLLM has room for some ranks alone."""
     room = next((most for most in (8, 16, 32, 64, 128, 256, 320) if most >= rank), 512)
-    return dict(enable_lora=True, max_loras=1, max_cpu_loras=1, max_lora_rank=room)
+    return dict(enable_lora=True, max_lora_rank=room)
 
 
 def without_adapters(weights, adapters):
@@ -104,7 +104,7 @@ def request_of(adapters, rank, alpha):
     from vllm.lora.request import LoRARequest
     folder, number = tempfile.TemporaryDirectory(prefix="nanorlvr-"), next(NUMBERS)
     save_file(adapters, Path(folder.name, "adapter_model.safetensors"))
-    config = dict(peft_type="LORA", r=rank, lora_alpha=alpha, bias="none",
+    config = dict(r=rank, lora_alpha=alpha,
                   target_modules=sorted({name.split(".")[-3] for name in adapters}))
     Path(folder.name, "adapter_config.json").write_text(json.dumps(config))
     return LoRARequest(str(number), number, folder.name), folder
