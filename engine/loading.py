@@ -38,9 +38,8 @@ def eos_ids(model, tokenizer):
 
 def layers_of(model):
     """The model's transformer blocks, also of a class that FSDP derived from theirs."""
-    names = set(model._no_split_modules or ())
     return [module for module in model.modules()
-            if names & {kind.__name__ for kind in type(module).__mro__}]
+            if model._no_split_modules & {kind.__name__ for kind in type(module).__mro__}]
 
 
 def experts_of(model):

@@ -1,6 +1,6 @@
 """The policy: log probabilities, entropies, and the exact gradient of one optimizer step."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,8 +34,7 @@ class Batch:
         return self.prompt_len + self.completion_len
 
     def map(self, f):
-        values = (getattr(self, field.name) for field in fields(self))
-        return Batch(*(None if x is None else f(x) for x in values))
+        return Batch(**{name: x if x is None else f(x) for name, x in vars(self).items()})
 
     def rows(self, index):
         return self.map(lambda x: x[index])
