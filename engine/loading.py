@@ -38,8 +38,9 @@ def eos_ids(model, tokenizer):
 
 def layers_of(model):
     """The model's transformer blocks, also of a class that FSDP derived from theirs."""
+    names = set(model._no_split_modules or ())
     return [module for module in model.modules()
-            if model._no_split_modules & {kind.__name__ for kind in type(module).__mro__}]
+            if names & {kind.__name__ for kind in type(module).__mro__}]
 
 
 def experts_of(model):
@@ -93,14 +94,14 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     probe: a Batch of a few short rows to try it on. frozen: nothing is trained. beside: frozen
     models of the same size, whose memory counts. Raises ValueError for missing weights, a softcap
     or a scale after the LM head, or no memory for one row."""
-    policy = Policy(build(folder, eos), compute.temperature, compute.dtype,
-                    head_dtype=compute.head_dtype, chunk=head_chunk())
+    policy = Policy(build(folder, eos), compute.temperature, chunk=head_chunk())
     # unsharded, in float32: 16 bits would hide small errors; few tokens: a rank may have one core
-    exact, few = Policy(policy.model, policy.temperature), probe.to(policy.model.device)
+    few = probe.to(policy.model.device)
     few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
-    check_head(exact, few)
-    shared = compute.share_prompts and layout_agrees(exact, few)
-    exact.use_layout("padded")
+    check_head(policy, few)
+    shared = compute.share_prompts and layout_agrees(policy, few)
+    policy.use_layout("padded")
+    policy.dtype, policy.head_dtype = compute.dtype, compute.head_dtype
     if compute.lora_rank:
         adapted = add_adapters(policy.model, compute.lora_rank, compute.lora_alpha)
         parallel.say(f"adapters on {adapted} linear layers; the rest, fused experts too, is frozen")

@@ -117,6 +117,8 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+# ---------------------------------------------------------------------------- collectives
+
 def all_reduce(x):
     """The sum of a tensor over the ranks, in place."""
     if world() > 1:
@@ -155,6 +157,8 @@ def map_over_engines(f, items, seed_of_engine, tp=1):
         results[i::engines] = part
     return results
 
+
+# ---------------------------------------------------------------------------- sharded weights
 
 def shard(policy, layers, offload):
     """FSDP2: each layer, and the rest, is gathered while it is computed and sharded otherwise.

@@ -65,7 +65,7 @@ class VLLMSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
             self.engine = vllm.LLM(
-                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length,
+                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs",  # after temperature, as drawn
                 hf_overrides=(partial(vllm_settings.of_text_model, overrides) if has_parts

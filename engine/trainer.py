@@ -23,8 +23,10 @@ class NotFinite(ValueError):
 
 def lr_factor(warmup, schedule, steps):
     """-> f(optimizer step), the learning rate's factor: linear warm-up times 1 or a cosine."""
-    return lambda step: min(1, (step + 1) / (warmup + 1)) * (
-        0.5 + 0.5 * math.cos(math.pi * min(1, step / steps)) if schedule == "cosine" else 1)
+    def factor(step):
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
+        return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
+    return factor
 
 
 class Trainer:
