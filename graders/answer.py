@@ -86,7 +86,7 @@ PIECE = re.compile(r"""
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
-    |(?P<gap>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
+    |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
         |(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
@@ -106,45 +106,43 @@ PIECE = re.compile(r"""
 # ------------------------------------------------------------------ tokens
 
 def spelled(piece, font):
-    """The tokens of letters, of a command or of a sign. font: are they in \\text?"""
+    """The kind and text of letters, of a command or of a sign. font: are they in \\text?"""
     name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
     kind = KINDS.get(piece, KINDS.get(name))
     if (kind or name) in NAMED:
-        return [(NAMED[kind or name], kind or name)]
+        return NAMED[kind or name], kind or name
     if kind or not re.match("[A-Za-z]", piece):
-        return [] if kind in ("skip", "FONT") else [(kind or piece, piece)]
-    return [("word" if font else "run" if len(name) > 1 else "name", name)]
+        return kind or piece, piece
+    return "word" if font else "run" if len(name) > 1 else "name", name
 
 
 def special(kind, piece):
-    """The tokens of a number, as Fraction reads it, of dx/dt or a mark."""
-    plain = unicodedata.normalize("NFKC", piece)
+    """The kind and text of a number, as Fraction reads it, of dx/dt or a mark."""
     match kind:
         case "num":
-            return [(kind, plain.replace("−", "-").replace(" ", "").rstrip("."))]
+            return kind, piece.replace("−", "-").replace(" ", "").rstrip(".")
         case "mixed":
             digits = ["0", *re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))]
             whole, part, of = map(int, digits[-3:])
-            return [("num", f"{whole * of + part}/{of}")]
+            return "num", f"{whole * of + part}/{of}"
         case "repeating":
             start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
             period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
             nines = 10 ** len(tail) * (10 ** len(period) - 1)
-            return [("num", f"{int(start + tail + period) - int(start + tail or 0)}/{nines}")]
+            return "num", f"{int(start + tail + period) - int(start + tail or 0)}/{nines}"
         case "thousands":  # but 0,111
-            digits = piece.replace(",", "." * (piece[:2] == "0,"), 1)
-            return [("num", re.sub("[^0-9.]", "", digits))]
+            return "num", re.sub("[^0-9.]", "", piece.replace(",", "." * (piece[:2] == "0,"), 1))
         case "derivative":
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
-            return [("TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text)]
+            return "TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text
         case "row" | "numbers":
-            return [(kind, re.findall("[A-Z]|$", plain)[0])]
+            return kind, re.findall("[A-Z]|$", unicodedata.normalize("NFKC", piece))[0]
         case "times":  # 1.5 x 10^5
-            return [("*", piece)]
+            return "*", piece
         case "clock":
-            return [(kind, piece.replace("\\!", ""))]
-    marks = [KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece)]
-    return [(m if m == "°" else "'", m) for m in marks]
+            return kind, piece.replace("\\!", "")
+    marks = "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece))
+    return "°" if marks == "°" else "'", marks
 
 
 def tokens(text, commas=True):
@@ -161,21 +159,19 @@ def tokens(text, commas=True):
                 "[0-9]+(?:,[1-9][0-9]{2})+", piece):  # (1,234) has two entries
             kind, piece = "num", piece.split(",")[0]
             at = match.start() + len(piece)
-        match kind:
-            case "gap":
-                new = []
-            case "brace":
-                braces += [opened] * (piece == "{")  # is it a font's?
-                new = [(piece, piece)] if braces and not braces[-1] else []
-                if piece == "}":
-                    del braces[-1:]
-            case "letters" | "command" | "sign":
-                new = spelled(piece, any(braces))
-            case _:
-                new = special(kind, piece)
-        depth += (piece in ("(", "[", "\\{")) - (piece in (")", "]", "\\}"))
-        found += [Token(*token[:2], gap=gap and not i) for i, token in enumerate(new)]
-        gap, opened = not new, KINDS.get(piece) == "FONT"
+        if kind == "brace":
+            braces += [opened] * (piece == "{")  # is it a font's?
+            kind = piece if braces and not braces[-1] else "skip"
+            if piece == "}":
+                del braces[-1:]
+        elif kind in ("letters", "command", "sign"):
+            kind, piece = spelled(piece, any(braces))
+        elif kind != "skip":
+            kind, piece = special(kind, piece)
+        depth += (kind in ("(", "[", "\\{")) - (kind in (")", "]", "\\}"))
+        if kind not in ("skip", "FONT"):
+            found.append(Token(kind, piece, gap))
+        gap, opened = kind in ("skip", "FONT"), kind == "FONT"
     while found and found[-1].kind in (".", ",", "。"):
         found.pop()
     return found
@@ -233,14 +229,13 @@ class Parser:
     """A recursive descent over Tokens. constants: the letters of "ei" that are no names."""
 
     def __init__(self, found, constants):
-        self.tokens, self.i, self.constants = [*found], 0, constants
+        self.tokens, self.i, self.constants = [*found, *[Token("")] * 8], 0, constants
         self.closing = ()  # the tokens that end the list which is read
 
     # -------------------------------------------------------------- taking tokens
 
     def peek(self, ahead=0):
-        at = self.i + ahead
-        return self.tokens[at] if 0 <= at < len(self.tokens) else Token("")
+        return self.tokens[self.i + ahead]
 
     @property
     def kind(self):
@@ -362,8 +357,7 @@ class Parser:
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
-            if inner.i < len(inner.tokens):
-                product = None
+            product = None if inner.kind else product
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):
@@ -432,28 +426,20 @@ class Parser:
 
     def infix(self, left, kind):
         match kind:
-            case "+" | "-":
-                right = self.expression(SUM + 1)
-                return scaled("+", left, negative(right) if kind == "-" else right)
-            case "*":
-                return scaled("*", left, self.expression(PRODUCT + 1))
-            case "/" | "over":
-                numbers = left[0] == "num" and self.kind == "num"  # 1/2x is x/2
-                least = 0 if kind == "over" else POWER if numbers else PRODUCT + 1
-                return scaled("/", left, self.expression(least))
+            case "+" | "-" | "*" | "/" | "over":
+                numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
+                right = self.expression(POWER if numbers else BINDS[kind] + 1)
+                right = negative(right) if kind == "-" else right
+                return scaled({"-": "+", "over": "/"}.get(kind, kind), left, right)
             case "choose":
                 return ("f", "binom", left, self.expression())
             case "!":
                 return ("f", "factorial2" if self.take("!") else "factorial", left)
-            case "%":
-                return ("*", left, unit("%"))
-            case "°" if self.text in ("C", "F", "Celsius", "Fahrenheit"):  # 25 °C
-                return ("*", left, unit("°" + self.take().text[0]))
-            case "°":
-                if self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
+            case "%" | "°":
+                if kind == "°" and self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
                     left = ("+", left, num(Fraction(self.take().text) / 60))
                     self.i += 1
-                return ("*", left, unit("deg"))
+                return ("*", left, unit(kind))
             case "^":
                 return self.power(left)
 
@@ -529,7 +515,7 @@ class Parser:
             self.tokens[self.i] = Token("word", text)
             return
         for at in range(min(len(text), 10), 0, -1):
-            first, = spelled(text[:at], False)
+            first = spelled(text[:at], False)
             if first[0] in ("name", "FUNC", "π", "√", "∞"):
                 break
         rest = [Token("run" if text[at + 1:] else "name", text[at:])] * (at < len(text))
@@ -608,7 +594,7 @@ class Parser:
             while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "\\begin"):
                 argument = ("*", argument, self.expression(DEGREES))
         if function in CIRCULAR:  # 30° in radians
-            argument = replaced(argument, {unit("deg"): ("/", ("const", "π"), num(180))})
+            argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})
             if exponent == num(-1):
                 function, exponent = "arc" + function, None
         node = ("f", function, argument, *[base] * (function == "log"))
@@ -637,7 +623,7 @@ class Parser:
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
         speed = word == "m" and self.kind == "/" and self.peek(1).text == "s" and self.ends(2)
-        letter = before == "/" and start in ("word", "unit") or token.gap and (
+        letter = before == "°" or before == "/" and start in ("word", "unit") or token.gap and (
             before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))

@@ -144,9 +144,17 @@ def value(node, at=(), real=False):
     raise NoValue("none")
 
 
+def tried(node, at=(), real=False):
+    """The value of an expression, or why it has none."""
+    try:
+        return value(node, at, real)
+    except NO_VALUE as e:
+        return str(e)
+
+
 def closed(node):
     """The value of an expression without names, or None."""
-    found, = values_at([node], {})
+    found = tried(node)
     return None if isinstance(found, str) else found
 
 
@@ -206,14 +214,14 @@ def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names they are large, or
     have one."""
     if not names_of(a) and not names_of(b):
-        found = values_at((a, b), {})
+        found = tried(a), tried(b)
         return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
     if a == b or not names_of(a) or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
     integers = sum(bool(functions_of(node) & {*INTEGER}) for node in (a, b))
     for at in points(a, b, integers):
-        found = values_at((a, b), at, "i" not in functions)
+        found = [tried(node, at, "i" not in functions) for node in (a, b)]
         if "complex" in found and "abs" in functions and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
         same = same_number(*found)
@@ -221,17 +229,6 @@ def same_expression(a, b):
             return False
         equal += same is True
     return equal > 2
-
-
-def values_at(nodes, at, real=False):
-    """The values of expressions, or why they have none."""
-    found = []
-    for node in nodes:
-        try:
-            found.append(value(node, at, real))
-        except NO_VALUE as e:
-            found.append(str(e))
-    return found
 
 
 # ------------------------------------------------------------------ units and names
@@ -513,8 +510,7 @@ def same_equation(a, b):
         return False
     # Is the quotient of the differences one number, and not 0?
     quotient = ("/", *(("+", left, negative(right)) for _, (left, right), _ in (b, a)))
-    found = [x for at in points(a, b) for x in values_at([quotient], at, True)
-             if not isinstance(x, str)]
+    found = [x for at in points(a, b) if not isinstance(x := tried(quotient, at, True), str)]
     return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
 
 
