@@ -174,8 +174,8 @@ def read_groups(path, problems, n=None, flag=None, size=1):
                    f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; --limit N "
                    "takes the first N problems")
         whole -= whole % size
-    graded = grade(problems[:whole], [[row["completion"] for row in rows]
-                                      for rows in groups[:whole]])
+    groups = groups[:whole]
+    graded = grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups])
     return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
              for row, result in zip(rows, results)] for rows, results in zip(groups, graded)]
 
@@ -259,7 +259,7 @@ def main(argv=None):
         groups = parallel.on_rank0(previous_rows, args, problems, out, size)
         others = args.against and parallel.on_rank0(
             read_groups, Path(args.against, "completions.jsonl"), problems,
-            args.samples or len(groups[0]), "--against")
+            args.samples or len(groups[0]), "--against")  # None: of --completions
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)

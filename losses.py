@@ -594,7 +594,7 @@ class Method:
     preset: dict = field(default_factory=dict)
     passes: tuple = (every_token,)  # each weighs the rollout's tokens, then come S steps
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
-    like_reinforce: bool = True     # is that its gradient at ratio 1? A test compares
+    like_reinforce: bool = True     # is its gradient at ratio 1 reinforce's? It is checked
     source: str = ""
 
     def __post_init__(self):

@@ -89,7 +89,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             with run.timed("logp"):
                 batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
-            outcome = log.outcome(all_groups)
+            outcome = log.outcome(all_groups)  # also of those not learnt from
             run.sampled += outcome["len/sum"]
             run.pending.append((batch, rewards, {**outcome, **metrics},
                                 log.examples(groups, tokenizer)))

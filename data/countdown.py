@@ -104,8 +104,8 @@ def held_out(form, n):
 
 
 def distinct(problems, n):
-    """The first n problems with different prompts, shuffled: few expressions make the puzzles that
-    are found late, and those are harder. Raises ValueError where there are fewer than n."""
+    """The first n problems with different prompts, shuffled: puzzles that are found late have few
+    solutions, and are harder. Raises ValueError where there are fewer than n."""
     found = {}
     for item in problems:
         found.setdefault(item["prompt"], item)

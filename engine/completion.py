@@ -10,7 +10,7 @@ RUINED = ("the model's probabilities are not numbers any more: an optimizer step
 @dataclass
 class Completion:
     tokens: list           # ids, with the end-of-sequence token, where there is one
-    logprobs: list         # of each token, after temperature, as the sampler drew it
+    logprobs: list         # of each token, after temperature; with top_p 1 as it was drawn
     truncated: bool        # stopped by max_tokens and not by an end-of-sequence token or a text
     stopped: bool = False  # by the text of --stop, which the last tokens hold
 

@@ -53,7 +53,7 @@ def lay(batch, name, by_kernel=False):
     segments = Segments(start, length, torch.cat([start[:P], start[group]]),
                         torch.cat([torch.zeros_like(prompt_len), prompt_len[group]]))
     prompt, place = places_of(prompt_len)
-    enters = t < length[P + row]
+    enters = t < length[P + row]  # segment P + row: of the row's completion
     inputs = dict(
         input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
         position_ids=torch.cat([place, column[enters]])[None],

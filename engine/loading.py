@@ -119,7 +119,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
         token_budget(policy, probe, compute, beside)))
     if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable()
-    if shared:  # the GPU's kernel may lack the model's head size
+    if shared:  # the layout from now on, unless the GPU's kernel lacks the model's head size
         layout_agrees(policy, probe, backward=not frozen)
     return policy
 

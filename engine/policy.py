@@ -20,7 +20,7 @@ class Batch:
     completion_len: Tensor    # [N]
     mask: Tensor              # [N, T] bool: the completion tokens that count
     sampler_logprobs: Tensor  # [N, T], as are the next six
-    old_logprobs: Tensor = None  # the ratio's denominator: train.score says whose
+    old_logprobs: Tensor = None  # the ratio's denominator: train.py says whose
     entropy: Tensor = None
     advantages: Tensor = None
     ref_logprobs: Tensor = None
@@ -119,7 +119,7 @@ def shuffled_shares(count, steps, seed, rollout, together=1):
 def minibatches(batch, method, steps, seed, rollout, together=1):
     """Yields the rows and the weighted Batch of each optimizer step of each pass of the method."""
     shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
-    scored = batch.tokens(batch.old_logprobs, batch.entropy)
+    scored = batch.tokens(batch.old_logprobs, batch.entropy)  # at ratio 1
     for weigh in method.passes:
         weighted = replace(batch, weight=method.call(weigh, scored))
         for rows in shares:
@@ -144,9 +144,9 @@ def gather_rows(batch, parts, outputs):
 
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
-    """The rows of a step that can have a gradient: all, or those with an advantage, where a
-    completion without one has none. If none is left, row 0: its gradient is 0, not None, and AdamW
-    still steps."""
+    """The rows of a step that can have a gradient: all, or those with A other than 0 where A = 0
+    gives no gradient. If none is left, row 0: its gradient is 0, not None, and AdamW still
+    steps."""
     if entropy_coef or kl_coef or not method.skips_zero_advantage:
         return [*range(len(batch.ids))]
     learnt = (batch.mask & (batch.advantages != 0)).any(1)

@@ -18,7 +18,7 @@ def key(answer):
 
 
 def majority(wrong, right):
-    """maj@n of a problem: 1 where its right answers, which are one, are the most frequent, 0 where
-    others are, a share of 1 where several are. wrong: the other answers; right: their number."""
+    """maj@n of a problem: 1 where its right answers, counted as one, are the most frequent, 0 where
+    others are, 1 / m in a tie of m. wrong: the other answers; right: the number of right ones."""
     counts = [right, *Counter(map(key, wrong)).values()]
     return float(0 < right == max(counts)) / counts.count(max(counts))

@@ -89,7 +89,7 @@ class Worker:
         try:
             line = json.dumps(job[:2]).encode() + b"\n"
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
-            return Result(0.0, Fault("error", repr(e)))
+            return Result(0.0, Fault("error", repr(e)))  # `settled` gives it the least reward
         for _ in range(2):  # the first process may have died, or written, before this job
             try:
                 if self.process is None:
@@ -127,7 +127,7 @@ def run_jobs(module, jobs, size):
 
 
 def settled(job, result):
-    """A result with the job's least reward where there is a fault. A reward below it is one."""
+    """A result; a fault gives the job's least reward. A reward below that is a fault."""
     reward, fault = result
     if not (fault or job.least <= reward <= LARGEST):
         fault = Fault("error", f"the reward is {reward}, and the verifier's least is {job.least:g}")
@@ -144,7 +144,7 @@ def graded(call, name, arguments):
             raise TypeError("it returned None: is a return missing?")
         return [float(reward), None]
     except Ungraded as e:
-        fault = e.kind, ""
+        fault = e.kind, ""  # for stats.summarise, which looks for the kind alone
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)]

@@ -30,7 +30,8 @@ CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
-OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes, in trainer.pt
+# a Run's attributes in trainer.pt; flags: for `resumed` alone
+OF_RUN = "flags rollout state totals first pending".split()
 
 # ---------------------------------------------------------------------------- what a run was
 
@@ -60,7 +61,7 @@ def differing(old, new):
 @refusing("train.py")
 def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
-    now: flags_of(args). sums, roots: of start.load_data. -> sums, an unknown one as the run's."""
+    now: flags_of(args). sums, roots: of start.load_data. -> sums; missing ones are the run's."""
     if not args.resume or not checkpoint_folders(default_out(args)):
         return sums  # without a checkpoint it starts again, perhaps with other flags
     saved, known = args.saved["flags"], args.saved["checksums"]

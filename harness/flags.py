@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, program, **settings):
         super().__init__(prog=program, allow_abbrev=False, add_help=False,
-                         argument_default=argparse.SUPPRESS,
+                         argument_default=argparse.SUPPRESS,  # `merge` has the defaults
                          formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self.rows, self.group = {}, self  # {flag: default}
         self.source = ""  # of the values that are parsed; the command line has no name
@@ -225,7 +225,7 @@ def parse_args(argv, description, rehearsal=False):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given = vars(parser.parse_known_args(argv)[0])
-    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # finds its folder
+    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # of the run's folder
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # whose row and model have flags of their own

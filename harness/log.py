@@ -1,4 +1,4 @@
-"""The log: one JSON object per rollout in metrics.jsonl, under the field's names.
+"""The log: one JSON object per rollout in metrics.jsonl, under the usual names.
 
 reward/ groups/ len/ grader/ are of all completions sampled, adv/, reward/shaped, policy/entropy,
 kl_teacher and kl_age of those learnt from; loss/ clip/ optim/ and other policy/ are means over the

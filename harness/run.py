@@ -65,7 +65,7 @@ class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
     trainer: Trainer; resumed: what `save` kept, of checkpoint.resumed, or None; sums: checksums of
-    problems and weights. flags: as resolved, with what was found since, which --resume keeps.
+    problems and weights. flags: args, with budget and eval_problems as found, for --resume.
     rollout: number of the present one. pending: sampled rollouts, not yet learnt from. state: the
     method's numbers (FADE's averages). totals: optimizer steps, generated tokens and seconds until
     now. sampled: tokens since this rollout began. stopping: signals, of all ranks, that end the run

@@ -165,7 +165,7 @@ def refused(capsys):
     ("--model=", "--model is empty"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
     ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
-    ("--model /nowhere", "--model /nowhere is no folder here"),
+    ("--model /nowhere", "--model /nowhere: there is no such folder"),
     ("--model no-such-model", "is no folder here, and as an id of the Hub"),
     ("--completions {tmp}/none.jsonl", "--completions: there is no file {tmp}/none.jsonl"),
     ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),
@@ -397,7 +397,7 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     for flag, value in OTHER.items():
         changed = SimpleNamespace(**{**vars(args), flag: value})
         said = helpers.refused(capsys, lambda _: eval.claim(changed, problems, tmp_path))
-        assert f"was begun with {flag} {getattr(args, flag)}, not {value}\n" in said
+        assert f"was begun with {flag} {getattr(args, flag)}, not {value}; give another\n" in said
     said = helpers.refused(capsys, lambda _: eval.claim(args, [dict(problems[0], answer="2")],
                                                         tmp_path))
     assert "was begun with problems " in said

@@ -139,6 +139,9 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(dict(prompt="1", answer=dict(nums=[1], target=1),
                                         verifier="countdown")) + "\n")
+    for model in re.findall(r"--(?:model|teacher) (runs/\S+)", command):
+        (tmp_path / model).mkdir(parents=True, exist_ok=True)
+        (tmp_path / model / "config.json").touch()
     _, program, argv = re.split(r" (train\.py|bench/fit\.py|eval\.py|-m analysis|-m anatomy) ",
                                 command)
     argv = [flag for flag in shlex.split(argv) if flag != "--resume"]
