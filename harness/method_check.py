@@ -49,7 +49,9 @@ def call(method, f, shape, *inputs, **offered):
     except ValueError:  # a hyperparameter out of range
         raise
     except Exception as e:  # a user's function may raise anything
-        raise ValueError(f"{where} raises {type(e).__name__}: {e}") from None
+        order = "; a row has advantage, objective, aggregate and select in this order"
+        raise ValueError(f"{where} raises {type(e).__name__}: {e}"
+                         + order * isinstance(e, TypeError)) from None
     require(versions == [x._version for x in tensors],
             f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
     value, numbers = value if isinstance(value, tuple) else (value, inputs[-1])

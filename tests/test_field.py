@@ -224,7 +224,8 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     assert torch.allclose(batch.teacher_logprobs, its, atol=1e-4)
 
 
-RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6}
+RECORD = {"rollout": 7, "reward/mean": 1.0, "len/truncated_frac": 0.1, "policy/entropy": 1.0,
+          log.GAP: 1e-6}
 
 
 @pytest.mark.parametrize("change, kind, words", [
@@ -232,6 +233,7 @@ RECORD = {"rollout": 7, "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GA
     ({"policy/entropy": 0.09}, "entropy", "--eps_high (arXiv 2503.14476), --loss clip_cov"),
     ({"len/truncated_frac": 0.29}, None, ""),
     ({"len/truncated_frac": 0.31}, "cut off", "31% of the completions are cut off at max_tokens, "),
+    ({"reward/mean": 1.01}, "rewards", "a reward of exactly 1 alone"),
     ({log.GAP: 1e-3}, "gap", "--check tries it")])
 def test_a_collapse_is_said(change, kind, words):
     first = {**RECORD, "rollout": 1}

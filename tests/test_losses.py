@@ -717,3 +717,8 @@ def test_no_default_changes_unnoticed():
     assert {f.__name__: tuple(losses.keyword_only(f).values()) for f in CORRECTIONS} == {
         "token_truncate": (2,), "token_mask": (0.5, 5), "sequence_truncate": (2,),
         "sequence_mask": (3,), "geometric_mask": (0.999, 1.001)}
+
+
+def test_a_row_is_made_of_functions():
+    with pytest.raises(ValueError, match="made of functions: 'zscore' is none"):
+        losses.Method("zscore", losses.ppo_clip, losses.token_mean)

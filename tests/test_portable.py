@@ -169,6 +169,16 @@ def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.quick
+def test_a_run_that_was_started_by_hand_is_not_continued(clone, tmp_path):
+    config = tmp_path / "copy" / "runs" / "fade-16-0" / "config.json"
+    config.parent.mkdir(parents=True)
+    for command, code in (("runs/fade-16-0", 0), ("train.py", 2)):
+        config.write_text(json.dumps(dict(history=[dict(command=[command])])))
+        done, asked = clone(HERE=MAC)
+        assert done.returncode == code and ("by hand" in done.stderr) == ("fade" not in asked)
+
+
 def test_the_scripts_keep_to_what_macos_bash_knows():
     """It is of 2006: bash 3.2."""
     newer = (r"\b(mapfile|readarray|coproc)\b|declare -[Ang]|local -[An]|wait -n|\[\[ -v|&>>|\|&"

@@ -92,7 +92,7 @@ def test_expressions(text, value):
     ("code", dict(tests=[dict(input="", output="x" * 2**22)]), 1),
     ("code", dict(tests=[dict(input="", output="x" * 2**22 + "y")]), 0),
     ("math", "5", 1), ("math", 4, 1), ("math", 0.5, 1), ("math", "\\frac{1}{2", 0),
-    ("math", ["4"], 0), ("math", True, 0), ("math", None, 0),
+    ("math", ["4"], 0), ("math", True, 0), ("math", None, 0), ("math", "\frac{1}{2}", 0),
     *(("math", float(x), 0) for x in ("nan", "inf", "-inf"))])
 def test_which_golds_can_be_graded(kind, gold, good):
     assert REWARDS[kind].gold_ok(gold) is bool(good)
@@ -214,6 +214,7 @@ def test_an_exception_in_a_package_is_placed_where_it_was_called():
     line = broken.__code__.co_firstlineno + 1
     assert (reward, kind) == (0, "error")
     assert detail.endswith(f"({broken.__code__.co_filename}, line {line})")
+    assert "is a return missing?" in worker.graded(lambda *_: None, "no return", [])[1][1]
 
 
 OWN = """

@@ -251,7 +251,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: (plain(t), dict(x=t.ratio[0]))), "'x', which is not one number"),
     (mine(objective=lambda t: (plain(t), dict(x=t.probs[0, 0].numpy()[()]))), "'x', which is"),
     (mine(select=lambda t: 0.5), "returns a float"),
-    (mine(advantage=plain, objective=centred), "plain of losses.py raises TypeError"),
+    (mine(advantage=plain, objective=centred), "given; a row has advantage, objective, aggregate"),
     (mine(objective=of_other_completions), CUT),
     (mine(select=lambda t: (t.entropy > t.mean(t.entropy)).float()), CUT),
     (mine(aggregate=lambda loss, mask, size: (loss * mask).sum() / mask.sum()), CUT),
