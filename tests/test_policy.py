@@ -16,7 +16,6 @@ from losses import METHODS, row
 from ranks import EXACT_NORMS
 from study import tiny
 
-BIG = 10**9
 ROWS = 11
 UNEVEN = [5, 6, 7, 8], [5, 6], [5], [7]  # completions
 # the sampler's difference in products and means over a completion
@@ -32,7 +31,7 @@ def model():
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(4)
-    return policy.Policy(model, temperature=0.8, budget=BIG)
+    return policy.Policy(model, temperature=0.8, budget=10**9)
 
 
 def batch_of(*completions, prompts=None):
@@ -377,7 +376,8 @@ SIZES = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_la
              eos_token_id=1, pad_token_id=0)
 
 
-def test_a_model_without_linear_layers_has_no_adapters(tmp_path):
+def test_what_cannot_be_trained_as_asked_is_refused(tmp_path):
+    """A model without linear layers has no adapters; one changes its logits after the head."""
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, eos_token_id=1,
                                      bos_token_id=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
@@ -385,13 +385,9 @@ def test_a_model_without_linear_layers_has_no_adapters(tmp_path):
     assert loading.load(tmp_path, [1], batch)(batch)[0].shape == (4, 4)
     with pytest.raises(ValueError, match="no linear layers"):
         loading.load(tmp_path, [1], batch, loading.Compute(budget=100, lora_rank=4))
-
-
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
     config = transformers.Gemma2Config(**SIZES, final_logit_softcapping=0.1)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    batch = batch_of(*UNEVEN)
     with pytest.raises(ValueError, match="changes its logits after the LM head"):
         loading.load(tmp_path, [1], batch)
     model.config.final_logit_softcapping = None
