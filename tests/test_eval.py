@@ -247,14 +247,12 @@ def test_existing_completions_are_graded_again(tmp_path, capsys):
     assert settings["samples"] is settings["temperature"] is None  # nobody knows
 
 
-def test_majority_of_mathematical_answers(tmp_path):
+def test_majorities_and_unreadable_answers_of_a_file(tmp_path, capsys):
     own, texts = own_file(tmp_path / "own.jsonl", 1, "1/2"), ("0.5", "\\frac{1}{2}", "x+1", "")
     found = graded(tmp_path / "out", own, [[f"\\boxed{{{x}}}" for x in texts]])
     assert found["maj@4"] == 1  # two spellings of one answer win
     assert found["mean@4"] == 0.5 and found["pass@2"] == pytest.approx(5 / 6)
-
-
-def test_unreadable_answers_are_counted(tmp_path, capsys):
+    capsys.readouterr()
     own = own_file(tmp_path / "own.jsonl", 4)
     for texts, share in ((["\\boxed{1}", "1", "so 1"], 2 / 3), (["\\boxed{1}", "\\boxed{2}"], 0)):
         result = graded(tmp_path / f"out{len(texts)}", own, [texts] * 4)
@@ -405,22 +403,19 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     eval.claim(same, problems, tmp_path)
 
 
-def test_completions_of_unknown_settings(sampled, tmp_path, refused):
+def test_a_folder_of_unknown_settings_or_of_another_process_is_refused(sampled, tmp_path, refused):
     sampled.run("out")
     (tmp_path / "out" / "settings.json").unlink()
     assert "settings.json" in refused(*sampled.flags, "--out", tmp_path / "out")
     (tmp_path / "out" / "completions.jsonl").write_text("")  # an evaluation that never began
     assert sampled.run("out", "--samples", "1").count("\n") == 11
-
-
-def test_a_folder_of_another_process_is_refused(sampled, tmp_path, refused):
-    out = tmp_path / "out"
+    out = tmp_path / "held"
     out.mkdir()
     holder = os.open(out, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     assert "is another process's at this moment" in refused(*sampled.flags, "--out", out)
     os.close(holder)
-    assert not list(out.iterdir()) and sampled.run("out")
+    assert not list(out.iterdir()) and sampled.run("held")
 
 
 def test_a_full_disk_is_one_sentence_and_the_same_command_continues(sampled, monkeypatch, capsys):

@@ -248,9 +248,15 @@ def test_a_file_that_cannot_be_read_is_refused(whole, tmp_path, name, content, c
     assert "cannot be read" in refused(capsys, out) and records(out) == records(whole[0])
 
 
-def test_a_pipe_in_place_of_a_file_is_refused(whole, tmp_path, capsys):
-    """Reading it would wait forever."""
+def test_a_folder_of_another_process_and_a_pipe_in_place_of_a_file_are_refused(
+        whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
+    holder = os.open(out, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert "another process" in refused(capsys, out)
+    os.close(holder)
+    assert records(out) == records(whole[0])
+    # reading a pipe would wait forever
     (out / "config.json").unlink()
     os.mkfifo(out / "config.json")
     assert "cannot be read (it is no file)" in refused(capsys, out)
@@ -320,15 +326,6 @@ def test_a_signal_saves_and_stops(whole, tmp_path):
     assert same(resume(out), whole[0])
 
 
-def test_a_folder_that_another_process_is_at_work_in(whole, tmp_path, capsys):
-    out = without(whole[0], tmp_path / "run", 4)
-    holder = os.open(out, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    assert "another process" in refused(capsys, out)
-    os.close(holder)
-    assert records(out) == records(whole[0])
-
-
 @pytest.fixture
 def tmpfs(tmp_path):
     """tmpfs(options) -> a folder mounted so."""
@@ -359,16 +356,13 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs)
     assert same(resume(out), whole[0])
 
 
-def test_a_full_disk_in_the_middle_of_the_log(base, tmpfs):
+def test_a_full_disk_in_the_middle_of_the_log_and_a_folder_that_cannot_be_written(
+        base, tmpfs, capsys):
     with pytest.raises(train.RunFailed, match="cannot be written.*--resume continues"):
         train.main(["--model", base, *SMALL, "--save_every", "0", "--rollouts", "40",
                     "--eval_every", "0", "--out", str(tmpfs("size=96k") / "run")])
-
-
-def test_a_folder_that_cannot_be_written(base, tmpfs, capsys):
-    out = tmpfs("size=1m,ro") / "run"
-    assert "cannot be written" in helpers.refused(capsys, train.main, "--model", base, *SMALL,
-                                                  "--out", out)
+    assert "cannot be written" in helpers.refused(
+        capsys, train.main, "--model", base, *SMALL, "--out", tmpfs("size=1m,ro") / "run")
 
 
 @pytest.mark.parametrize("owner, name, nth, last", [

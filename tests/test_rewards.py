@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,9 @@ def answer(text):
 
 
 @pytest.mark.parametrize("problem, completion, reward", [
+    # values are exact: floats say 23.999...
+    (dict(nums=[3, 8, 3, 8], target=24), answer("8/(3-8/3)"), 1),
+    (dict(nums=[10**17 - 1, 1], target=10**17 - 1), answer("99999999999999999-1"), 0),
     *((RIGHT, answer(text), 1) for text in (
         "2+3*4", " ( 2 + 3 * 4 ) ", "4*3+2", "2--3*4", "2\n+3*4", "((((2))))+3*4", "02+3*4",
         "+2++3*4")),
@@ -53,27 +57,20 @@ def test_countdown(problem, completion, reward):
     assert time.process_time() - began < 0.5  # at once, whatever is asked
 
 
-def test_values_are_exact():
-    # floats say 23.999...
-    assert REWARDS["countdown"](answer("8/(3-8/3)"), dict(nums=[3, 8, 3, 8], target=24)) == 1
-    assert REWARDS["countdown"](answer("99999999999999999-1"),
-        dict(nums=[99999999999999999, 1], target=10**17 - 1)) == 0
-    assert arithmetic("1/3+1/3+1/3") == (1, [1, 3] * 3)
-
-
 @pytest.mark.parametrize("text, value", [
     ("(" * 40 + "2" + ")" * 40, 2), ("(" * 41 + "2" + ")" * 41, None),
     ("(2)+" * 20 + "(2)", 42), ("(2)+" * 40 + "(2)", None),  # 41 in a row, too
     ("1" + "+1" * 99 + " ", 100), ("1" + "+1" * 99 + "  ", None),  # 200 characters, and 201
     ("2*-3", -6), ("-(2+3)*2", -10), ("--2", 2), ("2-(3-4)", 3), ("8/(4/2)", 4), ("2+3*4/6-1", 3),
     ("12", 12), ("1 2", None), ("(2", None), ("(2 3", None), ("2)", None), ("1/(2-2)", None),
-    ("0/2", 0), ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9)])
+    ("0/2", 0), ("2*0", 0), ("2-0", 2), ("0+0", 0), ("2-3-4", -5), ("8/4/2", 1), ("2-3*4+1", -9),
+    ("1/3+1/3+1/3", 1)])
 def test_expressions(text, value):
     if value is None:
         with pytest.raises(Unparsed):
             arithmetic(text)
     else:
-        assert arithmetic(text)[0] == value
+        assert arithmetic(text) == (value, [*map(int, re.findall(r"\d+", text))])
 
 
 @pytest.mark.parametrize("kind, gold, good", [
@@ -194,14 +191,12 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
         grade(problems, [["a"]])
 
 
-def test_a_row_counts_what_cannot_be_read_and_gives_0():
+def test_a_row_counts_what_cannot_be_read_and_gives_0(monkeypatch):
     for name in ("math", "countdown", "table", "code"):
         with pytest.raises(Unparsed):
             rewards.call(name, "nothing", ["a"])
         assert REWARDS[name]("nothing", ["a"]) == 0
-
-
-def test_a_function_alone_is_a_row(monkeypatch):
+    # a function alone is a row
     monkeypatch.setitem(REWARDS, "mine", lambda text, answer: 0.5)
     assert rewards.call("mine", "", 3) == 0.5 and rewards.verifier("mine").seconds == 4
     assert rewards.call("gold mine", 3) is True  # any gold answer is taken
@@ -291,18 +286,15 @@ def test_what_is_not_graded_has_the_least_reward(verifiers, capfd):
     assert row("none", None) == -2
 
 
-def test_an_unknown_verifier_is_an_error():
-    with pytest.raises(KeyError, match="nobody's"):
-        grade([dict(verifier="nobody's", answer=None)], [["x"]], workers=1)
-
-
 @pytest.mark.slow  # this project's, as a fork's verifiers import what they like
 def test_the_verifiers_load_without_torch():
     script = "import sys, rewards; sys.exit(bool({'sympy', 'torch', 'numpy'} & set(sys.modules)))"
     assert not python("-c", script).returncode
 
 
-def test_a_worker_that_cannot_start_is_an_error_and_not_a_loop(monkeypatch):
+def test_an_unknown_verifier_and_a_worker_that_cannot_start_are_errors_and_no_loop(monkeypatch):
+    with pytest.raises(KeyError, match="nobody's"):
+        grade([dict(verifier="nobody's", answer=None)], [["x"]], workers=1)
     monkeypatch.setattr(rewards, "MODULE", "there_is_no_such_module")
     (got,), counters = counted([dict(verifier="countdown", answer=RIGHT)], [[answer("2+3*4")] * 3],
         workers=1)

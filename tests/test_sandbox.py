@@ -282,13 +282,6 @@ def test_an_environment_behind_links(tmp_path):
     assert done.stdout == "True None\n", done.stderr
 
 
-def test_nothing_is_run_without_the_file_system(monkeypatch):
-    monkeypatch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
-    monkeypatch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
-    with pytest.raises(PermissionError, match="mount.*No such file or directory"):
-        run_tests("print(6)", IO[:1])
-
-
 def test_a_fork_bomb_costs_no_other_program_its_reward():
     """Programs at the same time, that start a thread while the bomb has all its processes."""
     test = dict(tests=[dict(input="", output="6")], fn_name=None)
@@ -351,9 +344,14 @@ def test_the_time_of_a_function_is_for_each_call():
     assert run_tests(code, FN * 2, "f", timeout=1)  # of 1.6 seconds in all
 
 
-def test_no_tests_and_no_sandbox_are_errors(monkeypatch):
+def test_no_tests_no_sandbox_and_no_file_system_are_errors(monkeypatch):
     with pytest.raises(ValueError, match="without a test"):
         run_tests("print(6)", [])
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "RUNNER", sandbox.RUNNER.replace('"/sys"', '"/none"'))
+        patch.setattr(sandbox, "obstacle", sandbox.obstacle.__wrapped__)
+        with pytest.raises(PermissionError, match="mount.*No such file or directory"):
+            run_tests("print(6)", IO[:1])
     monkeypatch.setattr(sandbox, "RUNNER", "raise SystemExit")
     with pytest.raises(RuntimeError, match="did not start"):  # and not a wrong answer
         run_tests("print(6)", IO[:1])

@@ -9,7 +9,6 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Gemma2Config
 
-import helpers
 import rollout
 import train
 from data.prompts import encode
@@ -20,7 +19,7 @@ from harness.failures import RunFailed
 from harness.flags import Parser
 from harness.run import banner
 from harness.start import check_prompts, read_tokenizer
-from helpers import SMALL, read_rows, run, write_rows
+from helpers import SMALL, read_rows, refused, run, write_rows
 
 
 def graded_alike(reward, fault=None):
@@ -28,10 +27,6 @@ def graded_alike(reward, fault=None):
     def grade(problems, texts):
         return [[worker.Result(reward, fault)] * len(t) for t in texts]
     return grade
-
-
-def refused(capsys, *flags):
-    return helpers.refused(capsys, train.parse_args, *flags)
 
 
 def help_of(capsys, *flags):
@@ -48,7 +43,7 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     assert settings_of(folder) == settings_of(None)
     args, _ = train.parse_args(["--model", str(folder), "--lr", "1e-3"])
     assert (args.max_tokens, args.rollouts, args.lr) == (16, 50, 1e-3)
-    said = refused(capsys, "--model", str(tmp_path / "run"))
+    said = refused(capsys, train.parse_args, "--model", tmp_path / "run")
     assert "is a run's folder" in said and "rollout_000002" in said
     run(str(folder), tmp_path / "next", "--eval_every", "0")
     said = capsys.readouterr().out
@@ -78,7 +73,7 @@ def test_the_banner_says_what_is_in_force_and_where_it_comes_from(flags, line, t
 def test_a_recipe_that_holds_no_settings_is_refused(recipe, named, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
-    assert named in refused(capsys, "--model", str(tmp_path))
+    assert named in refused(capsys, train.parse_args, "--model", tmp_path)
 
 
 def test_help_shows_the_defaults_that_are_in_force_and_not_what_is_given(capsys):
@@ -125,7 +120,7 @@ def test_with_a_lag_other_rollouts_are_other_training(base, tmp_path, capsys):
     """The last ones are not sampled ahead of the end."""
     out = ["--out", str(tmp_path / "run"), "--resume"]
     run(base, tmp_path / "run", "--rollout_lag", "1")
-    said = helpers.refused(capsys, train.main, *out, "--rollouts", "3")
+    said = refused(capsys, train.main, *out, "--rollouts", "3")
     assert "--rollouts was 2 and is now 3: training depends on that" in said
     _, first, last = read_rows(tmp_path / "run")  # of which the first has sampled for both
     sampled = first["perf/tokens_per_s"] * first["seconds"]
@@ -150,7 +145,7 @@ def test_half_a_surrogate_pair_in_a_prompt_names_its_line(tmp_path, capsys):
     path = Path(own_file(tmp_path, "5"))
     path.write_text(path.read_text() + json.dumps(
         dict(prompt="a \ud800", answer="5", verifier="math")) + "\n")
-    assert "line 5 has no prompt, a text" in helpers.refused(capsys, train.main, "--data", path)
+    assert "line 5 has no prompt, a text" in refused(capsys, train.main, "--data", path)
 
 
 def own_file(tmp_path, answer):
@@ -173,9 +168,8 @@ def test_a_run_without_rewards_shows_the_same_scores_and_says_so_once(base, tmp_
 
 def test_rewards_that_a_method_does_not_take_are_a_sentence(base, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rollout, "grade", graded_alike(0.5))
-    said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--loss", "passk",
-                           "--out", tmp_path / "run")
-    assert "passk counts successes" in said
+    assert "passk counts successes" in refused(
+        capsys, train.main, "--model", base, *SMALL, "--loss", "passk", "--out", tmp_path / "run")
 
 
 @pytest.mark.parametrize("flags, warned", [
@@ -223,7 +217,7 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
         train.main(["--resume", "--rollouts", rollouts, "--out", str(tmp_path / "run")])
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         assert config["flags"]["eval_problems"] == 2
-    said = helpers.refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
+    said = refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
 
 
