@@ -31,9 +31,8 @@ countdown.held_out = functools.cache(countdown.held_out)
 # --quick is for the work of every minute: these files but for their tests marked slow, and the
 # tests of other files that are marked quick. None needs vLLM or the network, or takes more than a
 # few seconds
-QUICK = {"test_data.py", "test_exercises.py", "test_losses.py", "test_answers.py",
-         "test_policy.py", "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py",
-         "test_worked.py"}
+QUICK = {"test_exercises.py", "test_losses.py", "test_answers.py", "test_policy.py",
+         "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py", "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = [f"test_{name}.py" for name in (
     "real_model parallel gpu_bench readme sandbox train fit resume changes check sampler lora "

@@ -93,26 +93,17 @@ def test_figures_of_runs(folders, tmp_path, drawn, command, points):
             "a, 2 seeds": [(1, 1.0, 1.0, 1.0), (2, pytest.approx(0.8), 0.7, 0.9)]}
 
 
-def test_any_logged_number_is_drawn(folders, drawn, capsys):
-    main(["curves", *map(str, folders[:2]), "--metric", "time/rollout"])
-    assert drawn[0][0] == {"time/rollout": {"a, 2 seeds": [(r, *[1.0 + r] * 3) for r in (1, 2, 3)]}}
-    assert capsys.readouterr().out == f"written: {folders[0].parent / 'time-rollout.png'}\n"
-
-
-def test_what_the_base_scores_is_no_result(tmp_path):
-    """A run that was interrupted before an evaluation has none."""
-    groups = grouped(write_run(tmp_path / "a-0", rollouts=0))
-    assert "| 0 | 1 | own.jsonl, 32 x 4 | - | - |" in runs.table(groups)
-    assert list(pass_at_k(groups)) == ["base m x/own.jsonl"]
-
-
-def test_pass_at_k_of_runs(folders):
+def test_pass_at_k_of_runs(folders, tmp_path):
     assert pass_at_k(grouped(*folders[:2])) == {
         "base m x/own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
     one, other = (curves.read(folder) for folder in (folders[0], folders[2]))
     other["flags"].update(model="other", temperature=0.6)
     assert list(pass_at_k(runs.grouped([one, other]))) == [
         "base m x/own.jsonl", "base other x/own.jsonl, T = 0.6", "a", "c"]
+    # what the base scores is no result of a run that was interrupted before an evaluation
+    groups = grouped(write_run(tmp_path / "b-0", rollouts=0))
+    assert "| 0 | 1 | own.jsonl, 32 x 4 | - | - |" in runs.table(groups)
+    assert list(pass_at_k(groups)) == ["base m x/own.jsonl"]
 
 
 def test_students_interval():
@@ -156,9 +147,13 @@ def test_the_band_of_one_seed_is_over_problems(tmp_path, drawn, errors):
     assert "of one seed, band: 1.96 standard errors over problems" in caption
 
 
-def test_the_band_of_several_seeds_is_from_least_to_most(folders, drawn):
-    main(["curves", *map(str, folders[:2])])
-    (panels, caption), = drawn
+def test_any_logged_number_is_drawn_and_the_band_of_several_seeds(folders, drawn, capsys):
+    for flags in ["--metric", "time/rollout"], []:
+        main(["curves", *map(str, folders[:2]), *flags])
+    (timed, _), (panels, caption) = drawn
+    assert timed == {"time/rollout": {"a, 2 seeds": [(r, *[1.0 + r] * 3) for r in (1, 2, 3)]}}
+    said, _ = capsys.readouterr().out.splitlines()
+    assert said == f"written: {folders[0].parent / 'time-rollout.png'}"
     assert panels["held-out mean@n"] == {"a, 2 seeds": [  # seed 1 has 0.1 more after rollout 0
         (0, 0.05, 0.05, 0.05), *((r, *map(pytest.approx, (x + 0.05, x, x + 0.1)))
                                  for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}

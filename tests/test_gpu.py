@@ -193,16 +193,13 @@ def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said
     assert len(flags) == 2 and {*flags} <= {*vars(train.parse_args([])[0])}
 
 
-def test_a_full_gpu_when_the_engine_wakes():
+def test_a_full_gpu_at_a_wake_and_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
     """The error of vLLM's allocator is no torch.OutOfMemoryError; other errors stay as they are."""
     with pytest.raises(RunFailed, match="in the phase sync .*cumem.*--lora_rank 16 or fewer"), \
             room_for("sync"):
         raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62")
     with pytest.raises(RuntimeError, match="^other$"), room_for("sync"):
         raise RuntimeError("other")
-
-
-def test_a_full_gpu_in_an_evaluation(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(TransformersSampler, "sample", full_gpu)
     assert "full in the phase sample" in refused(
         capsys, evaluation.main, "--model", base, "--limit", 2, "--out", tmp_path, code=1)

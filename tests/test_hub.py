@@ -42,15 +42,6 @@ def shards(folder, split, rows, number, suffix=""):
             for i in range(number)}
 
 
-def made(name, split, number=9):
-    """Rows of a set in its Hub's fields."""
-    row, _ = ROWS[name]
-    ids = [field for field in row if field in ("id", "problem_idx", "question_id", "unique_id")]
-    first = 1 if split == "train" else 101
-    return [{**row, **{field: type(row[field])(i) for field in ids}}
-            for i in range(first, first + number)]
-
-
 def as_text(row):
     """A HiTab row as kasnerz/hitab has it: every value is Python's str of it."""
     return {**{field: str(value) for field, value in row.items() if field != "table"},
@@ -104,9 +95,14 @@ def layouts(rows):
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
     """-> the folder of the repositories, OWNER/NAME, and {(set, split): rows}."""
-    folder = tmp_path_factory.mktemp("hub")
-    rows = {(name, split): made(name, split) for name, spec in SETS.items()
-            for split in spec.splits}
+    folder, rows = tmp_path_factory.mktemp("hub"), {}
+    for name, spec in SETS.items():
+        row, _ = ROWS[name]
+        ids = {"id", "problem_idx", "question_id", "unique_id"} & {*row}
+        for split in spec.splits:
+            first = 1 if split == "train" else 101
+            rows[name, split] = [{**row, **{field: type(row[field])(i) for field in ids}}
+                                 for i in range(first, first + 9)]
     for name, files in layouts(rows).items():
         for path, content in files.items():
             file = folder / SETS[name].hub / path

@@ -227,7 +227,7 @@ def probe():
     return loading.probe_batch([7, 9, 8, 12, 30, 31, 32, 33], 1)
 
 
-def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatch, capsys):
+def test_a_model_that_looks_across_places_or_whose_kernel_fails_is_padded(models, capsys):
     assert probe().group.tolist() == [0, 0, 0, 1] and probe().prompt_len.tolist() == [3, 3, 3, 1]
     for name in ("qwen2", "mistral"):
         chosen = policy.Policy(models[name])
@@ -242,8 +242,7 @@ def test_a_model_that_looks_across_places_by_itself_is_padded(models, monkeypatc
     assert not loading.layout_agrees(chosen, probe()) and chosen.layout == "padded"
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
-
-def test_a_kernel_that_fails_in_its_backward_pass_is_found_when_a_model_is_loaded(models, capsys):
+    # a kernel may fail in its backward pass
     chosen = policy.Policy(copy.deepcopy(models["qwen2"]))
     assert loading.layout_agrees(chosen, probe(), backward=True)
     assert all(p.grad is None for p in chosen.parameters())

@@ -1,20 +1,26 @@
-"""data/sets.py, data/sources.py: rows of each set become problems; files, and their errors."""
+"""data/: rows of each set become problems; files, and their errors; problems that are made are
+functions of their index, and splits do not overlap."""
 
 import base64
+import hashlib
 import json
 import pickle
 import re
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import data
 from conftest import BENCHMARKS, needs_benchmarks
+from data import countdown
 from data.prompts import encode
 from data.sets import SETS
 from helpers import python, write_rows
 from rewards import REWARDS
+from study import tiny
 
 TESTS = [dict(input="1\n", output="2\n", testtype="stdin")]
 LCB = dict(question_title="t", question_content="Double it.", question_id="q1",
@@ -67,16 +73,11 @@ def test_a_row_of_each_set(name, tmp_path):
 def test_the_files_of_a_set_in_a_folder(tmp_path):
     """NAME.jsonl is both splits, and NAME_SPLIT.jsonl one."""
     row, _ = ROWS["gsm8k"]
-
-    def made(name):
-        write_rows(tmp_path / f"{name}.jsonl", [dict(row, question=name)])
-
-    def loaded():
-        return [data.load("gsm8k", split, tmp_path)[0]["prompt"] for split in ("train", "test")]
     for name, read in (("gsm8k", ["gsm8k", "gsm8k"]), ("gsm8k_train", ["gsm8k_train", "gsm8k"]),
                        ("gsm8k_test", ["gsm8k_train", "gsm8k_test"])):
-        made(name)
-        assert loaded() == read
+        write(tmp_path, name, dict(row, question=name))
+        assert [data.load("gsm8k", split, tmp_path)[0]["prompt"]
+                for split in ("train", "test")] == read
 
 
 def test_tables_are_written_out_with_merged_cells(tmp_path):
@@ -106,7 +107,7 @@ def test_livecodebench_dates_private_tests_and_functions(tmp_path):
         data.load("livecodebench", "test", tmp_path, lcb_from="2999-01-01")
 
 
-def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
+def test_a_pickle_that_would_do_something_or_is_above_a_gigabyte_is_refused(tmp_path, capsys):
     class Evil:
         def __reduce__(self):
             return print, ("it ran",)
@@ -115,9 +116,6 @@ def test_a_pickle_that_would_do_something_is_refused(tmp_path, capsys):
     with pytest.raises(data.DataError, match=r"line 1 .*builtins\.print"):
         data.load("livecodebench", "test", tmp_path)
     assert "it ran" not in capsys.readouterr().out
-
-
-def test_tests_that_unpack_to_more_than_a_gigabyte_are_refused(tmp_path):
     packer, zeros = zlib.compressobj(1), bytes(2**24)
     packed = b"".join([*(packer.compress(zeros) for _ in range(65)), packer.flush()])
     write(tmp_path, "livecodebench", dict(
@@ -262,6 +260,74 @@ def test_solved_problems_stand_in_front_of_each_prompt(tmp_path):
     assert one != other and one.endswith("\n\nQuestion: 3?\nAnswer:")
     assert "--n 7: 6 of the problems to learn from have a solution" in shots("gsm8k", "--n", "7")
     assert "deepscaler.jsonl cannot be read" in shots("gsm8k", "--solved", "deepscaler")
+
+
+def key(problem):
+    return tuple(sorted(problem["answer"]["nums"])), problem["answer"]["target"]
+
+
+@pytest.mark.parametrize("form", countdown.FORMS)
+def test_puzzles(form):
+    shape = countdown.FORMS[form]
+    sizes = Counter()
+    for i in range(300):
+        nums, target, solution = countdown.puzzle(form, 0, i, "train")
+        answer = dict(nums=nums, target=target)
+        assert REWARDS["countdown"](f"<answer>{solution}</answer>", answer) == 1
+        assert all(1 <= n <= shape["largest"] for n in nums) and 1 <= target <= shape["highest"]
+        sizes[len(nums)] += 1
+    assert set(sizes) == set(shape["counts"]) and min(sizes.values()) > 100
+    assert countdown.puzzle(form, 1, 0, "train") != countdown.puzzle(form, 0, 0, "train")
+
+
+def test_the_same_puzzle_in_every_process():
+    text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS
+                       for i in range(20) for split in ("train", "test")])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cbdd6fb2c8b3e878"
+
+
+@pytest.mark.parametrize("form", countdown.FORMS)
+def test_splits_never_overlap(form):
+    train = {key(countdown.problem(form, 0, i, "train")) for i in range(3000)}
+    held_out = data.load(form, "test")
+    test = {key(p) for p in held_out}
+    assert not train & test and len(test) > 200
+    assert len({p["prompt"] for p in held_out}) == len(held_out) == 1024
+
+
+def test_the_bases_demonstrations_are_of_the_training_split():
+    test = {p["prompt"] for p in data.load("countdown", "test")}
+    half = tiny.RECIPE["demonstrations"] // 2
+    # all are right, then half; a random expression is right now and then
+    for start, least, most in ((0, 1, 1), (half, 0.5, 0.6)):
+        rewards = []
+        for i in range(start, start + 2000):
+            prompt, completion = tiny.demonstration(tiny.RECIPE, i)
+            nums, target = prompt[:-1].split("=")
+            assert prompt not in test
+            answer = dict(nums=[int(n) for n in nums.split(",")], target=int(target))
+            rewards.append(REWARDS["countdown"](completion, answer))
+        assert least <= sum(rewards) / len(rewards) <= most
+
+
+def test_batches_are_functions_of_seed_and_rollout():
+    def ids(*where):
+        return data.batch(range(10), 4, *where)
+    assert ids(0, 2) == ids(0, 2) != ids(1, 2)
+    epoch = ids(0, 1) + ids(0, 2) + ids(0, 3)[:2]
+    assert sorted(epoch) == list(range(10))  # each problem once before any comes again
+    assert ids(0, 1, 1) != ids(0, 1, 0)
+
+
+def test_tokenizer_round_trip(tokenizer, base):
+    text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
+    for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
+        ids = tok.encode(text)
+        assert tok.decode(ids) == text and len(ids) == len(re.sub("</?answer>", "1", text))
+        assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
+        unicode = "\u00e9\u4e2d\U0001f600 ok"  # any text has tokens, those of its bytes
+        assert tok.decode(tok.encode(unicode)) == unicode
+        assert tok.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<eos>", "<unk>"]
 
 
 @pytest.mark.slow

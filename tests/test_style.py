@@ -46,8 +46,7 @@ def own_files(root):
 
 FILES = own_files(ROOT)
 SOURCES = [path for path in FILES if path.parent in FOLDERS and path.suffix == ".py"]
-BESIDE = ("anatomy", "study", "examples")
-TOOL = [path for path in SOURCES if path.parent.name not in BESIDE]
+TOOL = [path for path in SOURCES if path.parent.name not in ("anatomy", "study", "examples")]
 
 
 def name_of(path):

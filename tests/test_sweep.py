@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import train
-from helpers import write_rows
+from helpers import refused, write_rows
 from study import sweep
 
 METHOD = "fade --alpha_max 2"
@@ -49,11 +49,11 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
             (folder / "config.json").write_text(json.dumps(config))
             record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
             write_rows(folder / "metrics.jsonl", [record])
-    ran, refused = [], set()
+    ran, of_other_code = [], set()
 
     def trains(argv, **options):  # it finds these runs finished
         ran.append(argv)
-        code = 2 * (argv[argv.index("--lr") + 1] in refused and "--force" not in argv)
+        code = 2 * (argv[argv.index("--lr") + 1] in of_other_code and "--force" not in argv)
         return SimpleNamespace(returncode=code, stderr="x\ntrain.py: losses.py changed in raw\n",
                                stdout="resuming, but x changed\n" * ("--force" in argv))
     monkeypatch.setattr(subprocess, "run", trains)
@@ -66,7 +66,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     assert f"{METHOD} 0.400, grpo 0.200: held-out mean@n after 16 rollouts" in said
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
-    refused.add("1e-5")
+    of_other_code.add("1e-5")
     with pytest.raises(SystemExit, match="runs have failed; the same command"):
         sweep.main([*FLAGS, str(tmp_path)])
     assert "grpo, lr 1e-5, seed 0: train.py: losses.py changed in raw" in capsys.readouterr().out
@@ -82,7 +82,5 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     (["fade", "--rates", "1,x"], "--lr: invalid float value: 'x'"),
     (["fade --alpha 2"], "--alpha is a flag of power"), (["fad"], "did you mean fade?")])
 def test_bad_flags_are_one_sentence_before_any_run(flags, words, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        sweep.main([*flags, "--out", str(tmp_path)])
-    assert stop.value.code == 2 and words in capsys.readouterr().err.splitlines()[-1]
+    assert words in refused(capsys, sweep.main, *flags, "--out", tmp_path)
     assert not list(tmp_path.iterdir())

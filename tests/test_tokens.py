@@ -256,7 +256,7 @@ def test_no_text_is_markup(page):
             "base-uri 'none'; form-action 'none'") in text
 
 
-def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
+def test_steps_that_cannot_be_taken_and_other_weights_are_said(rollout, tmp_path, capsys):
     rewards = torch.tensor(REWARDS)
     rewards[0, 0] = 0.5
     half = changed(rollout, tmp_path / "half.pt", shaped_rewards=rewards)
@@ -264,9 +264,7 @@ def test_steps_that_cannot_be_taken_are_said(rollout, tmp_path, capsys):
             ("steps of grpo cannot be taken: optimizer step 2: loss ", rollout, "--lr", "1e8"),
             ("passk cannot be taken: passk counts successes", half, "--methods", "grpo,passk")):
         assert words in refused(capsys, main, "page", *args)
-
-
-def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
+    # the weights are not those that sampled
     batch = torch.load(rollout)["batch"]
     batch["old_logprobs"] -= 0.25
     text = page_of(changed(rollout, tmp_path / "a.pt", batch=batch), "--problems", "1").read_text()
@@ -276,7 +274,6 @@ def test_other_weights_than_those_that_sampled_are_noted(rollout, tmp_path):
 # ---------------------------------------------------------------------------- in the browser
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")  # before Playwright's own
-PAINTED = "document.querySelector('.tokens span')?.style.backgroundColor"
 TOKEN = ".completion:nth-child({}) .tokens span:nth-child({})"
 OF_COMPLETIONS = '[...document.querySelectorAll(".completion")]'
 # of each token of each completion its colour, and the line over or under it
@@ -317,7 +314,7 @@ def visit(browser):
         tab.on("pageerror", lambda error: seen.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(file.as_uri())
-        holds(tab, PAINTED)
+        holds(tab, "document.querySelector('.tokens span')?.style.backgroundColor")
         opened.append((tab, file))
         return tab
     yield go

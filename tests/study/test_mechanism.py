@@ -1,4 +1,5 @@
-"""The claims about single updates: verdicts on made-up numbers, rows of the stored ones."""
+"""The claims about single updates: verdicts on made-up numbers, rows of the stored ones; all
+numbers of an update; the theory of ACPO's claims by integration, simulation or in closed form."""
 
 import copy
 import json
@@ -7,7 +8,8 @@ import statistics
 
 import pytest
 
-from study import mechanism
+from harness import files
+from study import mechanism, theory, updates
 from study.rule import Interval
 from study.updates import UPDATES
 
@@ -69,3 +71,66 @@ def test_a_formula_follows_or_contradicts_an_equation(change, claim, verdict, ro
     theory = copy.deepcopy(STORED["theory"])
     change(theory)
     assert {row.claim: row.verdict for row in mechanism.formulas(theory)}[claim] == verdict
+
+
+def test_anatomy_of_a_rollout(kept, kept_run):
+    result = updates.anatomy_of(kept_run / "rollouts" / "rollout_000001.pt")
+    json.dumps(files.numbers(result), allow_nan=False)
+    assert list(result["near"]) == [0, 1, 2, 4]
+    assert list(result["far"]) == [0, 1, 2, 4, 8, 16, 32, 64]
+    low, high = result["near"][0]  # before the first step all ratios are 1: G is (1 - pi) A
+    assert abs(low) > abs(high) and result["far"][0] == result["near"][0]
+    assert 0 < result["own_slope"] < 3 and len(result["spread"]) > 10
+    assert result["ratio_std"]["low"] > result["ratio_std"]["high"] > 0
+    clipped, (every, low) = result["clipped"], zip(*result["met"], strict=True)
+    counts = [clipped[kind]["tokens"] for kind in ("clipped", "passed")]
+    # every token is in one step
+    assert sum(counts) == sum(every) == (kept.batch.mask & (kept.batch.advantages != 0)).sum()
+    assert len(low) == 4 and all(0 < x < y / 2 for x, y in zip(low, every, strict=True))
+    assert min(counts) > 0
+    part = result["subsets"]["A < 0"]  # fade divides by the limit of tokens: a length alone differs
+    assert part["angle_selected"] == pytest.approx(part["angle"], abs=0.1)
+    assert part["norm_selected"] > part["norm"] and len(result["solve_rates"]) == 8
+
+
+@pytest.mark.parametrize("kappa", [0.3, 3.0, 40.0])
+@pytest.mark.parametrize("eq, high", [(53, 0.2), (53, 0.3), (56, 0.3)])
+def test_means_over_a_band_are_the_integrals(kappa, eq, high, n=20_000):
+    """By the midpoint rule, from expected_gradient's own formula."""
+    for name, band in theory.BANDS.items():
+        if kappa == 0.3 and (eq, name) == (53, "high"):
+            continue  # 1e-66: the formula as it stands in the paper loses every digit
+        rest = [1 - band[0] - (band[1] - band[0]) * (i + 0.5) / n for i in range(n)]
+        integral = math.fsum(x * theory.expected_gradient(kappa * x * x, 0.2, high, eq)
+                             for x in rest) / n / math.sqrt(2 * math.pi)
+        sign, log = theory.band_mean(kappa, band, 0.2, high, eq)
+        assert sign * math.exp(log) == pytest.approx(integral, rel=1e-5, abs=1e-12)
+
+
+def test_the_reversal_over_kappa():
+    """By eq. 53, whose ratio goes to (1 - 0.8^4) / 0.2^4 = 369 as kappa grows, there is none. With
+    a symmetric clip it is -2 s phi(e / s): no float holds it."""
+    result = theory.scan(0.2)
+    assert result["reversed"][53] == []
+    (start, end), = result["reversed"][56]
+    assert 0.48 < start < 0.51 and 0.62 < end < 0.67 and min(result["log10"][56]) < 0
+    assert min(result["log10"][53]) == pytest.approx(math.log10(372), abs=0.01)
+    assert theory.low_over_high(1e4) == pytest.approx(math.log10(369), abs=1e-4)
+    sign, log = theory.band_mean(0.01, (0.8, 1.0))
+    assert sign == -1 and log == pytest.approx(-0.02 / (0.01 * 0.2**2)**2, rel=1e-3)
+
+
+@pytest.mark.parametrize("n, vocabulary, left_out", [(4000, 2, 1), (1000, 30_000, math.e / 30_000)])
+def test_the_slope_is_2_in_lemma_1s_own_model(n, vocabulary, left_out):
+    """Of two tokens, what eq. 15 leaves out is as large as what it keeps; the squares of V shares
+    of a softmax of N(0, 1) add up to about e / V."""
+    model = theory.tabular_model(n, vocabulary)
+    assert model["left_out"] == pytest.approx(left_out, rel=0.1)
+    assert model["slope"] == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize("s, low, high", [(0.2, 0.2, 0.2), (0.4, 0.2, 0.3), (0.8, 0.2, 0.28)])
+def test_equation_53_is_the_expectation_and_56_is_not(s, low, high):
+    mean, error = theory.monte_carlo(s, low, high)
+    assert abs(mean - theory.expected_gradient(s, low, high)) < 4 * error
+    assert abs(mean - theory.expected_gradient(s, low, high, 56)) > 20 * error
