@@ -134,13 +134,6 @@ def golds():
     return list({gold: (gold, question) for gold, question in rows}.values())
 
 
-def swapped(gold):
-    """A gold answer with its letters in the other case."""
-    return re.sub(r"\\(pi|omega|gamma|delta|lambda|theta|sigma)\b|\\[A-Za-z]+|([A-Za-z])",
-                  lambda m: m[2].swapcase() if m[2] else
-                  "\\" + m[1].capitalize() if m[1] else m[0], gold)
-
-
 def hedges(gold, question):
     from graders import equal
     from graders.answer import read
@@ -159,7 +152,10 @@ def hedges(gold, question):
     if re.match(r"\([A-E]\) ", bare):
         templates = [t for t in templates if t not in ("{g} - {w}", "{g} + {w}")]
     question = question.split("\\boxed")[0][:1500]  # Some have their solution in them.
-    fill = dict(g=bare, s=swapped(bare), q=question, w=random.Random(gold).choice(VALUES))
+    swapped = re.sub(  # letters in the other case
+        r"\\(pi|omega|gamma|delta|lambda|theta|sigma)\b|\\[A-Za-z]+|([A-Za-z])",
+        lambda m: m[2].swapcase() if m[2] else "\\" + m[1].capitalize() if m[1] else m[0], bare)
+    fill = dict(g=bare, s=swapped, q=question, w=random.Random(gold).choice(VALUES))
     if told is not None or fill["s"] == bare or "\\text" in gold or value[0] in ("word", "run"):
         templates = [t for t in templates if t != "{s}"]
     if re.search(r",|\\pm", gold):  # Irrational values in a list are compared to 16 digits.

@@ -66,12 +66,6 @@ def test_a_huge_power_takes_no_time(power):
     assert time.process_time() - began < 5
 
 
-def test_a_gold_answer_has_a_minute(monkeypatch):
-    monkeypatch.setattr(worker, "run_jobs", lambda module, jobs, size: jobs)
-    job, = rewards.gradable([dict(verifier="math", answer="5")])
-    assert job == ("gold math", ["5"], 60, 0)
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError, RecursionError, TypeError])
 def test_nothing_raises(error, monkeypatch):
     def fails(*_):
@@ -211,10 +205,13 @@ def test_cells(value, expected):
     assert found == expected and type(found) is type(expected)
 
 
-def test_unreadable_golds_are_counted():
+def test_unreadable_golds_are_counted_and_a_gold_has_a_minute(monkeypatch):
     gold = "\\frac{1}{2"
     assert not any(map(readable, (gold, "nan", "-inf", ""))) and all(
         map(readable, ("\\frac{1}{2}", "Evelyn")))
     found, counters = counted([dict(verifier="math", answer=gold)], [["\\boxed{5}", "no box"]])
     assert found == [[0.0, 0.0]] and REWARDS["math"]("\\boxed{6}", gold) == 0
     assert counters["unparsed_gold"] == 1 and counters["unparsed_answer"] == 1
+    monkeypatch.setattr(worker, "run_jobs", lambda module, jobs, size: jobs)
+    job, = rewards.gradable([dict(verifier="math", answer="5")])
+    assert job == ("gold math", ["5"], 60, 0)

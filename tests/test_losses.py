@@ -313,15 +313,6 @@ def test_what_is_logged_by_hand():
     assert step_metrics(mine, random_tokens(), 7)["ess"] == 7
 
 
-def test_acpo_ranges_by_hand():
-    """e = 0.2 + 3 std: the stds are 1/2 in the first bin and 1/8 in the last, and 0 elsewhere."""
-    metrics = step_metrics("acpo", five_tokens(), 6)
-    assert [metrics[f"clip_range/bin{i}"].item() for i in range(5)] == pytest.approx(
-        [0.2 + 3 / 2, 0.2, 0.2, 0.2, 0.2 + 3 / 8])
-    metrics = step_metrics("acpo", five_tokens(), 6, clip_alpha=100.0, bins=2)
-    assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
-
-
 @pytest.mark.parametrize("name", ["acpo", "dapo_acpo", "grpo"])
 def test_a_dual_clip_of_0_is_none(name):
     tokens = random_tokens()
@@ -454,7 +445,13 @@ def test_bin_spread_near_one_is_not_rounding_error():
     assert metrics["ratio_std/bin0"].item() == pytest.approx(exact, rel=1e-2)
 
 
-def test_shares_of_clipped_and_capped_ratios_by_hand():
+def test_acpos_ranges_and_shares_of_clipped_and_capped_ratios_by_hand():
+    # e = 0.2 + 3 std: the stds are 1/2 in the first bin and 1/8 in the last, and 0 elsewhere
+    metrics = step_metrics("acpo", five_tokens(), 6)
+    assert [metrics[f"clip_range/bin{i}"].item() for i in range(5)] == pytest.approx(
+        [0.2 + 3 / 2, 0.2, 0.2, 0.2, 0.2 + 3 / 8])
+    metrics = step_metrics("acpo", five_tokens(), 6, clip_alpha=100.0, bins=2)
+    assert metrics["clip_range/bin0"] == 3 and "clip_range/bin2" not in metrics
     tokens = five_tokens(pi=[0.3, 0.3, 0.1, 0.1, 0.4], pi_old=[0.2] * 5,
                          advantages=[1, -1, 1, -1, 0])
     metrics = step_metrics("grpo", tokens, 6)

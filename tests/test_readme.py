@@ -93,21 +93,17 @@ def test_pages_keep_to_their_words():
         "study/results/tables.md", "bench/measured.md"} and sum(words.values()) <= 18_150
 
 
-def test_pages_link_to_what_is_there():
-    for path, text in PAGES.items():
-        for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
-            target = path.parent / link if link else path
-            assert target.exists(), f"{path.name}: {link}"
-            assert target.suffix != ".png" or target.stat().st_size > 5_000
-            if anchor:
-                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
-                anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
-                assert anchor in anchors, f"{path.name}: {link}#{anchor}"
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_that_a_page_names_are_there(path):
+def test_what_a_page_links_and_names_is_there(path):
     text = PAGES[path]
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+        target = path.parent / link if link else path
+        assert target.exists(), f"{path.name}: {link}"
+        assert target.suffix != ".png" or target.stat().st_size > 5_000
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+            anchors = {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles}
+            assert anchor in anchors, f"{path.name}: {link}#{anchor}"
     folders = "analysis|anatomy|bench|data|docs|engine|examples|harness|graders|study|tests"
     files = re.findall(rf"python ([\w/]+\.py)|`((?:{folders})/[\w/]+\.\w+)`", text)
     missing = {name for name in map("".join, files) if not (ROOT / name).exists()}

@@ -111,7 +111,7 @@ def test_what_is_wrong_is_one_sentence(gemma, tmp_path, line, says, capsys):
         assert words in refused(capsys, sft.main, "--model", gemma, "--data", path, "--out", out)
 
 
-def test_problems_are_learnt_from_or_held_out():
+def test_problems_are_right_and_those_that_are_held_out_are_nobodys():
     learnt, held_out = ([comparisons.problem(i, held) for i in range(500)]
                         for held in (False, True))
     assert not {p["prompt"] for p in learnt} & {p["prompt"] for p in held_out}
@@ -120,9 +120,6 @@ def test_problems_are_learnt_from_or_held_out():
         numbers = [int(n) for n in re.findall(r"\d+", question)]
         right = max(numbers) if question.startswith("Which number is larger") else min(numbers)
         assert problem["answer"] == str(right) and len(numbers) in (2, 3)
-
-
-def test_demonstrations_are_right_and_held_out_puzzles_are_nobodys():
     shown, learnt, held_out = ([countdown_in_words.problem(i, seed, split) for i in range(500)]
                                for seed, split in ((1, "train"), (0, "train"), (0, "test")))
     assert all(REWARDS["countdown"](p["completion"], p["answer"]) == 1 for p in shown)

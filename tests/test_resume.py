@@ -106,13 +106,6 @@ def test_a_lagging_policy_before_the_update_resumes_bit_for_bit(base, tmp_path):
     assert kept.follow("grpo").batch.teacher_logprobs is None
 
 
-def test_a_resumed_run_may_share_prompts_or_not(whole, tmp_path, capsys):
-    out = without(whole[0], tmp_path / "run", 4)
-    resume(out, "--no-share_prompts")
-    said = capsys.readouterr().out
-    assert "--share_prompts was True and is now False" in said and "tokens, padded" in said
-
-
 def started(out, flags, lines=1):
     """-> train.py as a process, which has written so many records."""
     process = subprocess.Popen([sys.executable, "train.py", *flags, "--out", str(out)], cwd=ROOT,
@@ -235,6 +228,9 @@ def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path,
     assert forced.flags["eps_high"] == 0.28  # the other row's, and not what fade had
     for fixed in ("--lora_rank 2", f"--model {out}/checkpoints/rollout_000003"):
         assert "train another" in refused(capsys, out, "--force", *fixed.split())
+    resume(without(whole[0], tmp_path / "padded", 4), "--no-share_prompts")
+    said = capsys.readouterr().out
+    assert "--share_prompts was True and is now False" in said and "tokens, padded" in said
 
 
 @pytest.mark.parametrize("name, content", [
@@ -264,27 +260,19 @@ def test_a_folder_of_another_process_and_a_pipe_in_place_of_a_file_are_refused(
     assert "it has no config.json" in helpers.refused(capsys, train.main, "--model", tmp_path)
 
 
-def with_config(whole, tmp_path, change, *rollouts):
-    """A copy of the run without some checkpoints and with a changed config.json."""
-    out = without(whole[0], tmp_path / "run", *rollouts)
+def test_saved_flags_that_nothing_takes_are_a_sentence_and_strangers_set_no_flags_of_the_command(
+        whole, tmp_path, capsys):
+    out = without(whole[0], tmp_path / "run")
     config = json.loads((out / "config.json").read_text())
-    change(config)
-    (out / "config.json").write_text(json.dumps(config))
-    return out
 
-
-@pytest.mark.parametrize("flags", [
-    dict(loss="gone"), dict(objective="gone"), dict(seed=[1]), dict(dtype="float8"),
-    dict(mask_truncated="yes"), dict(eps_low="small")], ids=str)
-def test_saved_flags_that_nothing_takes_are_a_sentence(whole, tmp_path, flags, capsys):
-    out = with_config(whole, tmp_path, lambda config: config["flags"].update(flags))
-    assert next(iter(flags)) in refused(capsys, out)
-
-
-def test_what_a_strangers_folder_may_not_do(whole, tmp_path):
-    """It sets no flag of the command line's alone."""
-    out = with_config(whole, tmp_path, lambda config: config["flags"].update(
-        allow_unsafe_code=True, force=True, out="elsewhere"))
+    def save(**flags):
+        changed = dict(config, flags={**config["flags"], **flags})
+        (out / "config.json").write_text(json.dumps(changed))
+    for name, value in (("loss", "gone"), ("objective", "gone"), ("seed", [1]), ("dtype", "float8"),
+                        ("mask_truncated", "yes"), ("eps_low", "small")):
+        save(**{name: value})
+        assert name in refused(capsys, out)
+    save(allow_unsafe_code=True, force=True, out="elsewhere")
     args, _ = train.parse_args(["--resume", "--out", str(out)])
     assert (args.allow_unsafe_code, args.force, args.out) == (False, False, str(out))
 

@@ -68,6 +68,9 @@ def test_a_row_of_each_set(name, tmp_path):
     assert problem["answer"] == answer and isinstance(problem["id"], str)
     assert problem["verifier"] == SETS[name].verifier and problem["verifier"] in REWARDS
     assert any(text in problem["prompt"] for text in ("2+2?", "Double it.", "how many?"))
+    if name == "hitab":  # a table is written out, with merged cells
+        rows = "|  | 2019 | 2019 |\n|  | north | south |\n|  | 1.5 | 2.5 |"
+        assert rows in problem["prompt"] and "<answer>" in problem["prompt"]
 
 
 def test_the_files_of_a_set_in_a_folder(tmp_path):
@@ -78,13 +81,6 @@ def test_the_files_of_a_set_in_a_folder(tmp_path):
         write(tmp_path, name, dict(row, question=name))
         assert [data.load("gsm8k", split, tmp_path)[0]["prompt"]
                 for split in ("train", "test")] == read
-
-
-def test_tables_are_written_out_with_merged_cells(tmp_path):
-    write(tmp_path, "hitab", ROWS["hitab"][0])
-    text = data.load("hitab", "test", tmp_path)[0]["prompt"]
-    assert "|  | 2019 | 2019 |\n|  | north | south |\n|  | 1.5 | 2.5 |" in text
-    assert "<answer>" in text
 
 
 def test_livecodebench_dates_private_tests_and_functions(tmp_path):
@@ -267,7 +263,7 @@ def key(problem):
 
 
 @pytest.mark.parametrize("form", countdown.FORMS)
-def test_puzzles(form):
+def test_puzzles_are_right_and_their_splits_never_overlap(form):
     shape = countdown.FORMS[form]
     sizes = Counter()
     for i in range(300):
@@ -278,21 +274,17 @@ def test_puzzles(form):
         sizes[len(nums)] += 1
     assert set(sizes) == set(shape["counts"]) and min(sizes.values()) > 100
     assert countdown.puzzle(form, 1, 0, "train") != countdown.puzzle(form, 0, 0, "train")
+    train = {key(countdown.problem(form, 0, i, "train")) for i in range(3000)}
+    held_out = data.load(form, "test")
+    test = {key(p) for p in held_out}
+    assert not train & test and len(test) > 200
+    assert len({p["prompt"] for p in held_out}) == len(held_out) == 1024
 
 
 def test_the_same_puzzle_in_every_process():
     text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS
                        for i in range(20) for split in ("train", "test")])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cbdd6fb2c8b3e878"
-
-
-@pytest.mark.parametrize("form", countdown.FORMS)
-def test_splits_never_overlap(form):
-    train = {key(countdown.problem(form, 0, i, "train")) for i in range(3000)}
-    held_out = data.load(form, "test")
-    test = {key(p) for p in held_out}
-    assert not train & test and len(test) > 200
-    assert len({p["prompt"] for p in held_out}) == len(held_out) == 1024
 
 
 def test_the_bases_demonstrations_are_of_the_training_split():

@@ -205,7 +205,9 @@ def test_facts_of_a_completion(rollout, page):
 
 
 @pytest.mark.quick
-def test_texts_of_tokens_are_the_text(page, model):
+def test_texts_of_tokens_are_the_text_and_no_markup(page, model):
+    """Texts of a model or a prompt are base64 alone; the page's policy allows its own script and no
+    network."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     for problem, group in enumerate(COMPLETIONS):
         text = piece(page.read_text(), f"problem-{problem}")
@@ -215,6 +217,17 @@ def test_texts_of_tokens_are_the_text(page, model):
             assert len(pieces) == len(ids) and tokenizer.decode(ids) == "".join(pieces)
     # é is two tokens, the first without a text of its own
     assert text["texts"][0][:6] == ["c", "a", "f", "", "é", " "]
+    text, template = page.read_text(), tokens.TEMPLATE.read_text()
+    assert not any(word in text for word in ("hacked", "<!-- data -->", "<b>1", "\u2028"))
+    rest = re.sub(r"<script type=.(text/plain|application/json). id=[^>]*>[^<]*</script>", "", text)
+    assert rest.count("<script") == template.count("<script") == 1
+    hostile = dict(name="</script><script>\u2028&")
+    assert header(tokens.fill(hostile, {})) == hostile
+    script, style = (
+        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for tag in
+        ("script", "style") for part in re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S))
+    assert (f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+            "base-uri 'none'; form-action 'none'") in text
 
 
 @pytest.mark.quick
@@ -237,23 +250,6 @@ def test_words_that_begin_with_a_space():
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     pieces = tokens.token_texts(PreTrainedTokenizerFast(tokenizer_object=backend), [1, 2, 3, 1])
     assert pieces == ["the", " cat", "s", " the"]
-
-
-@pytest.mark.quick
-def test_no_text_is_markup(page):
-    """Texts of a model or a prompt are base64 alone; the page's policy allows its own script and no
-    network."""
-    text, template = page.read_text(), tokens.TEMPLATE.read_text()
-    assert not any(word in text for word in ("hacked", "<!-- data -->", "<b>1", "\u2028"))
-    rest = re.sub(r"<script type=.(text/plain|application/json). id=[^>]*>[^<]*</script>", "", text)
-    assert rest.count("<script") == template.count("<script") == 1
-    hostile = dict(name="</script><script>\u2028&")
-    assert header(tokens.fill(hostile, {})) == hostile
-    script, style = (
-        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for tag in
-        ("script", "style") for part in re.findall(f"<{tag}>(.*?)</{tag}>", template, re.S))
-    assert (f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
-            "base-uri 'none'; form-action 'none'") in text
 
 
 def test_steps_that_cannot_be_taken_and_other_weights_are_said(rollout, tmp_path, capsys):
