@@ -47,13 +47,7 @@ def command_of(kept_run, tmp_path, capsys):
     return run
 
 
-def test_the_subsets_of_a_rollout(command_of):
-    said, result = command_of("subsets")
-    assert "| norm_selected |" in said.splitlines()[0].replace("  ", "")
-    assert result["subsets"]["full"]["norm_selected"] == pytest.approx(1)
-
-
-def test_the_steps_of_a_rollout(command_of):
+def test_the_steps_and_the_subsets_of_a_rollout(command_of, kept_run):
     said, result = command_of("steps")
     assert (result["rollout"], result["method"], result["lr"]) == (1, "fade", 1e-3)
     start, *after = result["steps"]
@@ -68,10 +62,10 @@ def test_the_steps_of_a_rollout(command_of):
     table, explained = said.split("\n\n")[:2]
     for column in [cell.strip() for cell in table.split("|---")[0].split("|")[1:-1]]:
         assert re.sub("A [<>] 0: ", "", column).split(",")[0] in explained
-
-
-def test_other_steps_than_the_runs(command_of, kept_run):
-    """With the weights after the run's own steps the ratios are spread before the first step."""
+    said, result = command_of("subsets")
+    assert "| norm_selected |" in said.splitlines()[0].replace("  ", "")
+    assert result["subsets"]["full"]["norm_selected"] == pytest.approx(1)
+    # with the weights after the run's own steps the ratios are spread before the first step
     _, result = command_of("steps", "--steps", "2", "--lr", "1e-9", "--model",
                            str(kept_run / "checkpoints" / "rollout_000001"))
     assert result["lr"] == 1e-9 and len(result["steps"]) == 3
@@ -155,7 +149,7 @@ def test_the_gradient_of_a_token_by_hand():
     assert (high["clipped"], high["size"]) == (0.5, 0)
 
 
-def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
+def test_the_mean_is_uniform_in_pi_and_not_over_tokens_also_on_the_sides_of_remark_1():
     """3 tokens of 1 and 1 token of -5 in two sub-bins are (1 - 5) / 2 and not (3 - 5) / 4; of four,
     those without a token are left out. pi = 1 is in the last one."""
     probs = torch.tensor([0.02, 0.03, 0.04, 0.17, 0.5, 0.25])
@@ -166,10 +160,7 @@ def test_the_mean_is_uniform_in_pi_and_not_over_tokens():
     probs = torch.tensor([1.0, 0.9999999, 0.81])
     mean = quantities.uniform_mean(torch.tensor([2.0, 4.0, 7.0]), probs, (0.8, 1.0), 2)
     assert mean == pytest.approx((7 + 3) / 2)
-
-
-def test_the_sides_of_remark_1():
-    """Low: 0.89 * 1 and 0.89 * -1; 0.81 * 3, clipped, and 0.81 * 1. High: one token, 0.1 * -2."""
+    # low: 0.89 * 1 and 0.89 * -1; 0.81 * 3, clipped, and 0.81 * 1. High: one token, 0.1 * -2
     tokens = some_tokens([[0.11, 0.11, 0.19], [0.19, 0.9, None]],
                          [[1.0, 1.0, 1.5], [1.0, 1.0, None]], [[1.0, -1.0, 3.0], [1.0, -2.0, None]])
     assert quantities.reversal(tokens, GRPO) == pytest.approx([(0 + 0.405) / 2, -0.2])

@@ -30,23 +30,18 @@ def test_equal(line):
     assert [form for form in (wrong or "").split(" | ") if form and equal(form, gold)] == []
 
 
-@pytest.mark.parametrize("kind", grammar.SPELLINGS)
-def test_no_spelling_is_without_an_example(kind):
-    assert any(spelling in form for spelling in [kind, *grammar.SPELLINGS[kind]] for form in FORMS)
-
-
-GRAMMAR = [columns[-1] for line in grammar.__doc__.split("\n\n")[2].splitlines()
-           if len(columns := re.split(" {2,}", line.strip())) > 1 and columns[0] != "atom"]
-
-
-@pytest.mark.parametrize("example", GRAMMAR)
-def test_the_grammar_takes_its_examples(example):
-    assert len(GRAMMAR) > 15 and readable(example) and grammar.read(example)[0] != "unread"
-
-
-def test_the_page_has_the_grammar_and_the_rules():
+def test_the_grammar_has_examples_takes_them_and_stands_on_the_page():
+    for kind in grammar.SPELLINGS:
+        assert any(spelling in form for spelling in [kind, *grammar.SPELLINGS[kind]]
+                   for form in FORMS), kind
+    table = grammar.__doc__.split("\n\n")[2]
+    examples = [columns[-1] for line in table.splitlines()
+                if len(columns := re.split(" {2,}", line.strip())) > 1 and columns[0] != "atom"]
+    assert len(examples) > 15
+    for example in examples:
+        assert readable(example) and grammar.read(example)[0] != "unread", example
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
-    assert grammar.__doc__.split("\n\n")[2] in page
+    assert table in page
     for rule in grading.RULES:
         assert f"| {rule.__name__} | {' '.join(rule.__doc__.split())} |" in page
 

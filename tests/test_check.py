@@ -91,11 +91,8 @@ def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypa
     assert failing(capsys) == rows
 
 
-def test_completions_that_cannot_end(base, capsys):
+def test_completions_that_cannot_end_and_problems_of_which_none_is_solved(base, capsys, tmp_path):
     assert ENDS in failing(capsys, "--max_tokens", "6")
-
-
-def test_problems_of_which_none_is_solved(base, capsys, tmp_path):
     path = write_rows(tmp_path / "own.jsonl", [
         dict(prompt=f"{i}=", answer="123454321", verifier="math") for i in range(20)])
     assert failing(capsys, "--data", path, "--eval_every", "0") == [MIXED]

@@ -435,16 +435,6 @@ def test_what_does_not_go_together_is_named(call, says):
         call()
 
 
-def test_bin_spread_near_one_is_not_rounding_error():
-    """Ratios within 1e-4 of 1 in float32: sum(rho^2)/n - mean^2 would be zero or negative."""
-    log_ratio = 1e-4 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    old = torch.full((64, 64), -2.0)
-    tokens = Tokens(old + log_ratio, old, torch.ones(64, 64), torch.ones(64, 64).bool(), old)
-    metrics = step_metrics("grpo", tokens, 64)
-    exact = (tokens.logprobs.double() - old.double()).exp().std(correction=0).item()
-    assert metrics["ratio_std/bin0"].item() == pytest.approx(exact, rel=1e-2)
-
-
 def test_acpos_ranges_and_shares_of_clipped_and_capped_ratios_by_hand():
     # e = 0.2 + 3 std: the stds are 1/2 in the first bin and 1/8 in the last, and 0 elsewhere
     metrics = step_metrics("acpo", five_tokens(), 6)
@@ -615,11 +605,18 @@ def test_prompt_mean_of_part_of_a_group():
     assert loss.item() == pytest.approx(((first + last) / 2).item(), abs=1e-12)
 
 
-def test_half_precision_is_computed_in_float32():
+def test_half_precision_is_float32_whose_bin_spread_near_one_is_not_rounding_error():
     tokens = random_tokens()
     half = {name: x.detach().bfloat16() for name, x in vars(tokens).items()
             if name not in ("mask", "group") and x is not None}
     assert policy_loss("acpo", replace(tokens, **half), 7).dtype == torch.float32
+    # ratios within 1e-4 of 1 in float32: sum(rho^2)/n - mean^2 would be zero or negative
+    log_ratio = 1e-4 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    old = torch.full((64, 64), -2.0)
+    tokens = Tokens(old + log_ratio, old, torch.ones(64, 64), torch.ones(64, 64).bool(), old)
+    metrics = step_metrics("grpo", tokens, 64)
+    exact = (tokens.logprobs.double() - old.double()).exp().std(correction=0).item()
+    assert metrics["ratio_std/bin0"].item() == pytest.approx(exact, rel=1e-2)
 
 
 def test_a_card_says_what_the_row_computes(monkeypatch):

@@ -186,15 +186,12 @@ def test_of_a_model_with_vision_the_text_model_is_trained_and_sampled(
     assert b"language_model" not in (tmp_path / "saved/model.safetensors").read_bytes()
 
 
-def test_a_text_model_that_keeps_a_state_is_trained_and_not_sampled_by_transformers(
-        tmp_path, tokenizer):
-    folder = with_vision("Qwen3_5", tmp_path, tokenizer)
+def test_a_text_model_that_keeps_a_state_is_not_sampled_and_quantised_weights_are_refused(
+        base, tmp_path, tokenizer):
+    folder = with_vision("Qwen3_5", tmp_path / "state", tokenizer)
     assert type(pretrained(folder)).__name__ == "Qwen3_5ForCausalLM"
     with pytest.raises(ValueError, match="Qwen3_5ForCausalLM, which decodes .* --sampler vllm"):
         TransformersSampler(folder, dtype="float32", eos=[1])
-
-
-def test_quantised_weights_are_refused(base, tmp_path):
     shutil.copytree(base, tmp_path / "model")
     path = tmp_path / "model/config.json"
     path.write_text(json.dumps(dict(json.loads(path.read_text()),

@@ -120,7 +120,7 @@ def test_a_pickle_that_would_do_something_or_is_above_a_gigabyte_is_refused(tmp_
         data.load("livecodebench", "test", tmp_path)
 
 
-def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
+def test_golds_that_cannot_be_graded_are_left_out_and_repeated_ids_told_apart(tmp_path, capsys):
     """The first five; the others are counted."""
     bad = [dict(unique_id=f"b{i}", problem="?", answer="\\frac{1}{2") for i in range(8)]
     path = write(tmp_path, "math500", dict(bad[0], unique_id="good", answer="5"), *bad)
@@ -128,9 +128,6 @@ def test_golds_that_cannot_be_graded_are_left_out_and_named(tmp_path, capsys):
     first, *said, rest = capsys.readouterr().err.splitlines()
     assert rest == "math500: 3 more are left out, for such answers" and len(said) == 4
     assert first.startswith(f"{path}, line 2 (id b0) is left out") and "frac{1}{2'" in first
-
-
-def test_repeated_ids_are_told_apart(tmp_path):
     write(tmp_path, "amc23", *[dict(id=7, question="?", answer=1.0)] * 2)
     assert len({p["id"] for p in data.load("amc23", "test", tmp_path)}) == 2
 
@@ -281,10 +278,16 @@ def test_puzzles_are_right_and_their_splits_never_overlap(form):
     assert len({p["prompt"] for p in held_out}) == len(held_out) == 1024
 
 
-def test_the_same_puzzle_in_every_process():
+def test_the_same_puzzles_in_every_process_and_batches_by_seed_and_rollout():
     text = json.dumps([countdown.puzzle(form, 3, i, split) for form in countdown.FORMS
                        for i in range(20) for split in ("train", "test")])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cbdd6fb2c8b3e878"
+    def ids(*where):
+        return data.batch(range(10), 4, *where)
+    assert ids(0, 2) == ids(0, 2) != ids(1, 2)
+    epoch = ids(0, 1) + ids(0, 2) + ids(0, 3)[:2]
+    assert sorted(epoch) == list(range(10))  # each problem once before any comes again
+    assert ids(0, 1, 1) != ids(0, 1, 0)
 
 
 def test_the_bases_demonstrations_are_of_the_training_split():
@@ -300,15 +303,6 @@ def test_the_bases_demonstrations_are_of_the_training_split():
             answer = dict(nums=[int(n) for n in nums.split(",")], target=int(target))
             rewards.append(REWARDS["countdown"](completion, answer))
         assert least <= sum(rewards) / len(rewards) <= most
-
-
-def test_batches_are_functions_of_seed_and_rollout():
-    def ids(*where):
-        return data.batch(range(10), 4, *where)
-    assert ids(0, 2) == ids(0, 2) != ids(1, 2)
-    epoch = ids(0, 1) + ids(0, 2) + ids(0, 3)[:2]
-    assert sorted(epoch) == list(range(10))  # each problem once before any comes again
-    assert ids(0, 1, 1) != ids(0, 1, 0)
 
 
 def test_tokenizer_round_trip(tokenizer, base):

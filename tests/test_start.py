@@ -134,20 +134,6 @@ def test_a_tied_head_is_saved_once(small, tmp_path):
     assert "model.embed_tokens.weight" in saved and "lm_head.weight" not in saved
 
 
-def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
-    """Of Gemma transformers makes a tokenizer that knows no word."""
-    Gemma2Config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no tokenizer"):
-        read_tokenizer(str(tmp_path))
-
-
-def test_half_a_surrogate_pair_in_a_prompt_names_its_line(tmp_path, capsys):
-    path = Path(own_file(tmp_path, "5"))
-    path.write_text(path.read_text() + json.dumps(
-        dict(prompt="a \ud800", answer="5", verifier="math")) + "\n")
-    assert "line 5 has no prompt, a text" in refused(capsys, train.main, "--data", path)
-
-
 def own_file(tmp_path, answer):
     return write_rows(tmp_path / "own.jsonl", [
         dict(prompt=f"1,2,{i}={i + 3}:", answer=answer, verifier="math") for i in range(1, 5)])
@@ -202,7 +188,7 @@ def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkey
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
 
 
-def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, capsys):
+def test_prompts_that_are_too_long_or_hold_half_a_surrogate_pair_are_said(base, tmp_path, capsys):
     """Of those to learn from and of those held out, each under its own flag."""
     rows, files = read_rows(own_file(tmp_path, "4")), []
     for long in (1, 2, 4):
@@ -219,9 +205,14 @@ def test_long_prompts_are_left_out_and_few_problems_are_said(base, tmp_path, cap
         assert config["flags"]["eval_problems"] == 2
     said = refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
+    path = Path(own_file(tmp_path, "5"))
+    path.write_text(path.read_text() + json.dumps(
+        dict(prompt="a \ud800", answer="5", verifier="math")) + "\n")
+    assert "line 5 has no prompt, a text" in refused(capsys, train.main, "--data", path)
 
 
-def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_path, capsys):
+def test_a_chat_template_gets_its_arguments_and_a_missing_one_or_no_tokenizer_is_said(
+        base, tmp_path, capsys):
     problem = dict(prompt="1?", answer="1", verifier="math", id="0")
     for template in ("chat", "qwen_boxed"):
         with pytest.raises(ValueError, match=f"--template {template}: --model .* has no chat temp"):
@@ -241,6 +232,10 @@ def test_the_chat_template_gets_its_arguments_and_its_absence_is_said(base, tmp_
     assert read_rows(tmp_path / "run" / "samples.jsonl")[0]["prompt"].endswith(":hm:")
     args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
     assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
+    # of Gemma transformers makes a tokenizer that knows no word
+    Gemma2Config().save_pretrained(tmp_path / "gemma")
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        read_tokenizer(str(tmp_path / "gemma"))
 
 
 @pytest.mark.parametrize("bos, prompts, words", [

@@ -18,7 +18,7 @@ import torch
 import train
 from data import countdown
 from examples import comparisons
-from helpers import refused, write_rows
+from helpers import write_rows
 from study import page, rule, runs, sweep
 from study.rule import Interval, Row
 
@@ -45,7 +45,7 @@ def runs_of(finished):
     return found
 
 
-def test_intervals_are_those_of_the_tables():
+def test_intervals_are_those_of_the_tables_and_holm_stops_at_the_first_that_fails():
     for level, freedom, t in ((0.05, 1, 12.706), (0.05, 7, 2.3646), (0.01, 7, 3.4995)):
         assert rule.student_quantile(level, freedom) == pytest.approx(t, abs=1e-3)
         assert rule.student_p(t, freedom) == pytest.approx(level, rel=1e-3)
@@ -53,9 +53,6 @@ def test_intervals_are_those_of_the_tables():
     assert x == Interval(2.0, pytest.approx(1 / 3**0.5), 3)
     assert x.ends() == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-3)
     assert x.p == pytest.approx(rule.student_p(2 * 3**0.5, 2))
-
-
-def test_holm_goes_from_the_smallest_p_to_the_first_that_fails():
     levels = rule.holm_levels([0.5, 0.001, 0.03, 0.04])
     assert levels == pytest.approx([0.05 / 3, 0.05 / 4, 0.05 / 3, 0.05 / 3])
 
@@ -81,10 +78,16 @@ def test_a_contrast_is_a_mean_over_shared_rates_tasks_and_contrasts():
         rule.values(found, ["a/16 - c/16"])
 
 
-def test_scores_of_a_run():
+def test_scores_of_a_run_and_numbers_that_are_means_of_its_log(tmp_path):
     run = run_of(0.3, [(0, 0.9), (5, 0.2), (10, 0.4), (15, 0.4)], **{"policy/ess": 0.9})
     scores = ("test", "pass", "early", "best", "peak", "policy/ess")
     assert [rule.score(run, kind) for kind in scores] == [0.3, 0.6, 0.2, 0.4, 10, 0.9]
+    records = [{"rollout": 0, "eval/x/mean@8": 0.1},
+               *({"rollout": r, "policy/ess": 1 / r} for r in range(1, 7))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = runs.numbers_of(tmp_path)
+    assert found["mean"]["policy/ess"] == pytest.approx(2.45 / 6, rel=1e-3)
+    assert found["trace"]["policy/ess"] == [0.2] and found["validation"] == [[0, 0.1]]
 
 
 def at_rates(scores, test=lambda score: 0):
@@ -190,15 +193,6 @@ def test_the_puzzles_of_score_and_validation_are_not_trained_on():
     prompts = {problem["prompt"] for problem in runs.distinct_puzzles("comparisons")}
     assert len(prompts) >= 300
     assert not prompts & {comparisons.problem(i, False)["prompt"] for i in range(4000)}
-
-
-def test_the_numbers_of_a_run_are_means_of_its_log(tmp_path):
-    records = [{"rollout": 0, "eval/x/mean@8": 0.1},
-               *({"rollout": r, "policy/ess": 1 / r} for r in range(1, 7))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    found = runs.numbers_of(tmp_path)
-    assert found["mean"]["policy/ess"] == pytest.approx(2.45 / 6, rel=1e-3)
-    assert found["trace"]["policy/ess"] == [0.2] and found["validation"] == [[0, 0.1]]
 
 
 def test_the_page_is_that_of_the_numbers(tmp_path, monkeypatch):
@@ -321,5 +315,7 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     (["fade", "--rates", "1,x"], "--lr: invalid float value: 'x'"),
     (["fade --alpha 2"], "--alpha is a flag of power"), (["fad"], "did you mean fade?")])
 def test_bad_flags_are_one_sentence_before_any_run(flags, words, tmp_path, capsys):
-    assert words in refused(capsys, sweep.main, *flags, "--out", tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*flags, "--out", str(tmp_path)])
+    assert stop.value.code == 2 and words in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())

@@ -59,7 +59,7 @@ def steps_hold(text, nums, target):
     return held
 
 
-def test_puzzles_are_functions_of_seed_index_and_split():
+def test_puzzles_are_functions_of_seed_index_and_split_which_never_overlap():
     for i in range(300):
         nums, target, links, results = worked.puzzle(0, i, "train")
         assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
@@ -71,9 +71,6 @@ def test_puzzles_are_functions_of_seed_index_and_split():
         (0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "test"))}) == 4
     assert worked.puzzle(3, 7, "test") == (  # in every process and every edition
         [8, 7, 4, 2], 21, [("+", 7), ("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
-
-
-def test_splits_never_overlap():
     def asked(problems):
         return {(*sorted(p["answer"]["nums"]), p["answer"]["target"]) for p in problems}
     test_set = worked.held_out()
