@@ -35,8 +35,8 @@ QUICK = {"test_exercises.py", "test_losses.py", "test_answers.py", "test_policy.
          "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py", "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
 SLOW = [f"test_{name}.py" for name in (
-    "real_model parallel gpu_bench readme sandbox train fit resume changes check sampler lora "
-    "lessons own_task base portable answers").split()]
+    "real_model parallel gpu_bench copies readme sandbox train fit resume check sampler lora base "
+    "portable answers").split()]
 PROGRAMS = {"test_sandbox.py", "test_rewards.py"}  # these run programs in the sandbox
 
 
