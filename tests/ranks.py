@@ -113,23 +113,6 @@ def overflowing(backward):
     return wrapped
 
 
-def gap_of(model):
-    """Of log probabilities, where an engine in each rank takes over the sharded weights."""
-    engine = make_sampler("transformers", model, dtype="float32", max_length=32, eos=[1])
-    p = load(model)
-    with torch.no_grad():
-        for weight in p.parameters():
-            weight.mul_(1.1)
-    engine.load_weights(parallel.weights(p))
-    prompts = [[10, 11, 12 + i] for i in range(5)]
-    groups = parallel.map_over_engines(lambda share, seed: engine.sample(
-        share, 4, seed=seed, temperature=1.0, max_tokens=8), prompts, seed_of)
-    batch = policy.make_batch([*zip(prompts, groups)])
-    gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
-    engine.close()
-    return gaps[batch.mask].abs().max().item()
-
-
 def bytes_of_a_token(model):
     """What autograd keeps, as loading.token_budget measures it."""
     p, batch = load(model), rollout(101)
@@ -141,7 +124,20 @@ def main(model, out):
     parallel.start()
     results = {option: {name: run(model, name, option) for name in names}
                for option, names in CASES.items()}
-    results.update(gap=gap_of(model), bytes=bytes_of_a_token(model))
+    # of log probabilities, where an engine in each rank takes over the sharded weights
+    sampler = make_sampler("transformers", model, dtype="float32", max_length=32, eos=[1])
+    p = load(model)
+    with torch.no_grad():
+        for weight in p.parameters():
+            weight.mul_(1.1)
+    sampler.load_weights(parallel.weights(p))
+    prompts = [[10, 11, 12 + i] for i in range(5)]
+    groups = parallel.map_over_engines(lambda share, seed: sampler.sample(
+        share, 4, seed=seed, temperature=1.0, max_tokens=8), prompts, seed_of)
+    batch = policy.make_batch([*zip(prompts, groups)])
+    gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
+    sampler.close()
+    results.update(gap=gaps[batch.mask].abs().max().item(), bytes=bytes_of_a_token(model))
     if parallel.rank() == 0:
         torch.save(results, out)
     parallel.stop()

@@ -80,7 +80,8 @@ def test_a_walk_takes_the_runs_own_steps(kept, kept_run):
         assert torch.equal(value, after[name]), name
 
 
-def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
+def test_rollouts_that_cannot_be_taken_apart_and_wrong_arguments_are_said(
+        kept_run, kept, tmp_path, capsys):
     file, changed = kept_run / "rollouts" / "rollout_000001.pt", tmp_path / "changed.pt"
     saved = torch.load(file)
     for change, message in ((dict(shaped_rewards=torch.zeros(8, 8)), "none of its completions"),
@@ -93,9 +94,6 @@ def test_rollouts_that_cannot_be_taken_apart(kept_run, kept, tmp_path, capsys):
         said = refused(capsys, main, command, file, "--model", tmp_path / "nope")
         assert "nope cannot be used" in said
     assert "do not divide" in refused(capsys, main, "steps", file, "--steps", 7)
-
-
-def test_what_is_wrong_is_said(tmp_path, capsys):
     file, empty = tmp_path / "rollout.pt", tmp_path / "empty"
     torch.save({}, file)
     empty.mkdir()

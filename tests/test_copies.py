@@ -224,8 +224,6 @@ def test_elsewhere_the_first_cell_says_what_to_do(shown, tmp_path, monkeypatch):
 
 
 DIFFS = sorted((ROOT / "examples/changes").glob("*.diff"))
-SMALL = ("--rollouts 2 --problems_per_rollout 16 --group_size 8 --steps_per_rollout 2 "
-         "--eval_every 0 --save_every 1 --sampler transformers --out").split()
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -236,7 +234,9 @@ def test_a_change_trains(diff, copy):
     apply = ["git", "apply", diff]
     subprocess.run(apply, **alone, check=True)
     assert subprocess.run([*apply, "--check"], **alone).returncode, "nothing was changed"
-    done = python("train.py", *SMALL, "run", cwd=copy)
+    done = python("train.py", *(
+        "--rollouts 2 --problems_per_rollout 16 --group_size 8 --steps_per_rollout 2 "
+        "--eval_every 0 --save_every 1 --sampler transformers --out run").split(), cwd=copy)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]
     first, last = read_rows(copy / "run")
     assert first["optim/grad_norm"] > 0 and last["rollout"] == 2

@@ -29,17 +29,13 @@ SMALL = "--limit 24 --samples 4 --max_tokens 16 --max_prompt_tokens 32".split()
 
 
 @pytest.mark.quick
-def test_pass_at_k_is_the_share_of_choices_with_a_correct_one():
+def test_pass_at_k_is_the_share_of_choices_with_a_correct_one_and_majority_by_hand():
     for n in range(1, 9):
         for correct in range(n + 1):
             for k in range(1, n + 1):
                 choices = list(combinations([1] * correct + [0] * (n - correct), k))
                 share = sum(map(max, choices)) / len(choices)
                 assert pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
-
-
-@pytest.mark.quick
-def test_majority():
     assert votes.majority(["2", "2"], 1) == 0 and votes.majority(["2"], 2) == 1
     assert votes.majority(["2"], 1) == 0.5  # equally frequent: the mean of both
     assert votes.majority([], 1) == 1 and votes.majority([], 0) == 0
@@ -57,7 +53,7 @@ def test_votes_are_quick_and_of_values(answer, same):
 
 
 @pytest.mark.quick
-def test_interval():
+def test_intervals_and_errors_over_clusters():
     """Without a spread it is Clopper and Pearson's, of 0 in n: the p with (1 - p)^n = 1/40."""
     low, high = interval([0.0, 1.0] * 50, range(100), (0, 1))
     assert 0.38 < low < 0.43 and 0.57 < high < 0.62
@@ -68,11 +64,7 @@ def test_interval():
         assert interval([0.0] * n, range(n), (-1, 1)) == pytest.approx((-bound, bound), abs=1e-4)
     assert interval([0.0, 1.0, 0.0, 1.0], [1, 1, 2, 2], (0, 1)) == (0, 1)  # of clusters as good
     assert interval([0.0] * 8, "aaaabbbb", (0, 1)) == interval([0.0] * 2, "ab", (0, 1))
-
-
-@pytest.mark.quick
-def test_errors_are_over_clusters():
-    """Problems that come twice tell no more than once; other clusters by hand."""
+    # problems that come twice tell no more than once; other clusters by hand
     values, twice = [0.0, 0.25, 1.0, 0.5], [0.0, 0.25, 1.0, 0.5] * 2
     assert standard_error(twice, "abcdabcd") == pytest.approx(standard_error(values, "abcd"))
     assert standard_error(twice, range(8)) < 0.7 * standard_error(values, "abcd")

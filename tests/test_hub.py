@@ -137,18 +137,7 @@ def test_the_reason_is_the_first_paragraph_that_says_something(error, said):
     assert hub.reason(error) == said
 
 
-def test_an_error_in_the_rows_is_a_sentence(monkeypatch):
-    def rows(*_, **__):
-        yield dict(question="?", answer="#### 1")
-        raise OSError("the connection\nbroke off\n\nSee there.")
-    monkeypatch.setattr(hub, "reach", lambda name: None)
-    monkeypatch.setattr(datasets, "load_dataset", rows)
-    with pytest.raises(data.DataError, match="^openai/gsm8k cannot be loaded from the Hub: the "
-                       "connection broke off .--data_dir FOLDER takes local files.$"):
-        data.load("gsm8k", "test")
-
-
-def test_a_hub_that_is_silent_is_a_sentence_at_once(monkeypatch, tmp_path):
+def test_a_hub_that_is_silent_or_breaks_off_is_a_sentence_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
@@ -160,3 +149,12 @@ def test_a_hub_that_is_silent_is_a_sentence_at_once(monkeypatch, tmp_path):
     hub.reach(str(tmp_path))  # a folder needs no Hub
     monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
     hub.reach("lab/small")
+
+    def rows(*_, **__):
+        yield dict(question="?", answer="#### 1")
+        raise OSError("the connection\nbroke off\n\nSee there.")
+    monkeypatch.setattr(hub, "reach", lambda name: None)
+    monkeypatch.setattr(datasets, "load_dataset", rows)
+    with pytest.raises(data.DataError, match="^openai/gsm8k cannot be loaded from the Hub: the "
+                       "connection broke off .--data_dir FOLDER takes local files.$"):
+        data.load("gsm8k", "test")

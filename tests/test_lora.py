@@ -27,7 +27,7 @@ def rollouts(model, out, *flags):
     return read_rows(out)
 
 
-def test_rank_one_learns_at_the_default_rate(base, tmp_path):
+def test_rank_one_learns_at_the_default_rate_ten_times_that_of_all_weights(base, tmp_path):
     """Rewards of the last two rollouts are 0.15, 0.11 and 0.12 higher with seeds 0, 1 and 2, and by
     chance, on the same problems, about 0.014 apart."""
     learnt = rollouts(base, tmp_path / "default")
@@ -37,10 +37,6 @@ def test_rank_one_learns_at_the_default_rate(base, tmp_path):
     gains = [a["reward/mean"] - b["reward/mean"] for a, b in zip(learnt, still, strict=True)]
     assert gains[0] == 0  # sampled before the first step: the same problems, weights and seed
     assert (gains[2] + gains[3]) / 2 > 0.06, gains
-
-
-def test_the_learning_rate_is_ten_times_that_of_all_weights_unless_one_is_given():
-    assert train.parse_args(["--lora_rank", "1"])[0].lr == pytest.approx(5e-4)
     args, _ = train.parse_args(["--lora_rank", "1", "--model", "x"])
     assert args.lr == pytest.approx(1e-5) and "ten times" in args.origin["lr"]
     assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4

@@ -35,12 +35,6 @@ BITING = dict(token_truncate_high=1.05, token_mask_low=0.95, token_mask_high=1.0
               sequence_truncate_high=1.05, sequence_mask_high=1.05, geo_low=0.95, geo_high=1.05)
 
 
-def corrected(name, f):
-    """A row with a correction beside its own select, with bounds that bite."""
-    changed = row(name, select=f"own,{f.__name__}")
-    return changed.bind(**{flag: BITING[flag] for flag in losses.keyword_only(f)})
-
-
 # the peer's configuration: our method, its flags, max_tokens where it is not 8; or the reason why
 # no row of ours computes the same
 CONFIGURATIONS = {
@@ -241,8 +235,10 @@ def test_hyperparameters_out_of_range_are_named(name, flag, bad, good):
 @pytest.mark.parametrize("correction", [None, *CORRECTIONS])
 def test_junk_in_padding_changes_nothing(name, correction):
     """And nothing is written into the tokens."""
-    extra, name = dict(kl_coef=0.1 * bool(correction)), (
-        corrected(name, correction) if correction else name)
+    extra = dict(kl_coef=0.1 * bool(correction))
+    if correction:  # beside the row's own select, with bounds that bite
+        name = row(name, select=f"own,{correction.__name__}").bind(
+            **{flag: BITING[flag] for flag in losses.keyword_only(correction)})
     junk = dict(logprobs=math.nan, old_logprobs=50.0, advantages=math.nan, entropy=math.inf,
                 sampler_logprobs=-math.inf, ref_logprobs=1e9)
     clean, dirty = random_tokens(), random_tokens()

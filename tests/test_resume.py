@@ -339,7 +339,7 @@ def tmpfs(tmp_path):
         subprocess.run(["umount", "-l", folder])
 
 
-def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs):
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, base, tmpfs, capsys):
     folder = tmpfs("size=24m")  # a checkpoint has 11 MB
     out = folder / "run"
     with pytest.raises(train.RunFailed, match="cannot be written.*--resume continues"):
@@ -348,10 +348,6 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(whole, tmpfs)
     assert not (out / "checkpoints" / "unfinished").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
     assert same(resume(out), whole[0])
-
-
-def test_a_full_disk_in_the_middle_of_the_log_and_a_folder_that_cannot_be_written(
-        base, tmpfs, capsys):
     with pytest.raises(train.RunFailed, match="cannot be written.*--resume continues"):
         train.main(["--model", base, *SMALL, "--save_every", "0", "--rollouts", "40",
                     "--eval_every", "0", "--out", str(tmpfs("size=96k") / "run")])
@@ -426,27 +422,15 @@ def test_what_rows_corrections_and_verifiers_reach():
     assert "arithmetic" in of("rewards.py", ["REWARDS['countdown']"])
 
 
-@pytest.fixture
-def folder(base, tmp_path):
-    return shutil.copytree(base, tmp_path / "model")
-
-
 def other_weights(folder):
     weights = {name: weight if "embed" in name else 2 * weight  # as adapters leave it
                for name, weight in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
 
 
-def test_other_weights_of_the_same_sizes_are_seen_in_each_kind_of_file(folder):
-    first = checksums.of_weights(folder)
-    other_weights(folder)
-    assert first != checksums.of_weights(folder)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert checksums.of_weights(folder) not in (first, None)
-    assert checksums.of_weights("no/such") is None
-
-
-def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsys):
+def test_other_weights_are_seen_in_each_kind_of_file_and_their_evaluation_is_not_continued(
+        base, tmp_path, capsys):
+    folder = shutil.copytree(base, tmp_path / "model")
     argv = (f"--model {folder} --out {tmp_path}/out --sampler transformers --limit 2 --samples 2 "
             "--max_tokens 4 --max_prompt_tokens 32").split()
     evaluation.main(argv)
@@ -457,3 +441,9 @@ def test_an_evaluation_of_other_weights_is_not_continued(folder, tmp_path, capsy
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({**known, "weights of --model": None}))
     evaluation.main(argv)  # they could not be read
+    first = checksums.of_weights(folder)
+    other_weights(folder)
+    assert first != checksums.of_weights(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert checksums.of_weights(folder) not in (first, None)
+    assert checksums.of_weights("no/such") is None

@@ -292,7 +292,11 @@ def test_the_verifiers_load_without_torch():
     assert not python("-c", script).returncode
 
 
-def test_an_unknown_verifier_and_a_worker_that_cannot_start_are_errors_and_no_loop(monkeypatch):
+def test_a_nested_gold_an_unknown_verifier_and_a_worker_that_cannot_start_are_errors(monkeypatch):
+    nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
+    problems = [dict(verifier="table", answer=gold) for gold in ([1], nested, [2])]
+    got, counters = counted(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
+    assert got == [[1], [0], [1]] and counters["error"] == 1
     with pytest.raises(KeyError, match="nobody's"):
         grade([dict(verifier="nobody's", answer=None)], [["x"]], workers=1)
     monkeypatch.setattr(rewards, "MODULE", "there_is_no_such_module")
@@ -315,13 +319,6 @@ def test_workers_that_died_between_two_rollouts_are_replaced():
                 one.process.kill()
                 one.process.wait()
     assert grade([], []) == []
-
-
-def test_a_gold_that_is_nested_too_deep_is_an_error():
-    nested = functools.reduce(lambda inside, _: [inside], range(5000), 1)
-    problems = [dict(verifier="table", answer=gold) for gold in ([1], nested, [2])]
-    got, counters = counted(problems, [[answer(1)], [answer(1)], [answer(2)]], workers=1)
-    assert got == [[1], [0], [1]] and counters["error"] == 1
 
 
 def test_a_file_is_graded(tmp_path):

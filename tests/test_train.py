@@ -184,7 +184,7 @@ def test_problems_from_a_file_and_programs(base, tmp_path, capsys):
 
 
 @pytest.mark.quick
-def test_flags_reach_the_method():
+def test_flags_reach_the_method_and_none_is_of_two_axes_or_a_common_one():
     _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
     assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=3.0)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
@@ -194,10 +194,6 @@ def test_flags_reach_the_method():
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
     assert train.parse_args(["--loss", "grpo"])[0].old_logprobs == "trainer"
     assert train.parse_args(["--temperature", "0.6"])[0].sampler_temperature == 0.6
-
-
-@pytest.mark.quick
-def test_no_two_functions_of_an_axis_pair_share_a_flag_and_none_is_a_common_one():
     common = set(vars(train.parse_args(["--loss", "reinforce"])[0]))
     owners = {}
     for method in METHODS.values():
