@@ -152,15 +152,12 @@ SHORTER = ("--rollouts 2 --problems_per_rollout 16 --group_size 4 --eval_every 1
            "--eval_samples 4 --sampler transformers")
 
 
-def test_the_verifier_of_the_lesson_can_be_fooled():
+def test_the_notebook_is_that_of_the_lessons_whose_verifier_can_be_fooled():
     names = dict(vars(rewards), REWARDS={})
     exec(re.search(r"```python\n(.*?)```", LESSONS, re.S)[1], names)
     texts, answer = ("<answer>9</answer>", "<answer>99</answer>"), dict(nums=[1, 2], target=7)
     assert [names["REWARDS"]["near"](text, answer) for text in texts] == [1, 0]
     assert rewards.REWARDS["countdown"](texts[0], answer) == 0
-
-
-def test_the_notebook_is_that_of_the_lessons():
     text = NOTEBOOK.read_text()
     assert text == notebook(LESSONS), "python docs/notebook.py writes it anew"
     cells = json.loads(text)["cells"]

@@ -395,7 +395,8 @@ def test_another_value_of_any_flag_does_not_continue_a_folder(tmp_path, capsys):
     eval.claim(same, problems, tmp_path)
 
 
-def test_a_folder_of_unknown_settings_or_of_another_process_is_refused(sampled, tmp_path, refused):
+def test_unknown_settings_another_process_and_a_full_disk_are_a_sentence(
+        sampled, tmp_path, refused, monkeypatch, capsys):
     sampled.run("out")
     (tmp_path / "out" / "settings.json").unlink()
     assert "settings.json" in refused(*sampled.flags, "--out", tmp_path / "out")
@@ -408,9 +409,6 @@ def test_a_folder_of_unknown_settings_or_of_another_process_is_refused(sampled, 
     assert "is another process's at this moment" in refused(*sampled.flags, "--out", out)
     os.close(holder)
     assert not list(out.iterdir()) and sampled.run("held")
-
-
-def test_a_full_disk_is_one_sentence_and_the_same_command_continues(sampled, monkeypatch, capsys):
     def full(path, rows):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:

@@ -109,11 +109,17 @@ def found(name, solution):
     return check.verdict(CHECKS[name], SimpleNamespace(**{name: solution}))
 
 
-def test_every_function_has_a_solution():
+def test_every_function_has_a_solution_and_stubs_and_exceptions_are_said(capsys):
     assert list(SOLUTIONS) == list(CHECKS) and len(check.EXERCISES) == 13
     for name, checks in check.EXERCISES.items():
         module = check.solution(name)
         assert module.__doc__ and all(getattr(module, c.function).__doc__ for c in checks)
+    assert check.main(["2"]) == 1
+    assert capsys.readouterr().out == "ex02_leave_one_out.leave_one_out: not done yet\n"
+    assert "got      'ZeroDivisionError: " in found("pass_at_k", lambda n, c, k: 1 / 0)
+    assert found("centred", lambda r: None).startswith("wrong")
+    with pytest.raises(SystemExit, match="exercises are 1 to 13, not 14"):
+        check.main(["14"])
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)
@@ -142,12 +148,3 @@ def test_what_one_exercise_does_is_its_own(tmp_path, monkeypatch, capsys):
     assert "ex02_leave_one_out: no end after 3 seconds" in said
     assert "difficulty_weight: right" in said and "0.333333333" in said
     assert "a leaf Variable that requires grad" in said
-
-
-def test_a_stub_an_exception_and_an_exercise_that_is_not_there(capsys):
-    assert check.main(["2"]) == 1
-    assert capsys.readouterr().out == "ex02_leave_one_out.leave_one_out: not done yet\n"
-    assert "got      'ZeroDivisionError: " in found("pass_at_k", lambda n, c, k: 1 / 0)
-    assert found("centred", lambda r: None).startswith("wrong")
-    with pytest.raises(SystemExit, match="exercises are 1 to 13, not 14"):
-        check.main(["14"])

@@ -242,7 +242,8 @@ def test_a_collapse_is_said(change, kind, words):
     assert list(found) == [kind] * bool(kind) and words in " ".join(found.values())
 
 
-def test_a_model_that_does_not_end_and_a_sampler_that_differs_at_once_are_said():
+def test_a_model_that_does_not_end_and_a_sampler_that_differs_are_said_at_once_and_once(
+        base, tmp_path, capsys):
     first = {**RECORD, "rollout": 1, "len/truncated_frac": 0.51, log.GAP: 0.06}
     for sampler_dtype, temperature, kinds in (("bfloat16", 1.0, ["cut off", "gap"]), (
             "float8", 1.0, ["cut off"]), ("bfloat16", 1.2, ["cut off"])):
@@ -250,8 +251,5 @@ def test_a_model_that_does_not_end_and_a_sampler_that_differs_at_once_are_said()
             dtype="bfloat16", sampler_dtype=sampler_dtype, temperature=1.0,
             sampler_temperature=temperature))
         assert list(found) == kinds and "--stop TEXT" in found["cut off"]
-
-
-def test_each_warning_comes_once(base, tmp_path, capsys):
     run(base, tmp_path / "run", "--max_tokens", "4", "--rollouts", "3", "--eval_every", "0")
     assert capsys.readouterr().out.count("are cut off at max_tokens, ") == 1

@@ -166,7 +166,6 @@ def test_a_program_is_counted_and_a_tokenizer_that_is_missing_is_named(tmp_path,
 
 @pytest.mark.parametrize("raised", ["it does not answer", ""])
 def test_no_configuration_is_one_sentence(raised, tmp_path, monkeypatch):
-    """Of a Hub that does not answer, or of a model that is no causal language model."""
     def silent(name):
         if raised:
             raise ConnectionError(raised)

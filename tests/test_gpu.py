@@ -92,8 +92,14 @@ def fake_cuda(monkeypatch, **functions):
         monkeypatch.setattr(torch.cuda, name, function)
 
 
-def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatch):
-    """torch counts 50 GB that vLLM has unmapped; the trainer goes from 10 GB to 25."""
+def test_the_state_is_counted_with_its_copies_and_peak_memory_without_a_sleeping_engines(
+        small, monkeypatch):
+    p = load(small())
+    n = sum(x.numel() for x in p.parameters())
+    assert loading.state_bytes(p, False) == 16 * n
+    p.dtype = "bfloat16"
+    assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
+    # torch counts 50 GB that vLLM has unmapped; the trainer goes from 10 GB to 25
     gpu = dict(free=70e9, allocated=60e9, peak=0)
     fake_cuda(monkeypatch, is_available=lambda: True, mem_get_info=lambda: (gpu["free"], 80e9),
               memory_allocated=lambda: gpu["allocated"], max_memory_allocated=lambda: gpu["peak"],
@@ -103,14 +109,6 @@ def test_peak_memory_leaves_out_what_a_sleeping_engine_has_given_back(monkeypatc
     assert parallel.peak_memory() == 10e9
     gpu["peak"] = 75e9
     assert parallel.peak_memory() == 25e9
-
-
-def test_the_state_is_counted_with_its_copies(small):
-    p = load(small())
-    n = sum(x.numel() for x in p.parameters())
-    assert loading.state_bytes(p, False) == 16 * n
-    p.dtype = "bfloat16"
-    assert loading.state_bytes(p, False) == 18 * n  # autocast's copies
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -42,12 +42,6 @@ def shards(folder, split, rows, number, suffix=""):
             for i in range(number)}
 
 
-def as_text(row):
-    """A HiTab row as kasnerz/hitab has it: every value is Python's str of it."""
-    return {**{field: str(value) for field, value in row.items() if field != "table"},
-            "table_content": str(row["table"])}
-
-
 def layouts(rows):
     """-> {set: {path: bytes}}, laid out as the repositories are. rows: {(set, split): rows}."""
     def test(name):
@@ -56,6 +50,10 @@ def layouts(rows):
     def tables(folder, name, number=None):
         return {path: content for split in ("train", "test") for path, content in
                 shards(folder, split, rows[name, split][:number], 1).items()}
+    # a HiTab row as kasnerz/hitab has it: every value is Python's str of it
+    hitab = {split: [{**{field: str(value) for field, value in row.items() if field != "table"},
+                      "table_content": str(row["table"])} for row in rows["hitab", split]]
+             for split in ("train", "test")}
     lcb, pairs = test("livecodebench"), [[row["0"], row["1"]] for row in rows["orz", "train"]]
     solutions = dict(solution=["print(1)"] * 50, language=[1] * 50)
     contests, contest_tests = ([dict(row, solutions=solutions) for row in rows[name]]
@@ -71,7 +69,7 @@ def layouts(rows):
                **tables("main", "gsm8k"), **tables("socratic", "gsm8k", 1)},
         hitab={path: content for split, of in (("train", "train"), ("validation", "test"),
                                                ("test", "test")) for path, content in
-               shards("data", split, list(map(as_text, rows["hitab", of])), 1, "-1a2b").items()},
+               shards("data", split, hitab[of], 1, "-1a2b").items()},
         code_contests={
             **shards("data", "train", contests, 3, "-e9"),
             **shards("data", "valid", contests, 1, "-e9"),

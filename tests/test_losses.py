@@ -548,7 +548,6 @@ def test_completions_without_a_token_do_not_count(name):
 
 
 def test_rows_of_two_frameworks_equal_a_plain_reference():
-    """Loss and gradient, in float64, of plain Python: loops over completions and tokens."""
     tokens = random_tokens()
     new, old, advantages = ([[x for x, m in zip(*row) if m] for row in zip(
         field.tolist(), tokens.mask.tolist())]

@@ -194,7 +194,7 @@ def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chu
     assert not any(x[~batch.mask].any() for x in found[:2])
 
 
-def test_a_head_with_a_bias_and_without_a_gradient():
+def test_a_head_with_a_bias_one_without_a_gradient_and_one_in_bfloat16_summed_in_float32():
     chunk = 5 * 30
     g = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
@@ -208,10 +208,7 @@ def test_a_head_with_a_bias_and_without_a_gradient():
     frozen = weight.detach()
     kernels.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7, False, chunk)[0].sum().backward()
     assert hidden.grad.abs().sum() > 0 and frozen.grad is None
-
-
-def test_bfloat16_heads_sum_their_gradient_in_float32():
-    """The float32 weight's gradient is as near to the truth over many chunks as over one."""
+    # the float32 weight's gradient is as near to the truth over many chunks as over one
     g = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(512, 16, generator=g), torch.randn(50, 16, generator=g)
     ids = torch.randint(50, (512,), generator=g)
@@ -377,7 +374,6 @@ SIZES = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_la
 
 
 def test_what_cannot_be_trained_as_asked_is_refused(tmp_path):
-    """A model without linear layers has no adapters; one changes its logits after the head."""
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, eos_token_id=1,
                                      bos_token_id=1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

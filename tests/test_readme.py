@@ -57,7 +57,7 @@ OWN_VERIFIER = re.search(r"```python\n(from examples.own_task .*?)```",
 NOTES = json.loads((ROOT / "docs" / "methods.json").read_text())
 
 
-def test_the_table_of_methods_is_that_of_the_code():
+def test_the_table_of_methods_and_the_reading_list_are_those_of_the_code():
     """Each line is a row of METHODS; a fork's method need not have a line."""
     listed = [line for line in PAGES[ROOT / "docs" / "methods.md"].splitlines()
               if line.startswith("| `") and line.split("`")[1] in METHODS]
@@ -73,10 +73,7 @@ def test_the_table_of_methods_is_that_of_the_code():
     assert len(listed) >= 20 and set(listed) <= set(table), "\n".join(table)
     # the long form of a source has the row's in it
     assert all(METHODS[name].source in note["source"] for name, note in NOTES.items())
-
-
-def test_the_reading_list_is_the_core_with_its_lengths():
-    """To a tenth, so that a fork's changes pass."""
+    # to a tenth, so that a fork's changes pass
     listed = re.findall(r"^\| `([\w./]+)` \| (\d+) \|", README, re.M)
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in CORE}
     assert {name for name, _ in listed} == set(CORE) and len(README.splitlines()) <= 150
@@ -152,7 +149,6 @@ def test_commands_have_flags_that_exist(command, new_methods, tmp_path, monkeypa
 
 
 def test_the_examples_of_new_methods(new_methods, monkeypatch, tmp_path):
-    """They are chosen and tried on the toy batch; the lesson's is README's."""
     monkeypatch.chdir(tmp_path)
     smooth, unlikely = (train.parse_args(["--loss", name])[1].flags
                         for name in ("smooth", "unlikely"))

@@ -306,7 +306,6 @@ def test_a_nested_gold_an_unknown_verifier_and_a_worker_that_cannot_start_are_er
 
 
 def test_workers_that_died_between_two_rollouts_are_replaced():
-    """Rewards come in the order of problems and completions, all counted."""
     problems = [dict(verifier="countdown", answer=dict(RIGHT, target=n)) for n in (14, 20)]
     texts = [[answer("2+3*4"), "none", answer("4")] * 40,
              [answer("(2+3)*4"), answer("2+3*4"), answer("1/0")] * 40]

@@ -36,7 +36,6 @@ def help_of(capsys, *flags):
 
 
 def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, capsys):
-    """It is a checkpoint, which is named where the run's folder is given."""
     assert settings_of(base) == settings_of(None)
     run(base, tmp_path / "run", "--save_every", "1", "--keep", "9")
     folder = tmp_path / "run" / "checkpoints" / "rollout_000001"
@@ -76,17 +75,13 @@ def test_a_recipe_that_holds_no_settings_is_refused(recipe, named, tmp_path, cap
     assert named in refused(capsys, train.parse_args, "--model", tmp_path)
 
 
-def test_help_shows_the_defaults_that_are_in_force_and_not_what_is_given(capsys):
+def test_help_shows_the_defaults_that_are_in_force_and_a_bool_is_a_switch(kept_run, capsys):
     text = help_of(capsys, "--lr", "5")
     assert "learning rate (5e-05)" in text and "longest completion, in tokens (16)" in text
     assert "learning rate; 0 is off (0)" in text  # of --lora_rank
     text = help_of(capsys, "--model", "x", "--loss", "dapo")
     assert "learning rate (1e-06)" in text and "(None)" not in text and "(False)" not in text
     assert "--eps_high X (0.28)" in text and "--ratio_max" not in text  # the method's alone
-
-
-def test_a_bool_is_a_switch_and_can_be_switched_off(kept_run, capsys):
-    """Also one of a row, and one that a run to be resumed has."""
     assert train.parse_args(["--mask_truncated"])[0].mask_truncated is True
     args, _ = train.parse_args(["--mask_truncated", "--no-mask_truncated"])
     assert args.mask_truncated is False
@@ -189,7 +184,6 @@ def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkey
 
 
 def test_prompts_that_are_too_long_or_hold_half_a_surrogate_pair_are_said(base, tmp_path, capsys):
-    """Of those to learn from and of those held out, each under its own flag."""
     rows, files = read_rows(own_file(tmp_path, "4")), []
     for long in (1, 2, 4):
         rows[:long] = [dict(row, prompt="1,2,1=4:" * 3) for row in rows[:long]]

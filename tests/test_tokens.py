@@ -154,7 +154,6 @@ def test_numbers_are_those_of_the_analysis(rollout, page, number, name):
 
 
 def test_tokens_that_do_not_count_have_a_status(model, tmp_path):
-    """Those that a select or a correction leaves out, and those without an advantage."""
     path = kept_rollout(tmp_path, model, "--loss top_entropy --select own,token_mask",
                         rewards=[REWARDS[0], [1.0] * 4])
     batch = torch.load(path)["batch"]

@@ -59,7 +59,8 @@ def steps_hold(text, nums, target):
     return held
 
 
-def test_puzzles_are_functions_of_seed_index_and_split_which_never_overlap():
+def test_puzzles_are_functions_of_seed_index_and_split_which_never_overlap_and_a_file(
+        tmp_path, monkeypatch):
     for i in range(300):
         nums, target, links, results = worked.puzzle(0, i, "train")
         assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
@@ -77,6 +78,12 @@ def test_puzzles_are_functions_of_seed_index_and_split_which_never_overlap():
     assert len({p["prompt"] for p in test_set}) == len({p["id"] for p in test_set}) == 1024
     learnt = asked(worked.problem(0, i, "train") for i in range(5000))
     assert len(learnt) > 2500 and not learnt & asked(test_set)
+    monkeypatch.setattr(worked, "FOLDER", tmp_path)
+    monkeypatch.setattr(worked, "TRAINING", 50)
+    worked.write_problems()
+    problems = data.load(str(tmp_path / "train.jsonl"), "train")
+    assert problems == [worked.problem(0, i, "train") for i in range(50)]
+    assert data.load(str(tmp_path / "test.jsonl"), "test") == worked.held_out()
 
 
 @pytest.mark.parametrize("start, wrong", [(0, 0), (HALF, worked.RECIPE["wrong"])])
@@ -150,12 +157,3 @@ def test_problems_that_the_base_cannot_read_are_one_sentence(
     write_rows(Path("own.jsonl"), worked.held_out()[:300])
     said = refused(capsys, command, *flags, "--model", untrained, "--out", "out")
     assert sentence.format(untrained) in said
-
-
-def test_the_problems_are_an_ordinary_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(worked, "FOLDER", tmp_path)
-    monkeypatch.setattr(worked, "TRAINING", 50)
-    worked.write_problems()
-    problems = data.load(str(tmp_path / "train.jsonl"), "train")
-    assert problems == [worked.problem(0, i, "train") for i in range(50)]
-    assert data.load(str(tmp_path / "test.jsonl"), "test") == worked.held_out()
