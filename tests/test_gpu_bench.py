@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from helpers import needs_vllm, python, read_rows, refused
+from helpers import needs_vllm, python, read_rows
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
@@ -27,8 +27,9 @@ def test_every_part_is_rehearsed(script, tmp_path):
 
 def test_without_a_gpu_it_is_a_sentence(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    assert "there is no GPU here" in refused(
-        capsys, lambda _: gpu.main("gpu.py", "", gpu.PARTS, "gpu.jsonl"))
+    with pytest.raises(SystemExit) as stop:
+        gpu.main("gpu.py", "", gpu.PARTS, "gpu.jsonl")
+    assert stop.value.code == 2 and "there is no GPU here" in capsys.readouterr().err
 
 
 SCRIPT = """
