@@ -222,14 +222,8 @@ def test_templates(tokenizer, monkeypatch):
         assert text(puzzle) == f"[user]{system}\n\n{user}:" and text(table) == "[user]2+2?:"
 
 
-def test_overlaps_are_found_and_solved_problems_stand_in_front_of_each_prompt(tmp_path):
-    words = [f"word{i}" for i in range(14)]
-    write(tmp_path, "deepscaler", dict(problem="zero " + " ".join(words).upper(), answer="1"))
-    write(tmp_path, "aime25", dict(id="a", problem=", ".join(words), answer="1"),
-          dict(id="b", problem=" ".join(words[:12]), answer="1"))
-    done = python("-m", "examples.overlap", "deepscaler", "aime25", tmp_path)
-    assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
-    # gSM8K's own solutions, with the answer in a box; those shown are left out of the rows
+def test_solved_problems_stand_in_front_of_each_prompt_and_overlaps_are_found(tmp_path):
+    """GSM8K's own solutions, with the answer in a box; those shown are left out of the rows."""
     def shots(*args):
         done = python("-m", "examples.shots", *args, "--data_dir", tmp_path)
         return done.stderr or [json.loads(line) for line in done.stdout.splitlines()]
@@ -250,6 +244,12 @@ def test_overlaps_are_found_and_solved_problems_stand_in_front_of_each_prompt(tm
     assert one != other and one.endswith("\n\nQuestion: 3?\nAnswer:")
     assert "--n 7: 6 of the problems to learn from have a solution" in shots("gsm8k", "--n", "7")
     assert "deepscaler.jsonl cannot be read" in shots("gsm8k", "--solved", "deepscaler")
+    words = [f"word{i}" for i in range(14)]
+    write(tmp_path, "deepscaler", dict(problem="zero " + " ".join(words).upper(), answer="1"))
+    write(tmp_path, "aime25", dict(id="a", problem=", ".join(words), answer="1"),
+          dict(id="b", problem=" ".join(words[:12]), answer="1"))
+    done = python("-m", "examples.overlap", "deepscaler", "aime25", tmp_path)
+    assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
 
 
 def key(problem):
