@@ -413,9 +413,9 @@ def test_unknown_settings_another_process_and_a_full_disk_are_a_sentence(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:
         patch.setattr(eval, "append", full)
-        error = helpers.refused(capsys, lambda _: sampled.run("out"), code=1)
+        error = helpers.refused(capsys, lambda _: sampled.run("full"), code=1)
     assert error.startswith("eval.py: ") and "No space left" in error
-    assert error.endswith("the same command continues\n") and sampled.run("out")
+    assert error.endswith("the same command continues\n") and sampled.run("full")
 
 
 def test_a_text_that_ends_a_completion(tmp_path):
