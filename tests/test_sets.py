@@ -112,8 +112,9 @@ def test_a_pickle_that_would_do_something_or_is_above_a_gigabyte_is_refused(tmp_
     with pytest.raises(data.DataError, match=r"line 1 .*builtins\.print"):
         data.load("livecodebench", "test", tmp_path)
     assert "it ran" not in capsys.readouterr().out
-    packer, zeros = zlib.compressobj(1), bytes(2**24)
-    packed = b"".join([*(packer.compress(zeros) for _ in range(65)), packer.flush()])
+    packer, spaces = zlib.compressobj(1), b" " * 2**24  # a text "[]" with spaces behind it
+    pickled = [b"\x80\x04\x8d", (2**24 * 65 + 2).to_bytes(8, "little"), b"[]", *[spaces] * 65, b"."]
+    packed = b"".join([*map(packer.compress, pickled), packer.flush()])
     write(tmp_path, "livecodebench", dict(
         LCB, private_test_cases=base64.b64encode(packed).decode()))
     with pytest.raises(data.DataError, match="line 1 is not a row"):
