@@ -33,6 +33,7 @@ letters of what the grammar does not take.
 import functools
 import itertools
 import re
+import string
 import unicodedata
 from fractions import Fraction
 from pathlib import Path
@@ -285,6 +286,8 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
+            if separator == "," and "row" in closing and self.kind in closing:  # x = 1, \\ y = 2
+                break
             if where := self.attempt(self.condition, bool(separator)):
                 break
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
@@ -317,7 +320,7 @@ class Parser:
 
     def item(self):
         """Parts with relations between them."""
-        self.i += self.kind == "≈"
+        self.i += self.kind == "≈" or "row" in self.closing and self.text in ("if", "when")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -409,7 +412,7 @@ class Parser:
                 return not ahead.attempt(ahead.condition)
             case "run" | "word":
                 return self.word not in ("am", "pm") and (  # 17 integers
-                    self.text not in WORDS["FILLERS"] or before == "num" and self.ends(1))
+                    self.text not in WORDS["FILLERS"] or before in ("num", "word") and self.ends(1))
         return token.kind in FACTORS and token.text != "U"
 
     def product(self, left):
@@ -543,6 +546,9 @@ class Parser:
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
         if self.take("\\}"):
             return ("set", (), ())
+        if self.peek(2).text == "array":  # \left\{ \begin{array} ... \end{array} \right.
+            self.i += 1
+            return self.matrix("array")
         node = self.answer("\\}", "|", ":")
         if self.take("|", ":"):
             where = self.attempt(self.condition, True)
@@ -600,9 +606,10 @@ class Parser:
         node = ("f", function, argument, *[base] * (function == "log"))
         return ("^", node, exponent) if exponent else node
 
-    def matrix(self):
-        """The rows as a sequence of sequences, a column as one."""
-        if self.argument_text().strip("pbB*") not in ("matrix", "array", "smallmatrix"):
+    def matrix(self, cases="cases"):
+        """The rows as a sequence of sequences, a column as one; those of cases as a list."""
+        kind = self.argument_text().strip("pbB*")
+        if kind not in ("matrix", "array", "smallmatrix", cases):
             raise Unread("no matrix")
         rows = []
         while not self.take("\\end"):
@@ -612,7 +619,8 @@ class Parser:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
         self.argument_text()
-        return ("seq", "", "", (*rows,))
+        commas = (",",) * (len(rows) - 1)
+        return ("list", (*rows,), commas) if kind == cases else ("seq", "", "", (*rows,))
 
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
@@ -658,9 +666,10 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
-LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*(?:text\w* *\{[\s(]*)?"
-                     r"(?:(?:so|thus|the|final|correct)[ ,]+)*(?:answer|"
-                     r"(?:probability|area|value|result|total)(?= *(?:is|[:=]))) *(?:is|[:=*\s}])*")
+LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*(?:text\w* *\{[\s(]*)?((?:[$a-z]+[, ]+)*?(?:answer|"
+                     r"(?:probability|area|value|result|total)(?= *[:=])|[$a-z]+(?= +(?:is|are)\b))"
+                     r") *(?:is\b|are\b|[:=*\s}])*")
+SUBJECTS = {*WORDS["SUBJECTS"], *string.ascii_lowercase}
 
 
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
@@ -669,7 +678,13 @@ def read(text, constants="ei", commas=True):
     may one part the thousands of a number, as in 1,000?"""
     if len(text) > LONGEST:
         return ("unread", text)
-    found = tokens(LEAD_IN.sub("", ", ".join(BOX.findall(text)) or text), commas)
+    text = ", ".join(BOX.findall(text)) or text
+    if lead := LEAD_IN.match(text):
+        subject = {x.lower() if x[1:] else x for x in re.findall("[A-Za-z]+", lead[1])}
+        value = read(text[lead.end():], constants, commas)
+        if subject <= SUBJECTS and ("answer" in subject or value[0] not in (*LETTERS, "unread")):
+            return value
+    found = tokens(text, commas)
     whole = "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
     try:
         short = len(whole) < 300  # a form within a form: each is read anew

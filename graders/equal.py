@@ -423,13 +423,22 @@ def all_alike(x, y):
     return len(x) == len(y) and all(map(alike, x, y))
 
 
+def picked(node):
+    """The letters of a choice or of several: ABD, or A, B, D, or (A), (B), (D)."""
+    match node:
+        case ("choice" | "name" | "run", letters, *_):
+            return letters
+        case ("list", items, how) if "or" not in how and all(letters := [*map(picked, items)]):
+            return "".join(sorted(letters))
+
+
 def choices(a, b):
-    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
-    letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
+    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1; ABD is A, B, D."""
+    mine, its = picked(a), picked(b)
     said = [node[2] if node[0] == "choice" else None for node in (a, b)]
-    if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
+    if not mine or not its or not {*its} <= {*"ABCDEFGHIJ"}:
         return alike(said[0] or a, said[1] or b) if any(said) else None
-    return letters[0] == letters[1] and (None in said or alike(*said))
+    return its == (mine if mine[1:] else mine.upper()) and (None in said or alike(*said))
 
 
 def conditions(a, b):
@@ -473,9 +482,11 @@ def real_sets(a, b):
 
 def equations(a, b):
     """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
-    2x - y + 3 = 0; x + y = 5 is not 5."""
+    2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
     if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))}:
         return None
+    if a[0] == "chain" and len(a[1]) > 2 and a[1][0][0] == "+" and not names_of(without_unit(b)):
+        a = ("chain", (("name", "sum"), *a[1][1:]), a[2])
     if a == b or a[0] == b[0] == "chain" and same_equation(a, b):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
