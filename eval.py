@@ -9,6 +9,7 @@ same problems, and loads no model if evals/qwen is complete. A command that was 
 when it is started again.
 """
 
+import argparse
 import json
 import sys
 from collections import defaultdict
@@ -45,7 +46,10 @@ refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
 def day(text):
-    return str(date.fromisoformat(text))
+    try:
+        return str(date.fromisoformat(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day, such as 2024-08-01") from None
 
 
 def add_flags(flag):

@@ -864,5 +864,7 @@ def card(name):
 
 if __name__ == "__main__":
     if unknown := set(sys.argv[1:]) - set(METHODS):
-        sys.exit(f"losses.py: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}")
+        print(f"losses.py: no such method: {', '.join(unknown)}; there are {', '.join(METHODS)}",
+              file=sys.stderr)
+        sys.exit(2)
     print("\n\n".join(map(card, sys.argv[1:] or METHODS)))

@@ -70,6 +70,8 @@ def read_runs(program, paths):
     from harness.curves import read
     found = []
     for path in paths:
+        if not path.exists():
+            refuse(program, f"there is no {path}")
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
             with refusing(program, f"{path}: a file of the run is damaged: "):
                 found.append(read(path))

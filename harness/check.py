@@ -68,16 +68,17 @@ def check_ends(s):
 def check_rewards(s):
     """Are some completions right and some wrong? Otherwise there is nothing to learn."""
     n, first = PROMPTS * EACH, s.groups[0]
-    solved = sum(group.rewards.count(1) for group in s.groups)
+    rewards = [reward for group in s.groups for reward in group.rewards]
+    solved, mixed = rewards.count(1), len({*rewards}) > 1  # some may be fractions
     faults = [(fault.kind, text) for group in s.groups
               for text, fault in zip(group.texts, group.faults) if fault]
     for kind, text in dict(faults).items():
         say(f"      {kind}, such as {text[-160:]!r}")
     figure = f"{solved} of {n} right, {len(faults)} unreadable"
-    if solved in (0, n):
+    if not mixed:
         figure += (f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
                    f"gold {first.problem['answer']!r}")
-    yield ("some completions are right and some wrong", figure, 0 < solved < n,
+    yield ("some completions are right and some wrong", figure, mixed,
            "--data, --template, --model, --max_tokens")
 
 

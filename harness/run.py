@@ -88,7 +88,8 @@ class Run(AbstractContextManager):
         last = self.rollout == self.args.rollouts
         self.stopping = [] if last else sum(parallel.gather(self.signals), [])
         if self.stopping or last or self.due(self.args.save_every):
-            checkpoint.save(self)
+            with room_for("saving"):
+                checkpoint.save(self)
 
     def __exit__(self, kind, error, _):
         if isinstance(error, NotFinite):

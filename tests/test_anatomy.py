@@ -425,6 +425,7 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["curves", folders[0], "--out", empty / "c.txt"], "of a figure .png, .pdf or .svg"),
             (["table", folders[0], "--model", "x"], "--model"), (["table"], "required"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
+            (["curves", folders[0], tmp_path / "none"], f"there is no {tmp_path / 'none'}"),
             (["passk", folders[0]], "passk is none of"), (["nope", empty], "nope is none of"),
             (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "no file in a folder")):
         assert message in refused(capsys, main, *args), args

@@ -1,11 +1,14 @@
 """train.py --check: every row is right for the embedded base, and each fault fails its own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import train
 from engine import parallel
 from engine.hf_sampler import TransformersSampler
+from harness import check
 from helpers import needs_vllm, torchrun, write_rows
 
 AT_FIRST, AT_07, AFTER_SYNC = (
@@ -96,6 +99,12 @@ def test_completions_that_cannot_end_and_problems_of_which_none_is_solved(base, 
     path = write_rows(tmp_path / "own.jsonl", [
         dict(prompt=f"{i}=", answer="123454321", verifier="math") for i in range(20)])
     assert failing(capsys, "--data", path, "--eval_every", "0") == [MIXED]
+    for rewards, mixed in (([0.5, 0.1], True), ([0.5, 0.5], False)):  # of a verifier with fractions
+        group = SimpleNamespace(rewards=rewards, faults=[None] * 2, texts=["a", "b"], prompt=[1],
+                                problem=dict(answer="5"))
+        s = SimpleNamespace(groups=[group], tokenizer=SimpleNamespace(decode=str))
+        (_, figure, right, _), = check.check_rewards(s)
+        assert right is mixed and figure.startswith("0 of 64 right")
 
 
 @needs_vllm

@@ -47,7 +47,7 @@ def test_the_blocks_run_as_printed(section, copy, base):
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     if "own_file.py runs/" in section:
         assert "right: 48" in done.stdout
-    out, = re.findall(r"train.py .* --out (\S+)", section)
+    out, = re.findall(r"small .* --out (\S+)", section)
     assert [(row["rollout"], row["grader/error"]) for row in read_rows(copy / out)] == [
         (1, 0), (2, 0)]
 
