@@ -1,12 +1,15 @@
 """Statistics of scores: mean@n, pass@k, maj@n, standard errors, intervals."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import suppress
+from fractions import Fraction
 from statistics import fmean as mean
 from statistics import variance
 
 import data
-from graders import votes
+from graders.answer import read
+from graders.equal import closed, without_unit
 from rewards import verifier
 
 
@@ -84,6 +87,22 @@ def summarise(problems, groups):
         **of_rows([row for rows in groups for row in rows])}
 
 
+def vote_of(answer):
+    """What an answer counts as: a number by its value, another as it is read, in small letters."""
+    with suppress(ValueError, RecursionError):  # digits or depth beyond Python's limits
+        node = without_unit(read(answer))
+        value = closed(node) if len(answer) < 100 else None  # this process has no clock for it
+        return value if isinstance(value, Fraction) else str(node).lower()
+    return answer
+
+
+def majority(wrong, right):
+    """maj@n of a problem: 1 where its right answers, counted as one, are the most frequent, 0 where
+    others are, 1 / m in a tie of m. wrong: the other answers; right: the number of right ones."""
+    counts = [right, *Counter(map(vote_of, wrong)).values()]
+    return float(0 < right == max(counts)) / counts.count(max(counts))
+
+
 def benchmark_results(problems, groups):
     """The numbers of a benchmark in eval.json. groups: for each problem its rows."""
     n = len(groups[0])
@@ -91,7 +110,7 @@ def benchmark_results(problems, groups):
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
     if vote and not others:
-        results[f"maj@{n}"] = mean(votes.majority(
+        results[f"maj@{n}"] = mean(majority(
             # an unread one, or where the verifier failed, has no vote
             [vote(row["completion"]) for row in rows if row["reward"] != 1 and not row["fault"]],
             sum(row["reward"] == 1 for row in rows)) for rows in groups)
