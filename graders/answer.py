@@ -33,7 +33,6 @@ letters of what the grammar does not take.
 import functools
 import itertools
 import re
-import string
 import unicodedata
 from fractions import Fraction
 from pathlib import Path
@@ -193,7 +192,8 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
 FACTORS = "num unit FUNC frac binom \\begin ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set": ("set", (), ()),
-        "(there (is|are) )?no (real )?solutions?": ("set", (), ())}
+        "(there (is|are) )?no (such |real )*(solutions?|numbers?|integers|functions?)( exists?)?":
+        ("set", (), ()), "dne|does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
 LISTS = "list set seq chain word".split()
 
@@ -220,6 +220,15 @@ def replaced(node, new):
     if isinstance(node, tuple) and node not in new:
         return tuple(replaced(part, new) for part in node)
     return new.get(node, node)
+
+
+def inside(node):
+    """A value and all values in it."""
+    if isinstance(node, tuple) and node:
+        if isinstance(node[0], str):
+            yield node
+        for part in node:
+            yield from inside(part)
 
 
 def negative(node):
@@ -286,7 +295,7 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if separator == "," and "row" in closing and self.kind in closing:  # x = 1, \\ y = 2
+            if "cases" in closing and separator and self.kind in closing:  # x = 1, \\ y = 2
                 break
             if where := self.attempt(self.condition, bool(separator)):
                 break
@@ -320,7 +329,7 @@ class Parser:
 
     def item(self):
         """Parts with relations between them."""
-        self.i += self.kind == "≈" or "row" in self.closing and self.text in ("if", "when")
+        self.i += self.kind == "≈" or "cases" in self.closing and self.text in ("if", "when")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -546,7 +555,7 @@ class Parser:
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
         if self.take("\\}"):
             return ("set", (), ())
-        if self.peek(2).text == "array":  # \left\{ \begin{array} ... \end{array} \right.
+        if self.kind == "\\begin" and self.peek(2).text == "array":  # and then \right.
             self.i += 1
             return self.matrix("array")
         node = self.answer("\\}", "|", ":")
@@ -611,16 +620,18 @@ class Parser:
         kind = self.argument_text().strip("pbB*")
         if kind not in ("matrix", "array", "smallmatrix", cases):
             raise Unread("no matrix")
+        closing = "row", "\\end", *["cases"] * (kind == cases)
         rows = []
         while not self.take("\\end"):
             if not self.take("row"):
-                row = self.answer("row", "\\end")
+                row = self.answer(*closing)
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
         self.argument_text()
-        commas = (",",) * (len(rows) - 1)
-        return ("list", (*rows,), commas) if kind == cases else ("seq", "", "", (*rows,))
+        if kind != cases or not rows:
+            return ("seq", "", "", (*rows,))
+        return ("list", (*rows,), ("and",) * (len(rows) - 1))
 
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
@@ -666,10 +677,9 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
-LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*(?:text\w* *\{[\s(]*)?((?:[$a-z]+[, ]+)*?(?:answer|"
+LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
                      r"(?:probability|area|value|result|total)(?= *[:=])|[$a-z]+(?= +(?:is|are)\b))"
                      r") *(?:is\b|are\b|[:=*\s}])*")
-SUBJECTS = {*WORDS["SUBJECTS"], *string.ascii_lowercase}
 
 
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
@@ -680,10 +690,16 @@ def read(text, constants="ei", commas=True):
         return ("unread", text)
     text = ", ".join(BOX.findall(text)) or text
     if lead := LEAD_IN.match(text):
-        subject = {x.lower() if x[1:] else x for x in re.findall("[A-Za-z]+", lead[1])}
-        value = read(text[lead.end():], constants, commas)
-        if subject <= SUBJECTS and ("answer" in subject or value[0] not in (*LETTERS, "unread")):
+        subject = {*re.findall("[a-z]{2,}", lead[1].lower())}
+        value = typed(text[lead.end():], constants, commas)
+        no_words = not {"word", "run", "unread"} & {part[0] for part in inside(value)}
+        if subject and subject <= {*WORDS["SUBJECTS" if no_words else "ANSWERS"]}:
             return value
+    return typed(text, constants, commas)
+
+
+def typed(text, constants, commas):
+    """-> the typed value of an answer without a lead-in, as a whole or by the grammar."""
     found = tokens(text, commas)
     whole = "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
     try:

@@ -15,7 +15,7 @@ from fractions import Fraction
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import UNITS, WORDS, negative, num, read, replaced, unit
+from graders.answer import UNITS, WORDS, inside, negative, num, read, replaced, unit
 
 mp = mpmath.mp.clone()
 mp.dps = 120
@@ -158,15 +158,6 @@ def closed(node):
     return None if isinstance(found, str) else found
 
 
-def inside(node):
-    """A value and all values in it."""
-    if isinstance(node, tuple) and node:
-        if isinstance(node[0], str):
-            yield node
-        for part in node:
-            yield from inside(part)
-
-
 @functools.lru_cache(maxsize=4096)
 def names_of(node):
     return frozenset(n for n in inside(node) if n[0] == "name")
@@ -262,6 +253,11 @@ def label(node):
             return points_only(node)
         case ("/", *parts) | ("seq", _, _, parts):
             return all(map(label, parts))
+
+
+def summed(node):
+    """Is it a sum of names, as m + n and 100a + b?"""
+    return node[0] == "+" and all(names_of(x) and (x[0] != "+" or summed(x)) for x in node[1:])
 
 
 def points_only(node):
@@ -423,22 +419,16 @@ def all_alike(x, y):
     return len(x) == len(y) and all(map(alike, x, y))
 
 
-def picked(node):
-    """The letters of a choice or of several: ABD, or A, B, D, or (A), (B), (D)."""
-    match node:
-        case ("choice" | "name" | "run", letters, *_):
-            return letters
-        case ("list", items, how) if "or" not in how and all(letters := [*map(picked, items)]):
-            return "".join(sorted(letters))
-
-
 def choices(a, b):
     """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1; ABD is A, B, D."""
-    mine, its = picked(a), picked(b)
+    if a[0] == "list" and b[0] == "run" and re.fullmatch("[A-H]+", b[1]):
+        return "or" not in a[2] and [*b[1]] == sorted(
+            x[1] if x[0] in ("choice", "name") else "" for x in a[1])
+    letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
     said = [node[2] if node[0] == "choice" else None for node in (a, b)]
-    if not mine or not its or not {*its} <= {*"ABCDEFGHIJ"}:
+    if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
         return alike(said[0] or a, said[1] or b) if any(said) else None
-    return its == (mine if mine[1:] else mine.upper()) and (None in said or alike(*said))
+    return letters[0] == letters[1] and (None in said or alike(*said))
 
 
 def conditions(a, b):
@@ -483,9 +473,10 @@ def real_sets(a, b):
 def equations(a, b):
     """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
     2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
-    if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))}:
+    if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))} or (
+            a[:2] == b[:2] == ("seq", "")):  # rows of cases
         return None
-    if a[0] == "chain" and len(a[1]) > 2 and a[1][0][0] == "+" and not names_of(without_unit(b)):
+    if a[0] == "chain" and summed(a[1][0]) and a[1][1] != a[1][-1] and b[0] != "chain":
         a = ("chain", (("name", "sum"), *a[1][1:]), a[2])
     if a == b or a[0] == b[0] == "chain" and same_equation(a, b):
         return True
