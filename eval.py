@@ -258,7 +258,7 @@ def main(argv=None):
     try:
         problems, out = load_benchmarks(args), Path(args.out)
         parallel.start()
-        size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))
+        size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))  # None: --completions
         parallel.on_rank0(claim, args, problems, out)
         groups = parallel.on_rank0(previous_rows, args, problems, out, size)
         others = args.against and parallel.on_rank0(

@@ -196,7 +196,7 @@ class Verifier(NamedTuple):
     programs: bool = False                 # does it run what a model writes?
 
     def __call__(self, completion, answer):
-        """The reward; `least` for an unreadable answer."""
+        """For callers without workers: the reward; `least` for an unreadable answer."""
         try:
             return self.grade(completion, answer)
         except Ungraded:

@@ -54,7 +54,7 @@ def sample_groups(sampler, tokenizer, sampling, timed, problems, *, seed):
 
 def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp=1,
                       timed=nullcontext):
-    """-> a Group of each problem, on every rank: each engine samples and grades its share.
+    """-> each problem's Group, in order, on every rank: each engine samples and grades its share.
     seed_of_engine: its number -> the seed of its draws; tp: ranks of one engine."""
     share = partial(sample_groups, sampler, tokenizer, sampling, timed)  # (problems, seed=...)
     return parallel.map_over_engines(share, problems, seed_of_engine, tp)

@@ -44,7 +44,7 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + REFILLS * args.drop_uniform_groups):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        seeds = partial(seed_of, args.seed, rollout - 1, attempt)
+        seeds = partial(seed_of, args.seed, rollout - 1, attempt)  # from 0, as attempts do
         for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
                                        timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
@@ -90,11 +90,11 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
                 batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             outcome = log.outcome(all_groups)  # also of those not learnt from
-            run.sampled += outcome["len/sum"]
+            run.sampled += outcome["len/sum"]  # in tokens
             run.pending.append((batch, rewards, {**outcome, **metrics},
                                 log.examples(groups, tokenizer)))
         batch, rewards, metrics, examples = run.pending.popleft()
-        if args.old_logprobs == "proximal" and args.rollout_lag:  # other weights sampled
+        if args.old_logprobs == "proximal" and args.rollout_lag:  # older weights scored it
             with run.timed("logp"):
                 present, _ = compute_logprobs(trainer.policy, batch)
             metrics["policy/kl_age"] = (batch.old_logprobs - present)[batch.mask].mean().item()
@@ -140,7 +140,7 @@ def main(argv=None):
     # ---- the trainer. These imports take seconds: flags and data were checked before
     from harness import check
     from harness.run import Run, banner
-    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)
+    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)  # not too long
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
 

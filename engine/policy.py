@@ -18,9 +18,9 @@ class Batch:
     ids: Tensor               # [N, L] prompt, completion, padding on the right
     prompt_len: Tensor        # [N]
     completion_len: Tensor    # [N]
-    mask: Tensor              # [N, T] bool: the completion tokens that count
+    mask: Tensor              # [N, T] bool; False: padding, or left out (--mask_truncated)
     sampler_logprobs: Tensor  # [N, T], as are the next six
-    old_logprobs: Tensor = None  # the ratio's denominator: train.py says whose
+    old_logprobs: Tensor = None  # log pi_old, of the policy that --old_logprobs names
     entropy: Tensor = None
     advantages: Tensor = None
     ref_logprobs: Tensor = None
@@ -96,7 +96,7 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # targets: the completions' tokens, row by row; predicts: the place before each
+        # inputs: rows, or prompts once; targets: tokens row by row; predicts: the place before each
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):

@@ -144,7 +144,7 @@ def graded(call, name, arguments):
             raise TypeError("it returned None: is a return missing?")
         return [float(reward), None]
     except Ungraded as e:
-        fault = e.kind, ""  # for stats.summarise, which looks for the kind alone
+        fault = e.kind, ""  # for stats.of_rows, which looks for the kind alone
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)]

@@ -144,7 +144,7 @@ def save(run):
     """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
     last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
     trainer, recipe = run.trainer, Path(run.args.model, "recipe.json")
-    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()
+    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
                if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
     kept = {name: getattr(run, name) for name in OF_RUN}
     kept["pending"] = [(asdict(batch), *rest) for batch, *rest in run.pending]

@@ -68,12 +68,12 @@ class Run(AbstractContextManager):
     problems and weights. flags: args, with budget and eval_problems as found, for --resume.
     rollout: number of the present one. pending: sampled rollouts, not yet learnt from. state: the
     method's numbers (FADE's averages). totals: optimizer steps, generated tokens and seconds until
-    now. sampled: tokens since this rollout began. stopping: signals, of all ranks, that end the run
-    after it."""
+    now. sampled: tokens since this rollout began. first: the record of the first one. stopping:
+    signals, of all ranks, that end the run after it."""
 
     def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        vars(self).update(resumed["run"] if resumed else dict(
+        vars(self).update(resumed["run"] if resumed else dict(  # flags are set anew below
             rollout=0, state={}, totals=Counter(), pending=deque(), first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)
@@ -162,7 +162,7 @@ class Run(AbstractContextManager):
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
         seconds = perf_counter() - self.began
-        self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)
+        self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)  # a sum
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         record = self.write({
             **self.totals, **log.optimizer_steps(steps),
