@@ -8,7 +8,7 @@ def markdown_table(head, rows):
 
 
 def results_table(results):
-    """results: {benchmark: its benchmark_results}. In brackets: the standard error; "-": unknown."""
+    """results: {benchmark: benchmark_results}. In brackets: the standard error; "-": unknown."""
     def shown(value):
         return "-" if value is None else f"{value:.3f}"
     rows = []
