@@ -11,7 +11,7 @@ import json
 import operator
 import re
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
@@ -224,7 +224,7 @@ def call(name, *arguments):
 
 def grade(problems, completions, timeout=None, workers=worker.WORKERS):
     """-> P lists of worker.Results, (reward, fault): a verifier's exceptions are faults and not
-    raised; errors and time-outs are printed, those of a kind once.
+    raised; errors and time-outs are printed, one of each kind.
 
     problems: P dicts with "verifier", a name in REWARDS, and "answer". completions: for each, a
     list of texts. timeout: seconds for one, instead of its verifier's."""
@@ -232,11 +232,13 @@ def grade(problems, completions, timeout=None, workers=worker.WORKERS):
             for p, texts in zip(problems, completions, strict=True)
             for row in [verifier(p["verifier"])] for text in texts]
     results = worker.run_jobs(MODULE, jobs, workers)
-    faults = Counter((job.name, job.seconds, result.fault) for job, result in zip(jobs, results)
-                     if result.fault and result.fault.kind in ("error", "timeout"))
-    for (name, seconds, fault), times in faults.items():
-        print(f"rewards: {name}, {times} of {len(jobs)} completions: {fault}"
-              + f" after {seconds:g} s" * (fault.kind == "timeout"), file=sys.stderr)
+    faults = defaultdict(list)  # of a kind: alike up to a digit or a quotation mark
+    for job, (_, fault) in zip(jobs, results):
+        if fault and fault.kind in ("error", "timeout"):
+            faults[job.name, job.seconds, re.split("[0-9'\"]", str(fault))[0]].append(fault)
+    for (name, seconds, _), found in faults.items():
+        print(f"rewards: {name}, {len(found)} of {len(jobs)} completions: {found[0]}"
+              + f" after {seconds:g} s" * (found[0].kind == "timeout"), file=sys.stderr)
     in_order = iter(results)
     return [[next(in_order) for _ in texts] for texts in completions]
 

@@ -420,10 +420,7 @@ def all_alike(x, y):
 
 
 def choices(a, b):
-    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1; ABD is A, B, D."""
-    if a[0] == "list" and b[0] == "run" and re.fullmatch("[A-H]+", b[1]):
-        return "or" not in a[2] and [*b[1]] == sorted(
-            x[1] if x[0] in ("choice", "name") else "" for x in a[1])
+    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
     said = [node[2] if node[0] == "choice" else None for node in (a, b)]
     if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:

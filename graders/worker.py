@@ -144,12 +144,13 @@ def graded(call, name, arguments):
             raise TypeError("it returned None: is a return missing?")
         return [float(reward), None]
     except Ungraded as e:
-        fault = e.kind, ""  # for stats.of_rows, which looks for the kind alone
+        fault = e.kind, ""
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
-                  for frame, line in walk_tb(e.__traceback__)]
+                  for frame, line in walk_tb(e.__traceback__)][1:]  # the first is of `call`
         own = [place for place in places if "/lib/python" not in place]  # of no package
-        fault = "error", f"{type(e).__name__}: {str(e)[:400]} ({(own or places)[-1]})"
+        where = (own or places or ["its result"])[-1]
+        fault = "error", f"{type(e).__name__}: {str(e)[:400]} ({where})"
     return [0.0, fault]
 
 

@@ -78,7 +78,8 @@ def check_rewards(s):
     if not mixed:
         figure += (f": {s.tokenizer.decode(first.prompt)[-80:]!r} -> {first.texts[0][-80:]!r}, "
                    f"gold {first.problem['answer']!r}")
-    yield ("some completions are right and some wrong", figure, mixed,
+    yield ("some completions are right and some wrong", figure,
+           mixed and not {*dict(faults)} & {"error", "timeout"},
            "--data, --template, --model, --max_tokens")
 
 

@@ -77,6 +77,7 @@ def gradient(method, tokens, size):
         require(not weight.requires_grad,
                 f"{named(f)} returns a weight with a gradient: a select weighs tokens, and "
                 ".detach() makes a weight without one")
+        require(weight.min() >= 0, f"{named(f)} returns a weight below 0")
     token_loss = call(method, method.objective, tokens.mask.shape, tokens)
     require(token_loss.requires_grad,
             f"{named(method.objective)} has no gradient: it has to depend on tokens.logprobs, "

@@ -71,7 +71,7 @@ def interval(values, clusters, limits):
 def of_rows(rows):
     """-> means over the rows of completions, as of rollout.Group.rows."""
     return dict(reward=mean(row["reward"] for row in rows),
-                unreadable_frac=mean(row["fault"] == "unparsed_answer" for row in rows),
+                unreadable_frac=mean(row["fault"] is not None for row in rows),
                 truncated_frac=mean(row["truncated"] for row in rows),
                 mean_length=mean(row["tokens"] for row in rows))
 

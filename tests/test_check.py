@@ -8,6 +8,7 @@ import torch
 import train
 from engine import parallel
 from engine.hf_sampler import TransformersSampler
+from graders import worker
 from harness import check
 from helpers import needs_vllm, torchrun, write_rows
 
@@ -99,8 +100,10 @@ def test_completions_that_cannot_end_and_problems_of_which_none_is_solved(base, 
     path = write_rows(tmp_path / "own.jsonl", [
         dict(prompt=f"{i}=", answer="123454321", verifier="math") for i in range(20)])
     assert failing(capsys, "--data", path, "--eval_every", "0") == [MIXED]
-    for rewards, mixed in (([0.5, 0.1], True), ([0.5, 0.5], False)):  # of a verifier with fractions
-        group = SimpleNamespace(rewards=rewards, faults=[None] * 2, texts=["a", "b"], prompt=[1],
+    unread, failed = (worker.Fault(kind, "") for kind in ("unparsed_answer", "error"))
+    for rewards, fault, mixed in (([0.5, 0.1], None, True), ([0.5, 0.5], None, False),  # fractions
+                                  ([0.5, 0.0], unread, True), ([0.5, 0.0], failed, False)):
+        group = SimpleNamespace(rewards=rewards, faults=[None, fault], texts=["a", "b"], prompt=[1],
                                 problem=dict(answer="5"))
         s = SimpleNamespace(groups=[group], tokenizer=SimpleNamespace(decode=str))
         (_, figure, right, _), = check.check_rewards(s)

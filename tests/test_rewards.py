@@ -167,6 +167,15 @@ def test_what_reads_a_completion_is_linear_in_it(text, monkeypatch):
             assert time.process_time() - began < 2, (name, form[:40])  # on a slow machine
 
 
+def test_errors_that_differ_by_their_data_are_one_line(monkeypatch, capsys):
+    results = [worker.Result(0.0, worker.Fault("error", f"ValueError: no number: '{x}'"))
+               for x in "ab"]
+    monkeypatch.setattr(worker, "run_jobs", lambda *_: results)
+    grade([dict(verifier="math", answer="5")], [["a", "b"]])
+    assert capsys.readouterr().err == (
+        "rewards: math, 2 of 2 completions: error: ValueError: no number: 'a'\n")
+
+
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     """The time of each job, where it runs, what of the answers is counted, and in which order."""
     asked, error = [], worker.Fault("error", "a")
