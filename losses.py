@@ -701,6 +701,8 @@ def row(name, select=None, **axes):
     the row's own values for the cell that it had there. select: names with commas between, of which
     "own" is the row's. Raises ValueError for another name."""
     method, known = METHODS[name], cells("select")
+    require({*method.preset} <= {*method.flags}, f"the preset of {name}, {method.preset}, has a "
+            f"name that none of its functions takes; they take {', '.join(method.flags)}")
     names = [x.strip() for x in (select or "own").split(",")]
     require({*names} <= {"own", *known} and len({*names}) == len(names), f"--select {select}: it "
             f"takes names with commas between, each once, of own, {', '.join(known)}")

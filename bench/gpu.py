@@ -42,11 +42,10 @@ import train as training
 from data.recipe import BASE
 from engine import loading, parallel
 from engine.completion import Completion
-from engine.layout import LAYOUTS
 from engine.policy import backward, compute_logprobs, make_batch, minibatches
 from harness.start import load_sampler, load_trainer
 
-EOS = 1
+EOS, LAYOUTS = 1, ("padded", "shared")
 GAPS = {"bfloat16": 0.02, "float16": 0.005, "float32": 1e-4}  # nats, mean over tokens: the limits
 
 FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",

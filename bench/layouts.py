@@ -96,7 +96,7 @@ def main():
     batch, chosen = make_rows(args), policy.Policy(make_model(args.wide).to(parallel.device()))
     shares = torch.arange(len(batch.ids), device=parallel.device()).chunk(
         1 if args.score else args.steps)
-    names = ["naive", *layout.LAYOUTS] if args.each == 1 else layout.LAYOUTS
+    names = ["naive", *gpu.LAYOUTS] if args.each == 1 else gpu.LAYOUTS
     seconds, gradients = {name: [] for name in names}, {}
     for _ in range(args.turns + 1):
         for name in names:

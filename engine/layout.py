@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LAYOUTS = ("padded", "shared")
 QUERIES = 256  # of a segment in one call of attention, where it has a context
 
 

@@ -2,7 +2,7 @@
 
     python examples/own_task.py 2000 > runs/train.jsonl
     python examples/own_task.py 256 --held_out > runs/test.jsonl
-    python train.py --data runs/train.jsonl --eval_data runs/test.jsonl
+    python train.py --data runs/train.jsonl --eval_data runs/test.jsonl --max_prompt_tokens 500
 
 train.py needs the verifier, in two lines below REWARDS in rewards.py:
 

@@ -295,7 +295,7 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if "cases" in closing and separator and self.kind in closing:  # x = 1, \\ y = 2
+            if "cases" in closing and self.kind in closing:  # x = 1, \\ y = 2
                 break
             if where := self.attempt(self.condition, bool(separator)):
                 break

@@ -257,7 +257,7 @@ def label(node):
 
 def summed(node):
     """Is it a sum of names, as m + n and 100a + b?"""
-    return node[0] == "+" and all(names_of(x) and (x[0] != "+" or summed(x)) for x in node[1:])
+    return node[0] == "+" and all(summed(x) if x[0] == "+" else names_of(x) for x in node[1:])
 
 
 def points_only(node):

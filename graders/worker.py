@@ -149,8 +149,8 @@ def graded(call, name, arguments):
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)][1:]  # the first is of `call`
         own = [place for place in places if "/lib/python" not in place]  # of no package
-        where = (own or places or ["its result"])[-1]
-        fault = "error", f"{type(e).__name__}: {str(e)[:400]} ({where})"
+        fault = "error", (f"{type(e).__name__}: {str(e)[:400]} "
+                          f"({(own or places or ['its result'])[-1]})")
     return [0.0, fault]
 
 

@@ -264,6 +264,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: -t.advantages * t.ratio * t.logprobs), "a .detach() of the ratio"),
     (mine(select=lambda t: t.ratio.clamp(max=2)), "returns a weight with a gradient"),
     (mine(select=lambda t: -torch.ones_like(t.entropy)), "returns a weight below 0"),
+    (mine(preset=dict(eps_hgh=0.3)), "{'eps_hgh': 0.3}, has a name that none of its"),
     (mine(advantage=lambda r, state: r.argsort(1).argsort(1) - 3.5), "the order of a group's"),
     (mine(advantage=lambda r, state: r - r.mean(0)), "the order of a group's"),
     (mine(advantage=lambda r, state: centred(r, state) + r.std(1, keepdim=True).eq(0)
