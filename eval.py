@@ -12,7 +12,6 @@ when it is started again.
 import argparse
 import json
 import sys
-from collections import defaultdict
 from datetime import date
 from functools import partial
 from itertools import groupby, islice
@@ -27,21 +26,21 @@ from engine.completion import seed_of
 from engine.sampler import make_sampler
 from engine.vllm_settings import Resources
 from harness import checksums, failures
+from harness.completions import read_groups
 from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir
 from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, paired
 from harness.tables import differences_table, results_table
-from rewards import announce, grade
+from rewards import announce
 from rollout import Sampling, sample_on_engines
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template "
             "template_kwargs stop sampler dtype head_dtype seed").split()
-# flags that leave completions as they are
-NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code"}
+NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # leave them as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
 
@@ -79,13 +78,10 @@ def parse_args(argv=None):
     parser.add_argument("-h", "--help", action="store_true",
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
-    settings = settings_of(given.get("model"))
-    recipe = "the model's recipe.json", {
-        name: settings.get(name) for name in "max_tokens max_prompt_tokens template".split()}
+    recipe = "the model's recipe.json", settings_of(given.get("model"))
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
-    del args.origin
     names = [*map(str.strip, args.benchmarks.split(","))]
     args.head_dtype = args.head_dtype or ("model" if args.dtype == "float32" else "float32")
     check_data_dir(args, *names)
@@ -127,8 +123,9 @@ def load_model(args, problems):
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
-    parallel.say(f"model {args.model}, sampler {args.sampler}, dtype {args.dtype}, max_tokens "
-                 f"{args.max_tokens}, temperature {args.temperature:g}")
+    settings = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
+                         for name in "sampler dtype temperature max_tokens template stop".split())
+    parallel.say(f"model {args.model}: {settings}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,
                             max_length=args.max_prompt_tokens + args.max_tokens, stop=args.stop,
@@ -136,52 +133,6 @@ def load_model(args, problems):
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")
-
-
-def row_of(line):
-    """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
-    row = json.loads(line)
-    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
-                reward=None, tokens=int(float(row.get("tokens") or 0)),
-                truncated=row.get("truncated") is True)
-
-
-def read_rows(path):
-    """-> {(benchmark, id): rows} of a file of completions. Refuses a line that is no row, but for
-    the last one, which a killed process was writing."""
-    found = defaultdict(list)
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = row_of(line)
-                found[row["benchmark"], row["id"]].append(row)
-            except Exception as e:  # such a line may raise anything
-                if line.endswith(b"\n"):
-                    refuse(f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
-    return found
-
-
-def read_groups(path, problems, n=None, flag=None, size=1):
-    """-> for each problem its rows in a file, with the rewards and faults of today's verifiers.
-
-    Each problem has n rows, without n as many as the others. The file of a flag is refused
-    otherwise; --out's own, which may be cut, counts up to its last whole chunk of `size`."""
-    if flag and not path.is_file():
-        refuse(f"{flag}: there is no file {path}")
-    found = read_rows(path)
-    groups = [found[problem["place"][0], problem["id"]] for problem in problems]
-    n = n or max(1, *map(len, groups))
-    whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
-    if whole < len(groups):
-        if flag:
-            refuse(f"{flag}: {path} has {len(groups[whole])} completions of problem "
-                   f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; --limit N "
-                   "takes the first N problems")
-        whole -= whole % size
-    groups = groups[:whole]
-    graded = grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups])
-    return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
-             for row, result in zip(rows, results)] for rows, results in zip(groups, graded)]
 
 
 def claim(args, problems, out):
@@ -247,7 +198,10 @@ def report(args, problems, groups, others, out):
     table = results_table(results)
     if others:
         content["against"] = differences
-        table += f"\n\nagainst {args.against}:\n\n{differences_table(differences)}"
+        there = json.loads(Path(args.against, "settings.json").read_text())
+        other = ", ".join(f"{name} {x}, there {there[name]}" for name, x in vars(args).items()
+                          if name in there and x != there[name])
+        table += f"\n\nagainst {args.against} ({other}):\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
     print(table)

@@ -124,12 +124,6 @@ def evaluate(sampler, tokenizer, test_set, args):
 
 # ---------------------------------------------------------------------------- the run
 
-def draw_curves(out):
-    from harness import curves
-    run = curves.read(out)
-    curves.draw_curves({run["name"]: [run]}, out / "curves.png")
-
-
 def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
@@ -185,7 +179,7 @@ def main(argv=None):
             run.log(batch, advantages, steps, metrics, examples)
             run.save()
         if not run.stopping:
-            parallel.on_rank0(draw_curves, run.out)
+            parallel.on_rank0(run.draw)
 
     sampler.close()
     parallel.stop()

@@ -1,7 +1,7 @@
 """The embedded base's folder, and the settings of a model where they are not those of real models.
 
-recipe.json in a model's folder has them, {"settings": {flag of train.py: value}}; checkpoints keep
-the file. The base's has also the recipe of its training."""
+recipe.json in a model's folder has them, {"settings": {flag of train.py: value}}; a checkpoint's
+those of its model, and how its run has asked. The base's has also the recipe of its training."""
 
 import json
 from pathlib import Path

@@ -82,25 +82,28 @@ PIECE = re.compile(r"""
         \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
+    |(?P<going_on>[0-9]*\.[0-9]*?(?P<period>[0-9]+?)(?P=period)+(?:\.\.\.|…|\\[lc]?dots))
     |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
+        |\A\*|\*(?=[*.\s]*$)|&(?=\s*=)|\bm\ *(?=\\angle|∠)
         |(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
-    |(?P<row>\\\\\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
+    |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
-    |(?P<command>\\[A-Za-z]+)|(?P<brace>[{}](?!,\}))
-    |(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<command>\\not\ *=|\\[A-Za-z]+)
+    |(?P<brace>[{}](?![-,]\}))
+    |(?P<sign>\\.|\{[-,]\}|\*\*|\+/-|(?:[<>]|(?<!\d)!)=|&&|\.\.\.|.)""", re.X | re.S)
 
 
 # ------------------------------------------------------------------ tokens
@@ -125,6 +128,8 @@ def special(kind, piece):
             digits = ["0", *re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))]
             whole, part, of = map(int, digits[-3:])
             return "num", f"{whole * of + part}/{of}"
+        case "going_on":  # 0.2777...
+            return special("repeating", re.sub(r"(\d+?)\1+\D*$", r"(\1)", piece))
         case "repeating":
             start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
             period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
@@ -136,7 +141,8 @@ def special(kind, piece):
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
             return "TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text
         case "row" | "numbers":
-            return kind, re.findall("[A-Z]|$", unicodedata.normalize("NFKC", piece))[0]
+            letter = re.findall("[A-Z]|$", unicodedata.normalize("NFKC", piece))[0]
+            return "name" if letter in ("E", "P") else kind, letter
         case "times":  # 1.5 x 10^5
             return "*", piece
         case "clock":
@@ -344,6 +350,10 @@ class Parser:
 
     def part(self):
         """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
+        if self.take("SUM"):  # an integral that has a value
+            while self.argument_text() and self.kind != "=":
+                pass
+            return ("word", "SUM")
         if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
                 self.peek(1).kind in ("run", "word")):
             self.i += 1
@@ -617,7 +627,7 @@ class Parser:
 
     def matrix(self, cases="cases"):
         """The rows as a sequence of sequences, a column as one; those of cases as a list."""
-        kind = self.argument_text().strip("pbB*")
+        kind = self.argument_text().strip("pbB*").replace("aligned", "cases")
         if kind not in ("matrix", "array", "smallmatrix", cases):
             raise Unread("no matrix")
         closing = "row", "\\end", *["cases"] * (kind == cases)
@@ -726,9 +736,8 @@ def typed(text, constants, commas):
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
         return ("unread", " ".join(
-            t.text.lower() if t.kind == "word" else
-            t.text if t.text.isalnum() or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind
-            for t in found))
+            t.text.lower() if t.kind == "word" else t.text if t.text.isalnum()
+            or t.kind in ("num", "clock", "SUM", "TODO", "ACCENT") else t.kind for t in found))
 
 
 def parsed(found, constants):

@@ -104,18 +104,20 @@ def analytic(name, most=10**6):
     def of(x):
         if abs(x) > most:
             raise NoValue("pole" if most == 1 else "large")
-        return mp.chop(getattr(mp, name)(x), tol=SAME)
+        found = mp.chop(getattr(mp, name)(x), tol=SAME)
+        if abs(found) > 1 / SAME:  # beside a pole by rounding
+            raise NoValue("pole")
+        return found
     return of
 
 
 INTEGER = {"floor": math.floor, "ceil": math.ceil,
            "factorial": whole(math.factorial, 9000), "binom": whole(math.comb, 20_000),
            "factorial2": whole(lambda n: math.prod(range(n, 0, -2)), 9000)}
-CIRCULAR = {name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()}
 FUNCTIONS = {
-    **INTEGER, **CIRCULAR, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
-    "tan": lambda x: CIRCULAR["sin"](x) / CIRCULAR["cos"](x),
-    "exp": lambda x: power(mp.e, x), "sec": lambda x: 1 / CIRCULAR["cos"](x),
+    **INTEGER, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
+    "exp": lambda x: power(mp.e, x),
+    **{name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()},
     "arcsin": analytic("asin", 1), "arccos": analytic("acos", 1), "arctan": analytic("atan"),
     **{f"arc{name}": analytic(f"a{name}") for name in ("sinh", "cosh", "tanh")},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
@@ -237,18 +239,17 @@ def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
     word, (x, y), or a quotient of such."""
     match node:
-        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _) | (
+        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta" | "det"), _) | (
                 "*", ("^", ("name", _), ("num", -1)), ("name", _)):
             return True
         case ("word" | "run", text, *_):
             return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
                 text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
-        case ("f", "sin" | "cos" | "tan", part):
-            return names_of(part)
         case ("f", "abs", part):
-            return points_only(part) or part == ("name", "z")
+            return points_only(part) or part[0] == "name" and re.search("^z$|. ", part[1])
         case ("f", name, *_):
-            return name not in (*FUNCTIONS, *WORDS["name"])
+            return names_of(node) if name in ("sin", "cos", "tan") else (
+                name not in (*FUNCTIONS, *WORDS["name"]))
         case ("*" | "^", *_):
             return points_only(node)
         case ("/", *parts) | ("seq", _, _, parts):
@@ -265,7 +266,7 @@ def points_only(node):
     return bool(names_of(node)) and all(
         n[0] in ("num", "run") or n[0] == "name" and n[1][0].isupper()
         or n[0] == "*" and n[1][0] != "num" and n[2][0] not in ("*", "num")
-        or n[0] == "^" and n[2] == num(2) for n in inside(node))
+        or n[0] == "^" and n[2] in (num(2), num(-1)) for n in inside(node))
 
 
 def bare(name):
@@ -273,7 +274,7 @@ def bare(name):
     match name:
         case ("name", text):
             return ("name", re.sub(r"_[\d,]+$", "", text))
-        case ("*", function, ("()", ("name", "t" | "x"))):
+        case ("*", function, ("()", ("name", _))):
             return function
     return name
 
@@ -307,19 +308,20 @@ def named(node):
 
 def put_together(names, values, order):
     """One value; a sequence of those of several names, in an order of names or in their own; or a
-    list: of those of one name, of sequences where the names come again and again, else of names
-    with their values."""
+    list: of those of one name, of sequences where the names come again and again, else, or where y
+    stands before x, of names with their values."""
     if len(values) == 1:
         return values[0]
     each = [*dict.fromkeys(order or names)]
     n = len(each)
     rows = [dict(zip(names[i:i + n], values[i:i + n])) for i in range(0, len(names), n)]
-    if n > 1 and all(len(row) == n for row in rows):
+    in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
+    if n > 1 and in_order and all(len(row) == n for row in rows):
         rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
     if n > 1 and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
-    return ("list", (*values,), ())
+    return ("set" if names[0] else "list", (*values,), ())  # x = 3, x = 4 is not [3, 4]
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -438,6 +440,10 @@ def conditions(a, b):
             return alike(x, y)
 
 
+KIND = r"(?:non)?(?:positive|negative|odd|even)"
+INTEGERS = re.compile(rf"(?i)(?:(?:all|any|every) )?({KIND}(?: {KIND})*)(?: integers?)?(?: n)?")
+
+
 def words(a, b):
     """Words by their letters, small or not, without an article; letters without spaces as products,
     but for those that are a word or points: act is not cat, BA is not AB, and yx is xy."""
@@ -446,7 +452,8 @@ def words(a, b):
         return None
     if kinds <= {"word", "run"}:
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
-                     or text == "No" else text for text in (a[1], b[1]))
+                     or text.lower() in ("no", "yes", "true", "false") else text
+                     for text in (INTEGERS.sub(r"\1", x) for x in (a[1], b[1])))
         word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
         if mine == its or "word" in kinds or any(
                 len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(
@@ -486,14 +493,10 @@ def equations(a, b):
             return False  # a_5 = 10 is not a_6 = 10
         names, its_names = [*map(bare, names)], [*map(bare, its_names)]
     both = any(names) and any(its_names)
-    if both and {*names} != {*its_names} or (  # y = 2, x = 1 is not (2, 1)
-            len({*names}) == len(names) > 1 and all(names) and b[0] == "seq"
-            and {n[1] for n in names} <= {*"xyz"} and names != sorted(names)):
+    if both and {*names} != {*its_names}:
         return False
     ours, theirs = (put_together(x, found, both and its_names)
                     for x, found in ((names, values), (its_names, its_values)))
-    if len(names) > len({*names}) and names[0] and theirs[0] == "seq":
-        return False  # x = 3 or x = 4 is not [3, 4]
     return (ours, theirs) != (a, b) and (
         alike(ours, theirs) or both and same_but_constants(ours, theirs, True))
 
@@ -573,10 +576,10 @@ RULES = (conditions, words, real_sets, equations, lists, quantities)
 
 def same_but_constants(a, b, named_function):
     """Are functions or sums of t, u, x, y or z the same but for the names of the constants of
-    integration, C, c or K, with numbers or without?"""
-    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
-                 for x in (a, b))
-    return len({n[1][0] for n in mine}) == 1 and (named_function or b[0] == "+") and (
+    integration, C, c or K, of a named function also A and B, with numbers or without?"""
+    letters = rf"[cCK{'AB' * named_function}](?:_\d+)?"
+    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(letters, n[1])) for x in (a, b))
+    return len({n[1][0] for n in mine} - {"B"}) < 2 and (named_function or b[0] == "+") and (
         len(mine) == len(its) < 5) and {n[1] for n in names_of(b)} & {*"tuxyz"} and any(
         same_expression(replaced(a, dict(zip(mine, order))), b)
         for order in itertools.permutations(its))

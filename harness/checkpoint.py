@@ -14,10 +14,10 @@ import shutil
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
+from data.recipe import settings_of
 from engine import parallel
 from engine.policy import Batch
 from harness import checksums
@@ -32,6 +32,8 @@ CHANGEABLE = {"held-out problems", *(
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 # a Run's attributes in trainer.pt; flags: for `resumed` alone
 OF_RUN = "flags rollout state totals first pending".split()
+# flags in a checkpoint's recipe.json, over the model's own: eval.py asks as the run did
+OF_SAMPLING = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 
 # ---------------------------------------------------------------------------- what a run was
 
@@ -143,7 +145,8 @@ def reading(folder):
 def save(run):
     """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
     last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
-    trainer, recipe = run.trainer, Path(run.args.model, "recipe.json")
+    trainer, settings = run.trainer, settings_of(run.args.model)
+    settings |= {name: x for name in OF_SAMPLING if (x := run.flags[name]) is not None}
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
                if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
     kept = {name: getattr(run, name) for name in OF_RUN}
@@ -158,8 +161,7 @@ def save(run):
                 trainer.policy.model.save_pretrained(aside, state_dict=weights)
                 run.tokenizer.save_pretrained(aside)
                 torch.save(content, aside / "trainer.pt")
-                if recipe.is_file():
-                    shutil.copy(recipe, aside)
+                write(aside / "recipe.json", json.dumps(dict(settings=settings)))
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         for old in checkpoint_folders(run.out)[:-run.args.keep]:

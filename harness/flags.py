@@ -24,8 +24,8 @@ refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.r
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
-    "tokens_per_micro_batch temperature template lr warmup schedule weight_decay max_grad_norm "
-    "kl_coef lora_rank eval_every eval_problems eval_samples").split()
+    "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
+    "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
 OF_THIS_START = set("out resume force check help origin roots saved".split())
 # where a value comes from that is not the flag's own default, or the model's recipe

@@ -124,18 +124,6 @@ def check_step(method, tokens, size):
               "optimizer step of a rollout", file=sys.stderr)
 
 
-@torch.no_grad()
-def not_finite(method, tokens):
-    """-> what is not finite first in a failed step, in words; "" if only the weights' gradient."""
-    made = {named(method.advantage): tokens.advantages, "the policy": tokens.logprobs}
-    tokens = tokens.masked()
-    for f in (*method.selects, method.objective):
-        made[named(f)], _ = losses.with_numbers(method.call(f, tokens))
-    made[f"the gradient of {named(method.objective)}"] = losses.weight_on_logprob(method, tokens)
-    return next((f"; not finite: {name}" for name, x in made.items()
-                 if not x[tokens.mask].isfinite().all()), "")
-
-
 def check_advantage(method, group_size, shaped):
     """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong.
     shaped: rewards are other than 0 and 1."""

@@ -16,9 +16,8 @@ import losses
 from engine import parallel
 from engine.completion import seed_of
 from engine.parallel import say
-from engine.policy import compute_logprobs
 from engine.trainer import NotFinite
-from harness import checkpoint, checksums, log, method_check
+from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
 from harness.flags import FOLLOWS, flags_of, refuse
@@ -96,11 +95,7 @@ class Run(AbstractContextManager):
             path = self.out / "failed_batch.pt"
             # all ranks wait: one that ends first would end the one that writes
             parallel.on_rank0(torch.save, asdict(error.minibatch), path)
-            logprobs = compute_logprobs(self.trainer.policy, error.minibatch)
-            culprit = method_check.not_finite(self.trainer.method,
-                                              error.minibatch.tokens(*logprobs))
-            raise RunFailed(f"rollout {self.rollout}, {error}{culprit}; its batch is in {path}"
-                            ) from None
+            raise RunFailed(f"rollout {self.rollout}, {error}; its batch is in {path}") from None
         if isinstance(error, OSError):
             raise RunFailed(f"{error}; --resume continues from the last checkpoint") from None
         if not error:
@@ -182,6 +177,12 @@ class Run(AbstractContextManager):
                 say(f"WARNING  rollout {self.rollout}: {text}")
                 self.warned.add(kind)
 
+    def draw(self):
+        """The figure of the run, curves.png in its folder."""
+        from harness import curves  # imports more than a run needs before
+        run = curves.read(self.out)
+        curves.draw_curves({run["name"]: [run]}, self.out / "curves.png")
+
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
         record = {"rollout": self.rollout, **entries, "time/rollout": perf_counter() - self.began}
@@ -198,9 +199,9 @@ def banner(args, trainer, out, rollout):
     method, policy = trainer.method, trainer.policy
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
     shown = dict(lr=f"{args.lr:g}", max_tokens=args.max_tokens, rollouts=args.rollouts,
-                 dtype=args.dtype)
+                 dtype=args.dtype, template=args.template, stop=args.stop)
     values = ", ".join(f"{name} {value} ({args.origin.get(name, 'default')})"
-                       for name, value in shown.items())
+                       for name, value in shown.items() if value is not None)
     groups = ", whole groups" if args.shuffle == "groups" else ""
     since = f", from rollout {rollout}" if args.resume else ""
     return f"""\

@@ -69,11 +69,13 @@ def interval(values, clusters, limits):
 
 
 def of_rows(rows):
-    """-> means over the rows of completions, as of rollout.Group.rows."""
-    return dict(reward=mean(row["reward"] for row in rows),
-                unreadable_frac=mean(row["fault"] is not None for row in rows),
-                truncated_frac=mean(row["truncated"] for row in rows),
-                mean_length=mean(row["tokens"] for row in rows))
+    """-> means over the rows of completions, as of rollout.Group.rows; None where a row has none.
+    """
+    def over(name):
+        values = [row[name] for row in rows]
+        return None if None in values else mean(values)
+    return dict(reward=over("reward"), truncated_frac=over("truncated"), mean_length=over("tokens"),
+                unreadable_frac=mean(row["fault"] is not None for row in rows))
 
 
 def summarise(problems, groups):

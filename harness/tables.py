@@ -9,8 +9,8 @@ def markdown_table(head, rows):
 
 def results_table(results):
     """results: {benchmark: benchmark_results}. In brackets: the standard error; "-": unknown."""
-    def shown(value):
-        return "-" if value is None else f"{value:.3f}"
+    def shown(value, digits=3):
+        return "-" if value is None else f"{value:.{digits}f}"
     rows = []
     for name, r in results.items():
         n = r["samples"]
@@ -21,7 +21,7 @@ def results_table(results):
             **{f"{metric} (se)": f"{r[metric]:.3f} ({shown(r[f'{metric}_stderr'])})"
                for metric in r if metric.startswith("pass@") and f"{metric}_stderr" in r},
             "maj@n": shown(r.get(f"maj@{n}")), "unreadable": shown(r["unreadable_frac"]),
-            "truncated": shown(r["truncated_frac"]), "length": f"{r['mean_length']:.0f}",
+            "truncated": shown(r["truncated_frac"]), "length": shown(r["mean_length"], 0),
             "reward": shown(r["reward"])})
     return markdown_table(rows[0], [row.values() for row in rows])
 

@@ -89,7 +89,7 @@ def no_curves(request, monkeypatch):
     """A run in this process draws no curves, which take as long as the run, unless its test is
     marked `draws`."""
     if "train" in sys.modules and not request.node.get_closest_marker("draws"):
-        monkeypatch.setattr("train.draw_curves", lambda out: (out / "curves.png").touch())
+        monkeypatch.setattr("harness.run.Run.draw", lambda run: (run.out / "curves.png").touch())
 
 
 @pytest.fixture(scope="session")

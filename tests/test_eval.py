@@ -163,7 +163,7 @@ def refused(capsys):
     ("--completions {tmp}/none.jsonl", "--completions: there is no file {tmp}/none.jsonl"),
     ("--completions {tmp}/few.jsonl --temperature 0.5", "--temperature is for sampling"),
     ("--completions {tmp}/few.jsonl --benchmarks {tmp}/own.jsonl",
-     "few.jsonl has 0 completions of problem 0 of {tmp}/own.jsonl, not 1; --limit N takes"),
+     "0 completions of problem 0 of {tmp}/own.jsonl, not 1; its rows are of countdown"),
     ("--benchmark countdown", "there is no such flag; did you mean --benchmarks?"),
     ("--completions {tmp}/more.jsonl --limit 2", "has 1 completions of problem"),
     ("--completions {tmp}/bad.jsonl", "line 2 is no row {{benchmark, id, completion}}")])

@@ -189,6 +189,7 @@ def test_a_damaged_log_is_one_sentence(whole, tmp_path, line, capsys):
     assert same(resume(out), whole[0])
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("name", ["config.json", "curves.png"])
 def test_a_file_that_cannot_be_written_is_one_sentence_and_nothing_is_lost(
         whole, tmp_path, name, monkeypatch, capsys):

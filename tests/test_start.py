@@ -39,16 +39,17 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     assert settings_of(base) == settings_of(None)
     run(base, tmp_path / "run", "--save_every", "1", "--keep", "9")
     folder = tmp_path / "run" / "checkpoints" / "rollout_000001"
-    assert settings_of(folder) == settings_of(None)
+    own = settings_of(None) | dict(max_tokens=12, max_prompt_tokens=16)  # as the run asked
+    assert settings_of(folder) == own
     args, _ = train.parse_args(["--model", str(folder), "--lr", "1e-3"])
-    assert (args.max_tokens, args.rollouts, args.lr) == (16, 50, 1e-3)
+    assert (args.max_tokens, args.rollouts, args.lr) == (12, 50, 1e-3)
     said = refused(capsys, train.parse_args, "--model", tmp_path / "run")
     assert "is a run's folder" in said and "rollout_000002" in said
     run(str(folder), tmp_path / "next", "--eval_every", "0")
     said = capsys.readouterr().out
     assert "lr 0.0001 (given), max_tokens 12 (given), rollouts 2 (given), dtype float32" in said
     last = tmp_path / "next" / "checkpoints" / "rollout_000002"
-    assert settings_of(last) == settings_of(None)
+    assert settings_of(last) == own
 
 
 @pytest.mark.parametrize("flags, line", [

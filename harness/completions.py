@@ -1,0 +1,56 @@
+"""The rows of completions.jsonl, of an evaluation or from elsewhere, read and graded again."""
+
+import json
+
+from harness.failures import refusing
+from losses import require
+from rewards import grade
+
+
+def row_of(line):
+    """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
+    row = json.loads(line)
+    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
+                reward=None,  # None below: nobody has counted
+                tokens=row.get("tokens") and int(float(row["tokens"])),
+                truncated=row.get("truncated") and row["truncated"] is True)
+
+
+def read_rows(path):
+    """-> {(benchmark, id): rows} of a file of completions. Raises ValueError for a line that is no
+    row, but for the last one, which a killed process was writing."""
+    found = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = row_of(line)
+                found.setdefault((row["benchmark"], row["id"]), []).append(row)
+            except Exception as e:  # such a line may raise anything
+                require(not line.endswith(b"\n"), f"{path}, line {number} is no row {{benchmark, "
+                        f"id, completion}}: {e!r}")
+    return found
+
+
+@refusing("eval.py")
+def read_groups(path, problems, n=None, flag=None, size=1):
+    """-> for each problem its rows in a file, with the rewards and faults of today's verifiers.
+
+    Each problem has n rows, without n as many as the others. The file of a flag is refused
+    otherwise; --out's own, which may be cut, counts up to its last whole chunk of `size`."""
+    require(not flag or path.is_file(), f"{flag}: there is no file {path}")
+    found = read_rows(path)
+    groups = [found.get((problem["place"][0], problem["id"]), []) for problem in problems]
+    n = n or max(1, *map(len, groups))
+    whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
+    if whole < len(groups):
+        if flag:
+            name, problem = problems[whole]["place"][0], problems[whole]["id"]
+            raise ValueError(
+                f"{flag}: {path} has {len(groups[whole])} completions of problem {problem} of "
+                f"{name}, not {n}; its rows are of {', '.join({name for name, _ in found})}, and "
+                "--limit N takes the first N problems")
+        whole -= whole % size
+    groups = groups[:whole]
+    graded = grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups])
+    return [[dict(row, reward=result.reward, fault=result.fault and str(result.fault))
+             for row, result in zip(rows, results)] for rows, results in zip(groups, graded)]
