@@ -8,7 +8,7 @@ from data import hub
 from engine import parallel
 from engine.loading import Compute, load
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
-from engine.trainer import COEFFICIENTS, Trainer, lr_factor
+from engine.trainer import Trainer, lr_factor
 from harness.checkpoint import read_pickle
 from harness.flags import Parser, check_known
 from losses import (
@@ -22,6 +22,7 @@ from losses import (
     weight_on_logprob,
 )
 
+COEFFICIENTS = "entropy_coef", "kl_coef", "kl_unbiased"  # of the loss, and flags
 LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 
 
@@ -82,7 +83,7 @@ def open_rollout(path, model=None):
         method = method.bind(**{name: x for name, x in saved.pop("hp").items()
                                 if name in method.flags})
         kept = Kept(**saved, batch=batch, method=method, policy=None,
-                    coefficients={name: flags.get(name) for name in COEFFICIENTS.split()})
+                    coefficients={name: flags.get(name) for name in COEFFICIENTS})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
                          f"with this losses.py ({type(e).__name__}: {hub.reason(e)})") from None

@@ -66,7 +66,7 @@ class TransformersSampler:
     rounded to e4m3. Other settings are VLLMSampler's. Raises ValueError for a model that lacks
     weights or decodes otherwise."""
 
-    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None, chunk=None,
+    def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None,
                  float8=False, adapters=None, **_):
         self.device = parallel.device()
         self.model = pretrained(model, dtype).to(self.device)
@@ -91,7 +91,7 @@ class TransformersSampler:
             layer.forward = partial(float8_linear, layer)
         self.load_weights([])  # rounds those that are there
         self.eos, self.stop = eos, stop
-        self.chunk = chunk or max(1, min(512, 2**26 // len(head.weight)))
+        self.chunk = max(1, min(512, 2**26 // len(head.weight)))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
             model, trust_remote_code=False) if stop else None
 

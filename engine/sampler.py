@@ -47,7 +47,7 @@ class VLLMSampler:
     resources: of vllm_settings. Under torchrun each rank makes one, and all do so together."""
 
     def __init__(self, model, *, dtype, max_length, eos, head_dtype="model", stop=None,
-                 adapters=None, resources=None):
+                 adapters=None, resources=None, **_):
         settings = vllm_settings.of_this_machine(resources, max_length)
         import vllm
 

@@ -9,9 +9,6 @@ from torch.distributed.checkpoint import state_dict as gathered
 from engine import loading, parallel
 from engine.policy import backward
 
-# of the loss, and flags of the same names
-COEFFICIENTS = "entropy_coef kl_coef kl_unbiased"
-
 
 class NotFinite(ValueError):
     """A loss or a gradient is not finite. Nothing was changed. `minibatch` is the step's Batch."""

@@ -440,10 +440,6 @@ def conditions(a, b):
             return alike(x, y)
 
 
-KIND = r"(?:non)?(?:positive|negative|odd|even)"
-INTEGERS = re.compile(rf"(?i)(?:(?:all|any|every) )?({KIND}(?: {KIND})*)(?: integers?)?(?: n)?")
-
-
 def words(a, b):
     """Words by their letters, small or not, without an article; letters without spaces as products,
     but for those that are a word or points: act is not cat, BA is not AB, and yx is xy."""
@@ -452,8 +448,8 @@ def words(a, b):
         return None
     if kinds <= {"word", "run"}:
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
-                     or text.lower() in ("no", "yes", "true", "false") else text
-                     for text in (INTEGERS.sub(r"\1", x) for x in (a[1], b[1])))
+                     or text.lower() in ("no", "yes") else text
+                     for text in (a[1], b[1]))
         word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
         if mine == its or "word" in kinds or any(
                 len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(

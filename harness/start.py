@@ -19,11 +19,6 @@ from losses import require
 from rewards import announce
 
 
-def values(args, names):
-    """-> {name: value} of some flags."""
-    return {name: getattr(args, name) for name in names.split()}
-
-
 def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
     """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
     completion, and the number of tokens of each problem's prompt, which is encoded again when it is
@@ -139,14 +134,13 @@ def load_tokenizer(args, train_set, test_set):
 
 def load_sampler(args, trainer, eos):
     """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or load."""
-    float8 = dict(float8=True) if args.sampler_dtype == "float8" else {}
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
     with refusing(f"--model {args.model} "), room_for("loading"):
         sampler = make_sampler(
-            args.sampler, args.model, dtype=dtype_of_sampler(args), eos=eos, adapters=adapters,
-            max_length=args.max_prompt_tokens + args.max_tokens, **float8,
-            resources=Resources(args.gpu_memory_utilization, args.max_num_seqs, args.tp),
-            **values(args, "head_dtype stop"))
+            args.sampler, args.model, dtype=dtype_of_sampler(args), head_dtype=args.head_dtype,
+            float8=args.sampler_dtype == "float8", eos=eos, stop=args.stop, adapters=adapters,
+            max_length=args.max_prompt_tokens + args.max_tokens,
+            resources=Resources(args.gpu_memory_utilization, args.max_num_seqs, args.tp))
         sampler.load_weights(trainer.weights(sampler.merged))
     return sampler
 
@@ -155,13 +149,14 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
     Refuses a model that it cannot train."""
     from engine import loading
-    from engine.trainer import COEFFICIENTS, Trainer, lr_factor
+    from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(encode(tokenizer, problem, args.template)[:64], eos[0])
     compute = loading.Compute(
         longest=args.max_prompt_tokens + args.max_tokens, budget=args.tokens_per_micro_batch,
-        **values(args, "temperature dtype head_dtype share_prompts activation_checkpointing "
-                 "offload lora_rank lora_alpha"))
+        temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
+        share_prompts=args.share_prompts, activation_checkpointing=args.activation_checkpointing,
+        offload=args.offload, lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)
     if args.teacher:
         with refusing("--teacher, as "):
@@ -169,12 +164,14 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    names = f"{args.model} or --teacher {args.teacher}" if args.teacher else args.model
-    with refusing(f"--model {names} "), room_for("loading"):
+    models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
+    with refusing(f"--model {models} "), room_for("loading"):
         trainer = Trainer.load(
             args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
-            factor=lr_factor(args.warmup, args.schedule, steps),
-            **values(args, f"lr teacher max_tokens weight_decay max_grad_norm {COEFFICIENTS}"))
+            teacher=args.teacher, max_tokens=args.max_tokens, lr=args.lr,
+            factor=lr_factor(args.warmup, args.schedule, steps), weight_decay=args.weight_decay,
+            max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased,
+            entropy_coef=args.entropy_coef)
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once

@@ -124,7 +124,7 @@ MODELS = [  # the config's class, what it takes beyond SIZES; a window is smalle
     ("Lfm2", dict(layer_types=["conv", "full_attention"], block_multiple_of=8)), ("GPT2", {})]
 
 
-def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
+def random_sampler(tmp_path, name="Qwen2", more=None, chunk=None):
     """A sampler of a random model with opinions; several ids end a completion, so that many do."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **(more or {})})
@@ -134,8 +134,10 @@ def random_sampler(tmp_path, name="Qwen2", more=None, **settings):
             if p.ndim > 1:
                 p.mul_(4)
     model.save_pretrained(tmp_path)
-    return TransformersSampler(str(tmp_path), dtype="float32", max_length=64,
-                               eos=[1, 20, 21, 22, 23, 24], **settings)
+    sampler = TransformersSampler(str(tmp_path), dtype="float32", max_length=64,
+                                  eos=[1, 20, 21, 22, 23, 24])
+    sampler.chunk = chunk or sampler.chunk
+    return sampler
 
 
 def with_vision(name, folder, tokenizer):

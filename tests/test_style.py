@@ -14,8 +14,8 @@ import pytest
 from conftest import QUICK, ROOT
 from helpers import CORE, python
 
-# lines, tokens; the tool's budget is (7900, 58_500): what is here may only fall
-CORE_SIZE, TOOL_SIZE = (2260, 16_200), (8105, 61_500)
+# lines, tokens: what is here may only fall
+CORE_SIZE, TOOL_SIZE = (2125, 15_600), (8050, 61_500)
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
           tokenize.ENDMARKER}
 OURS = {"losses", "rewards", "rollout", "eval", "train", "data", "engine", "harness", "graders",
