@@ -137,7 +137,6 @@ def main(argv=None):
     tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)  # not too long
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
-
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,

@@ -436,7 +436,7 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
 @needs_vllm
 def test_the_reward_rises_with_vllm(tmp_path):
     done = python("train.py", "--out", tmp_path / "run", *(
-        "--loss fade --steps_per_rollout 16 --sampler vllm --rollouts 6 --lr 1e-4 --eval_every 6 "
+        "--loss fade --steps_per_rollout 16 --sampler vllm --rollouts 4 --lr 1e-4 --eval_every 4 "
         "--eval_problems 128").split())
     assert done.returncode == 0, done.stderr[-3000:]
     first, *records = read_rows(tmp_path / "run")
