@@ -300,9 +300,11 @@ def named(node):
         for value in last[1] if last[0] in ("list", "set")[:1 + member] else [last]:
             match (own or [None])[0], value:
                 case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
-                    names, values = names + [*mine], values + [*parts]
+                    names += mine
+                    values += parts
                 case name, _:
-                    names, values = names + [name], values + [value]
+                    names += [name]
+                    values += [value]
     return names, values, claims
 
 
