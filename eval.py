@@ -43,7 +43,6 @@ SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens templa
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # leave them as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
 
-
 def day(text):
     try:
         return str(date.fromisoformat(text))
@@ -124,7 +123,8 @@ def load_model(args, problems):
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
     settings = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
-                         for name in "sampler dtype temperature max_tokens template stop".split())
+                         for name in "sampler dtype temperature max_tokens template stop".split()
+                         if getattr(args, name) is not None)
     parallel.say(f"model {args.model}: {settings}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,

@@ -201,7 +201,7 @@ def passk(rewards, state, *, k=4):
     require(1 <= k <= size > 1, "--k must be from 1 to --group_size, which must be 2 or more, "
             f"not {k} of {size}")
     require(torch.isin(rewards, rewards.new_tensor([0.0, 1.0])).all(),
-            "passk counts successes: rewards must be 0 or 1 (no --overlong_penalty)")
+            "passk counts successes: rewards (less --overlong_penalty) must be 0 or 1")
     failures = (rewards == 0).sum(1, keepdim=True)
 
     def all_fail(failures_of, size, k):

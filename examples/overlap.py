@@ -15,6 +15,9 @@ def grams(text):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
     train, benchmark, *data_dir = sys.argv[1:]
     try:
         learnt = data.load(train, "train", *data_dir)

@@ -60,7 +60,7 @@ def call(method, f, shape, *inputs, **offered):
             f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
     require(value.isfinite().all(),
             f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
-            "ratio 1, at A = 0, or in padding, where all fields are 0")
+            "ratio 1, at A = 0, in padding, where all fields are 0, or by a hyperparameter")
     kinds = bool, int, float, *[torch.Tensor] * (f is not method.advantage)  # numpy's are not saved
     for key, number in numbers.items() if isinstance(numbers, dict) else ():
         require(type(number) in kinds and torch.as_tensor(number).numel() == 1,
