@@ -69,10 +69,11 @@ KINDS |= aliases("GREEK")
 NAMED = {KINDS.get(name, name): kind for kind in ("FUNC", "unit", "name") for name in WORDS[kind]}
 NAMED |= dict.fromkeys(aliases("GREEK").values(), "name")
 CIRCULAR = "sin cos tan cot sec csc sinh cosh tanh".split()
-UNITS = {prefix + unit: prefix + unit for prefix in ["", *"cmknpMGTμdf"]
-         for unit in WORDS["SYMBOLS"]}
-UNITS |= {word: word for word in WORDS["COUNTED"]} | aliases("ALIASES")
-NUMBER_WORDS = dict(zip(WORDS["NUMBERS"][::2], WORDS["NUMBERS"][1::2]))
+UNITS = {prefix + name: short + symbol
+         for prefix, short in [("", ""), *aliases("PREFIXES").items()]
+         for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
+UNITS |= aliases("COUNTED")
+NUMBER_WORDS = aliases("NUMBERS")
 WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
 PIECE = re.compile(r"""
@@ -723,8 +724,7 @@ def typed(text, constants, commas):
                     not words and value[0] in "num + * / ^".split()):
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
-            base = WORDS["BASES"].index(based[2]) + 2 if based[2] in WORDS["BASES"] else based[2]
-            return ("based", based[1], int(base))
+            return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
         if modulus := short and "mod" in whole and MODULUS.fullmatch(whole):
             m, node = int(modulus[2]), read(modulus[1], constants)
             match node:
