@@ -190,9 +190,9 @@ RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
 CLOSING = ["", *") ] } \\} row \\end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
-NAMED_SETS = dict(zip(SETS, SETS), natural="N", positive="N", integer="Z", integers="Z")
+NAMED_SETS = aliases("SETS")
 BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
-SQUARES = {"square": 2, "sq": 2, "cubic": 3}
+SQUARES = aliases("SQUARES")
 SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}

@@ -443,11 +443,13 @@ def conditions(a, b):
 
 
 def words(a, b):
-    """Words by their letters, small or not, without an article; letters without spaces as products,
-    but for those that are a word or points: act is not cat, BA is not AB, and yx is xy."""
+    """Words by their letters, small or not, without article; letters without spaces as products but
+    for those that are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
     kinds = {a[0], b[0]}
     if not kinds & {"word", "run"} or "chain" in kinds:
         return None
+    if a[0] == "list" and b[1].isupper():
+        return "or" not in a[2] and {item[1] for item in a[1]} == {*b[1]}
     if kinds <= {"word", "run"}:
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
                      or text.lower() in ("no", "yes") else text
