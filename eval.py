@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import data
-from data.recipe import BASE, settings_of
+from data.recipe import BASE, OF_SAMPLING, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import make_sampler
@@ -28,7 +28,7 @@ from engine.vllm_settings import Resources
 from harness import checksums, failures
 from harness.completions import read_groups
 from harness.files import append, folder_fault, lock, write
-from harness.flags import Parser, add_common_flags, check_data_dir
+from harness.flags import Parser, add_common_flags, check_data_dir, with_origins
 from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, paired
@@ -42,6 +42,7 @@ SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens templa
             "template_kwargs stop sampler dtype head_dtype seed").split()
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # leave them as they are
 refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
+
 
 def day(text):
     try:
@@ -77,7 +78,8 @@ def parse_args(argv=None):
     parser.add_argument("-h", "--help", action="store_true",
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
-    recipe = "the model's recipe.json", settings_of(given.get("model"))
+    settings = settings_of(given.get("model"))
+    recipe = "the model's recipe.json", {name: settings.get(name) for name in OF_SAMPLING}
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
@@ -122,9 +124,7 @@ def load_model(args, problems):
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
-    settings = ", ".join(f"{name} {getattr(args, name)} ({args.origin.get(name, 'default')})"
-                         for name in "sampler dtype temperature max_tokens template stop".split()
-                         if getattr(args, name) is not None)
+    settings = with_origins(args, "sampler dtype temperature max_tokens template stop")
     parallel.say(f"model {args.model}: {settings}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,
@@ -198,10 +198,11 @@ def report(args, problems, groups, others, out):
     table = results_table(results)
     if others:
         content["against"] = differences
-        there = json.loads(Path(args.against, "settings.json").read_text())
-        other = ", ".join(f"{name} {x}, there {there[name]}" for name, x in vars(args).items()
-                          if name in there and x != there[name])
-        table += f"\n\nagainst {args.against} ({other}):\n\n{differences_table(differences)}"
+        path = Path(args.against, "settings.json")  # its rows may be from elsewhere
+        there = json.loads(path.read_text()) if path.is_file() else {}
+        other = "".join(f"; {name} {x}, there {there[name]}" for name, x in vars(args).items()
+                        if None not in (x, there.get(name)) and x != there[name])
+        table += f"\n\nagainst {args.against}{other}:\n\n{differences_table(differences)}"
     write(out / "eval.md", table + "\n")
     write(out / "eval.json", json.dumps(content, indent=1))
     print(table)

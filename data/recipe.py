@@ -6,6 +6,8 @@ those of its model, and how its run has asked. The base's has also the recipe of
 import json
 from pathlib import Path
 
+# flags in a checkpoint's recipe.json, over the model's own: eval.py asks as the run did
+OF_SAMPLING = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 BASE = str(Path(__file__).parent / "base")
 
 

@@ -98,7 +98,8 @@ def problem_of_row(place, row, number):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")
     if row["verifier"] not in list(REWARDS):
-        raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}")
+        raise DataError(f"{place}: verifier {row['verifier']!r} is none of {', '.join(REWARDS)}, "
+                        "the table REWARDS of rewards.py")
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
         if prompt and str.encode(prompt):

@@ -56,7 +56,7 @@ class VLLMSampler:
         self.model, overrides = vllm_settings.empty_model(config), dict(head_dtype=head_dtype)
         if has_parts:
             overrides["architectures"] = [type(self.model).__name__]
-        self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop, adapters
+        self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop or None, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
             settings.update(vllm_settings.of_adapters(adapters[0]))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
-GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+GRAPHS = (*(2**i for i in range(11)), 192, 384, 768)
 NUMBERS = count(1)  # of adapters: vLLM keeps those of a number
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 

@@ -73,7 +73,7 @@ UNITS = {prefix + name: short + symbol
          for prefix, short in [("", ""), *aliases("PREFIXES").items()]
          for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
 UNITS |= aliases("COUNTED")
-NUMBER_WORDS = aliases("NUMBERS")
+NUMBER_WORDS, NAMED_SETS, SQUARES = map(aliases, ("NUMBERS", "SETS", "SQUARES"))
 WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
 PIECE = re.compile(r"""
@@ -83,15 +83,14 @@ PIECE = re.compile(r"""
         \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
-    |(?P<going_on>[0-9]*\.[0-9]*?(?P<period>[0-9]+?)(?P=period)+(?:\.\.\.|…|\\[lc]?dots))
+    |(?P<going_on>[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
     |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
-    |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # no power: Markdown's
-        |\A\*|\*(?=[*.\s]*$)|&(?=\s*=)|\bm\ *(?=\\angle|∠)
-        |(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)|(?<=[a-z])\.(?!\.)
-        |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+    |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
+        |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
+        |(?<=[a-z])\.(?!\.)|\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
@@ -103,8 +102,7 @@ PIECE = re.compile(r"""
     |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
     |(?P<command>\\not\ *=|\\[A-Za-z]+)
-    |(?P<brace>[{}](?![-,]\}))
-    |(?P<sign>\\.|\{[-,]\}|\*\*|\+/-|(?:[<>]|(?<!\d)!)=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<brace>[{}](?!,\}))|(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
 
 # ------------------------------------------------------------------ tokens
@@ -130,7 +128,7 @@ def special(kind, piece):
             whole, part, of = map(int, digits[-3:])
             return "num", f"{whole * of + part}/{of}"
         case "going_on":  # 0.2777...
-            return special("repeating", re.sub(r"(\d+?)\1+\D*$", r"(\1)", piece))
+            return special("repeating", re.sub(r"(\d{1,9}?)\1+\D*$", r"(\1)", piece))
         case "repeating":
             start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
             period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
@@ -190,17 +188,15 @@ RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
 CLOSING = ["", *") ] } \\} row \\end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
-NAMED_SETS = aliases("SETS")
 BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
-SQUARES = aliases("SQUARES")
 SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom \\begin ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set": ("set", (), ()),
-        "(there (is|are) )?no (such |real )*(solutions?|numbers?|integers|functions?)( exists?)?":
-        ("set", (), ()), "dne|does not exist": ("word", "DNE")}
+        "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
+        ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
 LISTS = "list set seq chain word".split()
 
@@ -351,10 +347,6 @@ class Parser:
 
     def part(self):
         """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
-        if self.take("SUM"):  # an integral that has a value
-            while self.argument_text() and self.kind != "=":
-                pass
-            return ("word", "SUM")
         if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
                 self.peek(1).kind in ("run", "word")):
             self.i += 1
@@ -737,7 +729,7 @@ def typed(text, constants, commas):
     except (ValueError, RecursionError, ZeroDivisionError):
         return ("unread", " ".join(
             t.text.lower() if t.kind == "word" else t.text if t.text.isalnum()
-            or t.kind in ("num", "clock", "SUM", "TODO", "ACCENT") else t.kind for t in found))
+            or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind for t in found))
 
 
 def parsed(found, constants):

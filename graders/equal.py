@@ -105,7 +105,7 @@ def analytic(name, most=10**6):
         if abs(x) > most:
             raise NoValue("pole" if most == 1 else "large")
         found = mp.chop(getattr(mp, name)(x), tol=SAME)
-        if abs(found) > 1 / SAME:  # beside a pole by rounding
+        if abs(found) > 1 / SAME and name[-1] != "h":  # beside a pole by rounding
             raise NoValue("pole")
         return found
     return of
@@ -115,8 +115,8 @@ INTEGER = {"floor": math.floor, "ceil": math.ceil,
            "factorial": whole(math.factorial, 9000), "binom": whole(math.comb, 20_000),
            "factorial2": whole(lambda n: math.prod(range(n, 0, -2)), 9000)}
 FUNCTIONS = {
-    **INTEGER, "abs": abs, "log": log, "ln": lambda x: log(x, mp.e),
-    "exp": lambda x: power(mp.e, x),
+    **INTEGER, "abs": abs, "log": log,
+    "ln": lambda x: log(x, mp.e), "exp": lambda x: power(mp.e, x),
     **{name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()},
     "arcsin": analytic("asin", 1), "arccos": analytic("acos", 1), "arctan": analytic("atan"),
     **{f"arc{name}": analytic(f"a{name}") for name in ("sinh", "cosh", "tanh")},
@@ -239,14 +239,14 @@ def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
     word, (x, y), or a quotient of such."""
     match node:
-        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta" | "det"), _) | (
+        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _) | (
                 "*", ("^", ("name", _), ("num", -1)), ("name", _)):
             return True
         case ("word" | "run", text, *_):
             return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
                 text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
         case ("f", "abs", part):
-            return points_only(part) or part[0] == "name" and re.search("^z$|. ", part[1])
+            return points_only(part) or part == ("name", "z")
         case ("f", name, *_):
             return names_of(node) if name in ("sin", "cos", "tan") else (
                 name not in (*FUNCTIONS, *WORDS["name"]))
@@ -266,7 +266,7 @@ def points_only(node):
     return bool(names_of(node)) and all(
         n[0] in ("num", "run") or n[0] == "name" and n[1][0].isupper()
         or n[0] == "*" and n[1][0] != "num" and n[2][0] not in ("*", "num")
-        or n[0] == "^" and n[2] in (num(2), num(-1)) for n in inside(node))
+        or n[0] == "^" and n[2] == num(2) for n in inside(node))
 
 
 def bare(name):
@@ -274,7 +274,7 @@ def bare(name):
     match name:
         case ("name", text):
             return ("name", re.sub(r"_[\d,]+$", "", text))
-        case ("*", function, ("()", ("name", _))):
+        case ("*", function, ("()", ("name", variable))) if variable.islower():
             return function
     return name
 
@@ -300,18 +300,15 @@ def named(node):
         for value in last[1] if last[0] in ("list", "set")[:1 + member] else [last]:
             match (own or [None])[0], value:
                 case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
-                    names += mine
-                    values += parts
+                    names, values = [*names, *mine], [*values, *parts]
                 case name, _:
-                    names += [name]
-                    values += [value]
+                    names, values = [*names, name], [*values, value]
     return names, values, claims
 
 
 def put_together(names, values, order):
-    """One value; a sequence of those of several names, in an order of names or in their own; or a
-    list: of those of one name, of sequences where the names come again and again, else, or where y
-    stands before x, of names with their values."""
+    """One value; a sequence of those of several names, in an order of names or in their own; a set,
+    where y is before x or the name is one; of sequences where names come again, else of pairs."""
     if len(values) == 1:
         return values[0]
     each = [*dict.fromkeys(order or names)]
@@ -321,7 +318,7 @@ def put_together(names, values, order):
     if n > 1 and in_order and all(len(row) == n for row in rows):
         rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
-    if n > 1 and all(names):
+    if 1 < n < len(names) and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
     return ("set" if names[0] else "list", (*values,), ())  # x = 3, x = 4 is not [3, 4]
 
@@ -495,8 +492,8 @@ def equations(a, b):
     both = any(names) and any(its_names)
     if both and {*names} != {*its_names}:
         return False
-    ours, theirs = (put_together(x, found, both and its_names)
-                    for x, found in ((names, values), (its_names, its_values)))
+    ours = put_together(names, values, both and its_names)
+    theirs = put_together(its_names, its_values, its_names)
     return (ours, theirs) != (a, b) and (
         alike(ours, theirs) or both and same_but_constants(ours, theirs, True))
 
@@ -576,10 +573,10 @@ RULES = (conditions, words, real_sets, equations, lists, quantities)
 
 def same_but_constants(a, b, named_function):
     """Are functions or sums of t, u, x, y or z the same but for the names of the constants of
-    integration, C, c or K, of a named function also A and B, with numbers or without?"""
-    letters = rf"[cCK{'AB' * named_function}](?:_\d+)?"
-    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(letters, n[1])) for x in (a, b))
-    return len({n[1][0] for n in mine} - {"B"}) < 2 and (named_function or b[0] == "+") and (
+    integration, C, c or K, with numbers or without?"""
+    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
+                 for x in (a, b))
+    return len({n[1][0] for n in mine}) == 1 and (named_function or b[0] == "+") and (
         len(mine) == len(its) < 5) and {n[1] for n in names_of(b)} & {*"tuxyz"} and any(
         same_expression(replaced(a, dict(zip(mine, order))), b)
         for order in itertools.permutations(its))

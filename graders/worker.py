@@ -130,7 +130,8 @@ def settled(job, result):
     """A result; a fault gives the job's least reward. A reward below that is a fault."""
     reward, fault = result
     if not (fault or job.least <= reward <= LARGEST):
-        fault = Fault("error", f"the reward is {reward}, and the verifier's least is {job.least:g}")
+        fault = Fault("error", f"the reward is {reward}, and the verifier's least is {job.least:g}"
+                      ": Verifier(f, least=-1.0) has another")
     return Result(job.least if fault else reward, fault)
 
 

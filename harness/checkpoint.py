@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 import torch
 
-from data.recipe import settings_of
+from data.recipe import OF_SAMPLING, settings_of
 from engine import parallel
 from engine.policy import Batch
 from harness import checksums
@@ -32,8 +32,6 @@ CHANGEABLE = {"held-out problems", *(
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 # a Run's attributes in trainer.pt; flags: for `resumed` alone
 OF_RUN = "flags rollout state totals first pending".split()
-# flags in a checkpoint's recipe.json, over the model's own: eval.py asks as the run did
-OF_SAMPLING = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 
 # ---------------------------------------------------------------------------- what a run was
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import symtable
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,12 @@ CODE = {f"{module.__name__}.py": inspect.getsource(module) for module in (losses
 
 def of_problems(problems):
     return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
+
+
+def global_names(scope):
+    """The names in a symtable's scope that are not local to it, or to one within."""
+    found = {x.get_name() for x in scope.get_symbols() if x.is_global()}
+    return found.union(*map(global_names, scope.get_children()))
 
 
 def reached(tree, roots):
@@ -35,7 +42,7 @@ def reached(tree, roots):
         name = waiting.pop()
         if node := nodes.pop(name, None):
             found[name] = ast.unparse(node)
-            waiting += [x.id for x in ast.walk(node) if isinstance(x, ast.Name)]
+            waiting += global_names(symtable.symtable(found[name], name, "exec"))
     return found
 
 

@@ -12,8 +12,8 @@ def row_of(line):
     row = json.loads(line)
     return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
                 reward=None,  # None below: nobody has counted
-                tokens=row.get("tokens") and int(float(row["tokens"])),
-                truncated=row.get("truncated") and row["truncated"] is True)
+                tokens=None if row.get("tokens") is None else int(float(row["tokens"])),
+                truncated=None if row.get("truncated") is None else row["truncated"] is True)
 
 
 def read_rows(path):
@@ -44,11 +44,10 @@ def read_groups(path, problems, n=None, flag=None, size=1):
     whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
     if whole < len(groups):
         if flag:
-            name, problem = problems[whole]["place"][0], problems[whole]["id"]
             raise ValueError(
-                f"{flag}: {path} has {len(groups[whole])} completions of problem {problem} of "
-                f"{name}, not {n}; its rows are of {', '.join({name for name, _ in found})}, and "
-                "--limit N takes the first N problems")
+                f"{flag}: {path} has {len(groups[whole])} completions of problem "
+                f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; its rows are "
+                f"of {', '.join({str(x) for x, _ in found})}; --limit N takes the first N problems")
         whole -= whole % size
     groups = groups[:whole]
     graded = grade(problems[:whole], [[row["completion"] for row in rows] for rows in groups])

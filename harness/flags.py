@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             self.error(f"{name} {value!r} is none of {', '.join(action.choices)}"
                        f"{did_you_mean(value, action.choices)}")
-        if value == "":
+        if value == "" and action.dest != "stop":
             self.error(f"{name} is empty: give it a value, or leave it out")
         if isinstance(value, (int, float)) and not action.least <= value < action.limit:
             self.error(f"{name} must be {action.least:g} or more and below {action.limit}, not "
@@ -122,7 +122,7 @@ def add_common_flags(flag):
     flag("data_dir", None, "folder of JSONL files with the Hub's fields, instead of the Hub")
     flag("template", None, "the prompt's form, see data/README.md", choices=TEMPLATES)
     flag("template_kwargs", None, "JSON for the chat template, as {\"enable_thinking\": false}")
-    flag("stop", None, "a completion also ends after this text, such as </answer>")
+    flag("stop", None, "a completion also ends after this text, such as </answer>; '' is none")
     flag("sampler", default_kind(), "the sampler's program", choices=("vllm", "transformers"))
     flag("dtype", parallel.default_dtype(), "dtype of the computation", choices=DTYPES)
     flag("head_dtype", None, "the LM head's logits, in trainer and sampler: float32, the default "
@@ -362,6 +362,13 @@ def follow(args, method):
     if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):  # SAVED has it already
         args.lr *= 10
         args.origin["lr"] = "ten times full training's, for --lora_rank"  # not again on resume
+
+
+def with_origins(args, names):
+    """Flags that have a value, as "lr 5e-05 (given), dtype float32 (default)"."""
+    known = {n: x for n in names.split() if (x := getattr(args, n)) is not None}
+    return ", ".join(f"{n} {f'{x:g}' if type(x) is float else x} ({args.origin.get(n, 'default')})"
+                     for n, x in known.items())
 
 
 def dtype_of_sampler(args):

@@ -20,7 +20,7 @@ from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of, refuse
+from harness.flags import FOLLOWS, flags_of, refuse, with_origins
 
 
 def claim_folder(args):
@@ -198,19 +198,14 @@ def banner(args, trainer, out, rollout):
     """The settings in force, a line each."""
     method, policy = trainer.method, trainer.policy
     sequences, steps = args.problems_per_rollout * args.group_size, args.steps_per_rollout
-    shown = dict(lr=f"{args.lr:g}", max_tokens=args.max_tokens, rollouts=args.rollouts,
-                 dtype=args.dtype, template=args.template, stop=args.stop)
-    values = ", ".join(f"{name} {value} ({args.origin.get(name, 'default')})"
-                       for name, value in shown.items() if value is not None)
-    groups = ", whole groups" if args.shuffle == "groups" else ""
-    since = f", from rollout {rollout}" if args.resume else ""
     return f"""\
 model    {args.model}
-settings {values}
+settings {with_origins(args, "lr max_tokens rollouts dtype template stop")}
 sampler  {args.sampler}
 method   {losses.describe(args.loss, method)}
 rollout  {args.problems_per_rollout} problems x {args.group_size} completions = {sequences} \
-sequences -> {steps * len(method.passes)} optimizer steps of {sequences // steps}{groups}
+sequences -> {steps * len(method.passes)} optimizer steps of {sequences // steps}\
+{', whole groups' * (args.shuffle == 'groups')}
 passes   of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}
-folder   {out or 'none: --check keeps nothing'}{since}
+folder   {out or 'none: --check keeps nothing'}{f', from rollout {rollout}' * args.resume}
 The loss says little about progress; reward, mixed groups and held-out mean@n do."""

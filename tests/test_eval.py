@@ -126,9 +126,9 @@ def model_folder(folder, **files):
 def test_a_model_brings_its_settings(tmp_path, capsys):
     other = model_folder(tmp_path / "other")
     own = model_folder(tmp_path / "own", recipe=dict(settings=dict(
-        max_tokens=99, lr=1.0, template="r1_zero", stop="</answer>")))
+        max_tokens=99, lr=1.0, template="r1_zero", stop="</answer>", allow_unsafe_code=True)))
     args = eval.parse_args(["--model", own, "--template", "orz"])
-    assert (args.template, args.stop) == ("orz", "</answer>")
+    assert (args.template, args.stop) == ("orz", "</answer>") and not args.allow_unsafe_code
     assert (args.origin["template"], args.origin["stop"]) == ("given", "the model's recipe.json")
     assert eval.parse_args(["--model", own, "--max_tokens", "98"]).max_tokens == 98
     for flags, tokens in (([], (16, 32)), (["--model", other], (8192, 2048)),
@@ -270,8 +270,8 @@ def test_two_evaluations_of_the_same_problems_are_compared(tmp_path, capsys, ref
     table = capsys.readouterr().out
     assert f"| {own} | mean@2 | 0.750 | 0.500 | +0.250 | -1.000 to +1.000 |" in table
     assert f"| {own} | pass@2 | 1.000 | 0.500 | +0.500 | -1.000 to +1.000 |" in table
-    files = f"(completions {tmp_path}/new.jsonl, there {tmp_path}/base.jsonl)"
-    assert f"against {tmp_path}/base {files}:" in table
+    files = f"; completions {tmp_path}/new.jsonl, there {tmp_path}/base.jsonl"
+    assert f"against {tmp_path}/base{files}:" in table
     assert (tmp_path / "new" / "eval.md").read_text() == table
     against = json.loads((tmp_path / "new" / "eval.json").read_text())["against"][own]
     assert against["pass@2"] == dict(value=1, other=0.5, difference=0.5, low=-1, high=1)

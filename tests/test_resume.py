@@ -400,8 +400,10 @@ ROWS["mine"] = Kind(other)
     ("return helper(x)\n", "return 2 * helper(x)\n", set()), ("Kind(other)}", "0}", set()),
     ("calls a", "calls no", set()), ("x + 1", "(x\n            + 1)  # more", set())])
 def test_an_edit_counts_where_it_is_reached(old, new, changed):
-    before, after = (checksums.reached(ast.parse(text), ["ROWS['a']", "gone", None])
-                     for text in (OWN, OWN.replace(old, new, 1)))
+    before, after, beside = (  # the last has a function of a local variable's name
+        checksums.reached(ast.parse(text), ["ROWS['a']", "gone", None])
+        for text in (OWN, OWN.replace(old, new, 1), f"{OWN}\ndef x():\n    pass\n"))
+    assert before == beside
     assert before.keys() == after.keys() == {"ROWS['a']", "row", "helper", "Kind"}
     assert set(differing(before, after)) == changed
     assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}

@@ -50,6 +50,9 @@ def test_a_model_made_of_the_embedded_base_keeps_its_settings(base, tmp_path, ca
     assert "lr 0.0001 (given), max_tokens 12 (given), rollouts 2 (given), dtype float32" in said
     last = tmp_path / "next" / "checkpoints" / "rollout_000002"
     assert settings_of(last) == own
+    folder.joinpath("recipe.json").write_text('{"settings": {"stop": "+", "max_tokens": 9}}')
+    args, _ = train.parse_args(["--model", str(folder), "--stop", ""])
+    assert (args.stop, args.max_tokens) == ("", 9)  # it is switched off
 
 
 @pytest.mark.parametrize("flags, line", [
