@@ -105,7 +105,7 @@ def analytic(name, most=10**6):
         if abs(x) > most:
             raise NoValue("pole" if most == 1 else "large")
         found = mp.chop(getattr(mp, name)(x), tol=SAME)
-        if abs(found) > 1 / SAME and name[-1] != "h":  # beside a pole by rounding
+        if abs(found) > 1 / SAME and "h" not in name:  # beside a pole by rounding
             raise NoValue("pole")
         return found
     return of
@@ -320,7 +320,7 @@ def put_together(names, values, order):
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
     if 1 < n < len(names) and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
-    return ("set" if names[0] else "list", (*values,), ())  # x = 3, x = 4 is not [3, 4]
+    return ("set" if names[0] and order is not names else "list", (*values,), ())
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -445,8 +445,8 @@ def words(a, b):
     kinds = {a[0], b[0]}
     if not kinds & {"word", "run"} or "chain" in kinds:
         return None
-    if a[0] == "list" and b[1].isupper():
-        return "or" not in a[2] and {item[1] for item in a[1]} == {*b[1]}
+    if a[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", b[1]):
+        return "or" not in a[2] and sorted(a[1]) == [("name", x) for x in b[1]]
     if kinds <= {"word", "run"}:
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
                      or text.lower() in ("no", "yes") else text
