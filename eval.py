@@ -93,7 +93,7 @@ def parse_args(argv=None):
     if args.completions:
         if unused := given.keys() & SAMPLING:
             refuse(f"--{min(unused)} is for sampling, and --completions samples nothing")
-        vars(args).update(dict.fromkeys(SAMPLING))
+        vars(args).update(dict.fromkeys(SAMPLING))  # None from here on
     elif sentence := parallel.unusable_gpu() or folder_fault(args.model):
         refuse(sentence)
     return args
@@ -140,15 +140,15 @@ def claim(args, problems, out):
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
     sums = {"weights of --model": args.model and checksums.of_weights(args.model),
             "problems": checksums.of_problems(problems)}
-    path, rows = out / "settings.json", out / "completions.jsonl"
+    content, path, rows = settings | sums, out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)
         if not rows.exists() or not rows.stat().st_size:
-            write(path, json.dumps({**settings, **sums}, indent=1))
+            write(path, json.dumps(content, indent=1))
         before = json.loads(path.read_text())
-        for name, value in {**settings, **sums}.items():
-            known = name in settings or None not in (value, before.get(name))
-            if known and value != before.get(name):
+        for name, value in content.items():
+            comparable = name in settings or None not in (value, before.get(name))  # None: unknown
+            if comparable and value != before.get(name):
                 refuse(f"--out {out} was begun with {name} {before.get(name)}, not {value}; "
                        "give another")
     except BlockingIOError:

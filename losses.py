@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-TIED = 1e-5  # relative difference of entropies that are one number but for float32's rounding
+TIED = 1e-5  # numbers that differ by less, relatively, are one but for float32's rounding
 BINS = 5  # the logged statistics go by five equal bins of the token's probability, as ACPO's
 
 
@@ -43,7 +43,7 @@ class Tokens:
     advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
     entropy: torch.Tensor         # nats, of pi, detached for functions; of passes, as scored
-    sampler_logprobs: torch.Tensor | None = None  # as returned, for the CORRECTIONS
+    sampler_logprobs: torch.Tensor | None = None  # of the sampler, for token_truncate, ...
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes
     group: torch.Tensor | None = None             # int, of the prompt, for prompt_mean
@@ -228,13 +228,12 @@ def every_token(tokens):
     return torch.ones_like(tokens.entropy)
 
 
-def largest(x, among, tokens, rounding=math.ceil, **share):
+def largest(x, among, tokens, flag, share, rounding=math.ceil):
     """1 for the tokens of `among` [B, T] with the largest x, else 0: for a share of the step's
-    tokens, given under its flag's name, and one at least. Equal contexts, as those of a group's
-    first tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
-    (flag, value), = share.items()
-    require(0 < value <= 1, f"--{flag} must be above 0 and at most 1, not {value}")
-    count = max(1, rounding(value * int(tokens.mask.sum())))
+    tokens, the value of --flag, and one at least. Equal contexts, as those of a group's first
+    tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
+    require(0 < share <= 1, f"--{flag} must be above 0 and at most 1, not {share}")
+    count = max(1, rounding(share * int(tokens.mask.sum())))
     ranked = x[among].sort(descending=True).values[:count]
     least = ranked[-1] if len(ranked) else x.new_tensor(math.inf)
     return (among & (x >= least - TIED * least.abs())).to(x)
@@ -243,13 +242,13 @@ def largest(x, among, tokens, rounding=math.ceil, **share):
 @whole_step
 def top_entropy(tokens, *, entropy_share=0.2):
     """w = 1 for the share of the step's tokens with the highest entropy, else 0"""
-    return largest(tokens.entropy, tokens.mask, tokens, entropy_share=entropy_share)
+    return largest(tokens.entropy, tokens.mask, tokens, "entropy_share", entropy_share)
 
 
 @whole_step
 def bottom_entropy(tokens, *, entropy_share=0.8):
     """w = 1 for the share of the step's tokens with the lowest entropy, else 0"""
-    return largest(-tokens.entropy, tokens.mask, tokens, entropy_share=entropy_share)
+    return largest(-tokens.entropy, tokens.mask, tokens, "entropy_share", entropy_share)
 
 
 def by_probability(tokens, *, prob_alpha=0.3):
@@ -520,8 +519,8 @@ def clip_cov(tokens, *, cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, 
     verl draws the tokens among those within the bounds at random."""
     loss, cov = clipped(tokens.ratio, tokens.advantages, eps_low, eps_high), covariance(tokens)
     free = tokens.mask & (loss == -tokens.ratio * tokens.advantages)
-    within = free & (cov_low < cov) & (cov < cov_high)
-    gone = largest(cov, within, tokens, int, cov_share=cov_share)
+    eligible = free & (cov_low < cov) & (cov < cov_high)
+    gone = largest(cov, eligible, tokens, "cov_share", cov_share, int)
     return loss * (1 - gone), dict(cov_frac=tokens.mean(gone))
 
 
@@ -529,7 +528,7 @@ def clip_cov(tokens, *, cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, 
 def kl_cov(tokens, *, cov_share=2e-4, cov_kl=1.0):
     """L = -rho A, plus cov_kl |log rho| for the cov_share of the step's tokens with the largest
     covariance of A and log pi; 0 where |log rho| < 1e-5, because its sign is rounding there"""
-    chosen = largest(covariance(tokens), tokens.mask, tokens, int, cov_share=cov_share)
+    chosen = largest(covariance(tokens), tokens.mask, tokens, "cov_share", cov_share, int)
     away = tokens.log_ratio.abs()
     penalty = cov_kl * chosen * torch.where(away > TIED, away, 0.0)
     return penalty - tokens.ratio * tokens.advantages, dict(cov_frac=tokens.mean(chosen))
@@ -759,23 +758,20 @@ def loss_terms(method, tokens, max_tokens, size=None, kl_coef=0.0, kl_unbiased=F
     size = size or step_size(tokens.mask, max_tokens, tokens.group)
     token_loss, numbers = with_numbers(method.call(method.objective, tokens))
     weight, of_selects = selected(method, tokens)
-    pass_weight = 1 if tokens.weight is None else tokens.weight
-    weight = weight * pass_weight
-    terms = dict(pg_loss=method.call(method.aggregate, token_loss * weight, tokens.mask, size,
-                                     group=tokens.group))
-    numbers = {"weight_mean": tokens.mean(weight), **of_selects, **numbers}
+    of_pass = 1 if tokens.weight is None else tokens.weight
+
+    def aggregate(x):
+        return method.call(method.aggregate, x * of_pass, tokens.mask, size, group=tokens.group)
+    terms = dict(pg_loss=aggregate(token_loss * weight))
+    numbers = {"weight_mean": tokens.mean(weight * of_pass), **of_selects, **numbers}
     if kl_coef:
         require(tokens.ref_logprobs is not None, "kl_coef needs Tokens with ref_logprobs")
         log_ratio = (tokens.logprobs - tokens.ref_logprobs).clamp(-20, 20)
         k3 = (-log_ratio).exp() - 1 + log_ratio
-        kl = k3 * (tokens.ratio if kl_unbiased else 1) * pass_weight
-        kl = method.call(method.aggregate, kl, tokens.mask, size, group=tokens.group)
-        terms["kl_loss"] = kl_coef * kl
+        terms["kl_loss"] = kl_coef * aggregate(k3 * (tokens.ratio if kl_unbiased else 1))
         numbers.update(kl_ref=tokens.mean(k3), kl_ref_k1=tokens.mean(log_ratio))
     if entropy_coef:
-        bonus = method.call(method.aggregate, entropy * pass_weight, tokens.mask, size,
-                            group=tokens.group)
-        terms["entropy_loss"] = -entropy_coef * bonus
+        terms["entropy_loss"] = -entropy_coef * aggregate(entropy)
     return method, tokens, terms, numbers
 
 
@@ -825,14 +821,14 @@ def measure(method, tokens):
     tokens = replace(tokens, logprobs=tokens.logprobs.detach(), mask=learnt)
     log_ratio, ratio = tokens.log_ratio, tokens.ratio
     least, most = ratio.where(learnt, math.inf).min(), ratio.where(learnt, -math.inf).max()
-    none = torch.where(learnt.any(), 0.0, math.nan)
+    or_nan = torch.where(learnt.any(), 0.0, math.nan)
     _, count, std = spread_by_bin(tokens, BINS)
     return dict(
         shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),
         approx_kl_k1=tokens.mean(-log_ratio),
-        ratio_mean=tokens.mean(ratio), ratio_min=least + none, ratio_max=most + none,
+        ratio_mean=tokens.mean(ratio), ratio_min=least + or_nan, ratio_max=most + or_nan,
         ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy.where(learnt, 0)),
-        **{f"ratio_std/bin{i}": std[i] + none for i in range(BINS)},
+        **{f"ratio_std/bin{i}": std[i] + or_nan for i in range(BINS)},
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 
 

@@ -118,6 +118,7 @@ train_all() {
   # other flags have other folders
   suffix=$(echo "$flags" | LC_ALL=C tr -cs 'A-Za-z0-9.\n' '-' | sed 's/^-*/-/; s/-*$//')
   [ ${#suffix} -le 60 ] || suffix=-$(echo "$flags" | cksum | cut -d' ' -f1)
+  .venv/bin/python losses.py ${METHODS:-fade grpo} >/dev/null  # refuses a wrong name now
   lock
   for steps in ${STEPS:-16}; do
     for method in ${METHODS:-fade grpo}; do

@@ -127,14 +127,14 @@ def evaluate(sampler, tokenizer, test_set, args):
 def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
-    train_set, test_set, *sums_and_roots = load_data(args)
-    sums = checkpoint.compare_with_saved(args, flags.flags_of(args), *sums_and_roots)
+    train_set, test_set, sums, code_roots = load_data(args)
+    sums = checkpoint.compare_with_saved(args, flags.flags_of(args), sums, code_roots)
     if checkpoint.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
     from harness import check
     from harness.run import Run, banner
-    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)  # not too long
+    tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)  # that fit
     resumed = checkpoint.resumed(args)
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
     if args.check:
@@ -160,7 +160,7 @@ def main(argv=None):
                 advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.set_advantages(advantages)
 
-            # ---- S optimizer steps, each on its own share of the completions
+            # ---- S optimizer steps (Trainer.step: policy.backward, AdamW), each on its own share
             together = args.group_size if args.shuffle == "groups" else 1
             with run.timed("update"):
                 steps = [trainer.step(minibatch) for _, minibatch in minibatches(

@@ -118,7 +118,7 @@ def with_right_golds(name, found):
         lines.append(f"{place} (id {problem['id']}) is left out: {problem['verifier']} cannot "
                      f"grade the gold answer {str(problem['answer'])[:200]!r}"
                      f"{f' ({result.fault})' * bool(result.fault)}; for what it takes see "
-                     "data/README.md\n")
+                     "data/README.md, or gold_ok in rewards.py\n")
     if lines[5:]:
         lines[5:] = [f"{name}: {len(lines) - 5} more are left out, for such answers\n"]
     sys.stderr.writelines(lines)

@@ -163,18 +163,12 @@ def attention_by_blocks(q, k, v, blocks, order, window, scale):
             place = torch.arange(length, device=q.device)
             within = place > place[context:, None] - window
             sees = within.tril()[None, None] if sees is None else sees & within
-        # a mask would be kept as floats in each layer: one row of it, without a window, is causal
-        causal = repeat and not window and sees is not None and len(sees) == 1
-        for rows, start, end in block.pieces:
-            seen = context + end
-            mask = None if sees is None else sees[:rows, :, start:end, :seen]
-            if causal:
-                mask = bias.causal_lower_right(end - start, seen)
-            out = F.scaled_dot_product_attention(
-                queries[:rows, :, start:end], keys[:rows, :, :seen], values[:rows, :, :seen],
-                mask, is_causal=sees is None, scale=scale,
-                enable_gqa=queries.shape[1] != keys.shape[1])
-            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        elif repeat and sees is not None and len(sees) == 1:  # or each layer keeps it, as floats
+            sees = bias.causal_lower_right(length - context, length)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, sees, is_causal=sees is None, scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1])
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
     return take(torch.cat(outputs), order)  # without padding
 
 

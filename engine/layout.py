@@ -4,7 +4,8 @@
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
              completion sees its prompt and itself
 
-Both give the same log probabilities where only attention mixes positions (loading tries it).
+Both give the same log probabilities where only attention mixes positions. loading.load takes
+"shared" where it sees them agree, else "padded".
 """
 
 from typing import NamedTuple
@@ -12,8 +13,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-QUERIES = 256  # of a segment in one call of attention, where it has a context
 
 
 class Segments(NamedTuple):
@@ -77,12 +76,11 @@ def attention_inputs(segments, by_kernel):
 
 
 class Block(NamedTuple):
-    """B segments of like lengths, the longest first, whose attention is computed together."""
+    """B segments of like lengths, whose attention is computed together."""
 
     queries: Tensor  # [B, T] places; padding on the right repeats a segment's first place
     keys: Tensor     # [B, C + T] places of contexts, padded on the left, and of queries
     sees: Tensor     # [B or 1, 1, T, C + T] bool; None: no context, causal
-    pieces: list           # (segments, start, end) of the queries in one call of attention
 
 
 def attention_blocks(segments):
@@ -97,10 +95,8 @@ def attention_blocks(segments):
             like.setdefault(kind, []).append(i)
     blocks, places = [], []
     for members in like.values():
-        members.sort(key=lambda i: -lengths[i])
         block, real = attention_block(Segments(*(x[members] for x in segments)))
-        own = block.queries.where(real, -1)
-        places += [own[:n, start:end].flatten() for n, start, end in block.pieces]
+        places.append(block.queries.where(real, -1).flatten())
         blocks.append(block)
     places = torch.cat(places)
     return blocks, places.argsort()[(places < 0).sum():]
@@ -114,13 +110,12 @@ def attention_block(segments):
     real = place < length
     queries = (start + place).where(real, start)
     if not context_length.any():
-        return Block(queries, queries, None, [(len(start), 0, T)]), real
-    pieces = [(int(real[:, i].sum()), i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
+        return Block(queries, queries, None), real
     at = torch.arange(-int(context_length.max()), T, device=start.device)  # 0: the first query
     sees = at >= -context_length
     keys = (context + context_length + at).where(sees, context)[:, :-T]
     sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
-    return Block(queries, torch.cat([keys, queries], 1), sees[:, None], pieces), real
+    return Block(queries, torch.cat([keys, queries], 1), sees[:, None]), real
 
 
 # ---------------------------------------------------------------------------- how many at once

@@ -96,7 +96,7 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # inputs: rows, or prompts once; targets: tokens row by row; predicts: the place before each
+        # predicts: the place whose hidden state predicts each completion token; targets: the tokens
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):
@@ -105,6 +105,7 @@ class Policy(torch.nn.Module):
             outputs = kernels.HeadLogprobs.apply(
                 hidden, head.weight, head.bias, targets, self.temperature,
                 self.head_dtype == "float32", self.chunk)
+        # batch.mask may leave out more: --mask_truncated
         inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
 
@@ -168,7 +169,7 @@ def backward(policy, batch, method, max_tokens, scale=lambda x: x, **options):
     several micro-batches, a first pass without a graph gives d loss / d (log pi, entropy) of all
     tokens, and a second takes each micro-batch's rows of it to the weights. Rows without a
     gradient do not go through the model."""
-    size = step_size(batch.mask, max_tokens, batch.tokens(None, None).group)
+    size = step_size(batch.mask, max_tokens, batch.group[:, None].expand_as(batch.mask))
 
     def loss_of(part, logprobs, entropy):
         return policy_loss(method, part.tokens(logprobs, entropy), max_tokens, size=size, **options)
@@ -190,7 +191,7 @@ def backward(policy, batch, method, max_tokens, scale=lambda x: x, **options):
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
     logprobs, entropy = gather_rows(batch, parts, outputs)
-    # the rows without a gradient count as on-policy, with ratio 1
+    # rows with A = 0, which did not go through the model, count as on-policy, with ratio 1
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
         logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
         entropy[rest] = batch.entropy[rest].to(entropy)

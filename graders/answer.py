@@ -96,11 +96,12 @@ PIECE = re.compile(r"""
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
+    |(?P<opening>(?<![^$=\s])<(?=[^<>]*>[\s$.]*\Z))|(?P<closing>>(?=[\s$.]*\Z))  # <1, 2>
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
-    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|[A-Za-z]+)
+    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|out\ of|US\\\$|[A-Za-z]+)
     |(?P<command>\\not\ *=|\\[A-Za-z]+)
     |(?P<brace>[{}](?!,\}))|(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
@@ -144,6 +145,8 @@ def special(kind, piece):
             return "name" if letter in ("E", "P") else kind, letter
         case "times":  # 1.5 x 10^5
             return "*", piece
+        case "opening" | "closing":
+            return "()"[piece == ">"], piece
         case "clock":
             return kind, piece.replace("\\!", "")
     marks = "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece))
@@ -620,7 +623,7 @@ class Parser:
 
     def matrix(self, cases="cases"):
         """The rows as a sequence of sequences, a column as one; those of cases as a list."""
-        kind = self.argument_text().strip("pbB*").replace("aligned", "cases")
+        kind = re.sub("align(ed)?", "cases", self.argument_text().strip("pbB*"))
         if kind not in ("matrix", "array", "smallmatrix", cases):
             raise Unread("no matrix")
         closing = "row", "\\end", *["cases"] * (kind == cases)
@@ -644,15 +647,17 @@ class Parser:
             return node and ("^", node, num(SQUARES[word.lower()]))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
-        speed = word == "m" and self.kind == "/" and self.peek(1).text == "s" and self.ends(2)
+        below = self.peek(1).text if self.kind == "/" and self.ends(2) else ""
+        rate = word + "/" + below == "m/s" or below[1:] and unit_name(below)  # but 5 g/L
         letter = before == "°" or before == "/" and start in ("word", "unit") or token.gap and (
-            before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
+            before in BEHIND and rate or before in ("num", "}") and self.ends() and (
+                start in ENDS or {t.kind for t in self.tokens[:self.i - 1]} <= {"num", *"*^{}-"})
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
-            if speed:
-                self.tokens[self.i + 1] = Token("word", "s")
+            if rate:
+                self.tokens[self.i + 1] = Token("word", below)
             return unit(name)
 
 

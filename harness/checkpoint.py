@@ -30,7 +30,7 @@ CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
-# a Run's attributes in trainer.pt; flags: for `resumed` alone
+# a Run's attributes in trainer.pt
 OF_RUN = "flags rollout state totals first pending".split()
 
 # ---------------------------------------------------------------------------- what a run was
@@ -76,10 +76,10 @@ def compare_with_saved(args, now, sums, roots):
         if places := differing(*(checksums.reached(x, roots)
                                  for x in (tree, ast.parse(checksums.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
-    ends = args.schedule == "cosine" or args.rollout_lag  # with the rollouts
-    learnt = [text for name, text in changes.items()
-              if name not in CHANGEABLE or (ends and name == "rollouts")]
-    require(args.force or not learnt, f"{'; '.join(learnt)}: training depends on that; another "
+    needs_end = args.schedule == "cosine" or args.rollout_lag  # training depends on --rollouts
+    refused = [text for name, text in changes.items()
+               if name not in CHANGEABLE or (needs_end and name == "rollouts")]
+    require(args.force or not refused, f"{'; '.join(refused)}: training depends on that; another "
             "--out begins anew, --force continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
@@ -87,12 +87,12 @@ def compare_with_saved(args, now, sums, roots):
 
 
 def finished(args):
-    """Says so if the run that --resume names has all its rollouts and its figure."""
+    """Says so if the run that --resume names has more rollouts, or as many and its figure."""
     out = default_out(args)
-    done = args.resume and (out / "curves.png").exists() and any(
-        int(folder.name[-6:]) >= args.rollouts for folder in checkpoint_folders(out))
-    if done:
-        parallel.say(f"{out}: all {args.rollouts} rollouts are done; a larger --rollouts continues")
+    newest = max([int(folder.name[-6:]) for folder in checkpoint_folders(out)], default=0)
+    left = args.rollouts - newest + (not (out / "curves.png").exists())
+    if done := args.resume and left <= 0:
+        parallel.say(f"{out}: all {newest} rollouts are done; a larger --rollouts continues")
     return done
 
 
@@ -118,8 +118,9 @@ def resumed(args):
     with reading(folder):  # mapped: on a node every rank would have all ranks' moments
         content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
         run = {name: content["run"][name] for name in OF_RUN}
+        flags = run.pop("flags")
         require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
-        if any(getattr(args, name) != run["flags"][name] for name in ("loss", "advantage")):
+        if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
             run["state"] = {}  # another method's averages mean nothing
         run["pending"] = deque((Batch(**batch).to(device), rewards.to(device), *rest)
                                for batch, rewards, *rest in run["pending"])

@@ -12,8 +12,8 @@ def row_of(line):
     row = json.loads(line)
     return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
                 reward=None,  # None below: nobody has counted
-                tokens=None if row.get("tokens") is None else int(float(row["tokens"])),
-                truncated=None if row.get("truncated") is None else row["truncated"] is True)
+                tokens=row.get("tokens") and int(float(row["tokens"])),
+                truncated=row.get("truncated") and row["truncated"] is True)
 
 
 def read_rows(path):
@@ -36,7 +36,7 @@ def read_groups(path, problems, n=None, flag=None, size=1):
     """-> for each problem its rows in a file, with the rewards and faults of today's verifiers.
 
     Each problem has n rows, without n as many as the others. The file of a flag is refused
-    otherwise; --out's own, which may be cut, counts up to its last whole chunk of `size`."""
+    otherwise; --out's own, which may be cut, counts by whole chunks of `size`."""
     require(not flag or path.is_file(), f"{flag}: there is no file {path}")
     found = read_rows(path)
     groups = [found.get((problem["place"][0], problem["id"]), []) for problem in problems]

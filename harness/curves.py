@@ -66,7 +66,7 @@ def draw(panels, out, caption, xlabel, **axes):
     """A panel for each of {label: {name of a line: [(x, y, low, high)]}}. A line has one colour in
     all panels, and a band from low to high where these are not nan."""
     columns = min(3, len(panels))
-    rows = len(panels) // columns
+    rows = -(-len(panels) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(1 + 3.4 * columns, 0.6 + 2.8 * rows),
                                 squeeze=False)
     shown = {}

@@ -37,7 +37,7 @@ NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")
 # ---------------------------------------------------------------------------- parsing
 
 def did_you_mean(name, names):
-    near = difflib.get_close_matches(name, names)
+    near = difflib.get_close_matches(name.lower(), names, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -225,17 +225,16 @@ def parse_args(argv, description, rehearsal=False):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given = vars(parser.parse_known_args(argv)[0])
-    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # of the run's folder
+    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # of its folder
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
-    chosen = parser.merge(given, (SAVED, saved))  # whose row and model have flags of their own
+    chosen = parser.merge(given, (SAVED, saved))  # whose row and model have values of their own
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
     found, unknown = parser.parse_known_args(argv)
-    given = vars(found)
-    files = ("default", method.flags), recipe_of(chosen.model), (SAVED, saved)  # the last wins
+    given, files = vars(found), (recipe_of(chosen.model), (SAVED, saved))  # the last wins
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)
@@ -282,8 +281,8 @@ def add_method_flags(parser, name, method):
                     f"{where}: {flag} is {default} here, {defaults[flag]} in another function of "
                     "the row; one flag has one default")
             if flag not in parser.rows:
-                value = method.flags[flag]
-                parser.flag(flag, value, "", type=float if value is None else None)
+                parser.flag(flag, method.flags[flag], "",
+                            type=float if default is None else type(default))
 
 
 def check_known(unknown, loss, method, common=()):

@@ -1,9 +1,9 @@
-"""The log: one JSON object per rollout in metrics.jsonl, under the usual names.
+"""The log: one JSON object per rollout in metrics.jsonl, under the usual names; totals, and of
 
-reward/ groups/ len/ grader/ are of all completions sampled, adv/, reward/shaped, policy/entropy,
-kl_teacher and kl_age of those learnt from; loss/ clip/ optim/ and other policy/ are means over the
-optimizer steps, the list "steps", but for the counts optim/overflows and no_gradient; sampler/
-compares sampler and trainer. The x-axes: rollout, step, tokens, seconds until then.
+    completions sampled       reward/ groups/ len/ grader/
+    those learnt from         adv/ reward/shaped policy/entropy policy/kl_teacher policy/kl_age
+    sampler and trainer       sampler/
+    means over "steps"        loss/ clip/ optim/ (overflows, no_gradient: counts) other policy/
 """
 
 import math
@@ -40,7 +40,7 @@ def mean_of_some(values):
 
 
 def outcome(groups):
-    """reward/, groups/, len/ and grader/ of Groups. A reward of 1 is a solved problem."""
+    """reward/, groups/, len/ and grader/ of rollout.Groups. A reward of 1 is a solved problem."""
     rows = [row for group in groups for row in group.rows()]
     means, faults = of_rows(rows), Counter(x.kind for group in groups for x in group.faults if x)
     return {
@@ -123,8 +123,6 @@ def line(record):
     # of a select that leaves out more than a third of the tokens
     values += [f"{name.removeprefix('sampler/')} {x:.3f}" for name, x in record.items()
                if name.endswith("_dropped") and x > 1 / 3]
-    if record.get("optim/no_gradient"):
-        values.append(f"no gradient in {record['optim/no_gradient']} of {len(record['steps'])}")
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 

@@ -37,6 +37,9 @@ def toy(reference):
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
+MEASURED = {"loss", *losses.measure(losses.METHODS["grpo"], toy(False)[0])}
+
+
 def call(method, f, shape, *inputs, **offered):
     """-> the tensor that a function returns. Raises ValueError, also where one of the numbers that
     it logs, an objective's or those of a `state`, is none."""
@@ -54,7 +57,10 @@ def call(method, f, shape, *inputs, **offered):
                          + order * isinstance(e, TypeError)) from None
     require(versions == [x._version for x in tensors],
             f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
-    value, numbers = value if isinstance(value, tuple) else (value, inputs[-1])
+    value, *numbers = value if isinstance(value, tuple) else (
+        value, *(x for x in inputs if isinstance(x, dict)))
+    require([*map(type, numbers)] in ([], [dict]),
+            f"{where} returns a tuple that is not a tensor and its dict(NAME=number)")
     found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
     require(found == list(shape),
             f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
@@ -62,7 +68,9 @@ def call(method, f, shape, *inputs, **offered):
             f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
             "ratio 1, at A = 0, in padding, where all fields are 0, or by a hyperparameter")
     kinds = bool, int, float, *[torch.Tensor] * (f is not method.advantage)  # numpy's are not saved
-    for key, number in numbers.items() if isinstance(numbers, dict) else ():
+    for key, number in dict(*numbers).items():
+        require(f is method.advantage or key not in MEASURED,
+                f"{where} logs {key!r}, which is measured for every method: give another name")
         require(type(number) in kinds and torch.as_tensor(number).numel() == 1,
                 f"{where} logs {key!r}, which is not one number: float(x) in state, and "
                 "tokens.mean(x) from a select or an objective make one")

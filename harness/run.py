@@ -36,7 +36,7 @@ def claim_folder(args):
             return out
         except (FileExistsError, BlockingIOError):
             if args.out or args.resume:  # of which flags.check saw that it holds no run
-                refuse(f"--out {out} is a file, or another process's folder")
+                refuse(f"--out {out} is a file, or another train.py is at work there")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
@@ -72,7 +72,7 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, trainer, tokenizer, resumed, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        vars(self).update(resumed["run"] if resumed else dict(  # flags are set anew below
+        vars(self).update(resumed["run"] if resumed else dict(
             rollout=0, state={}, totals=Counter(), pending=deque(), first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)
@@ -157,11 +157,11 @@ class Run(AbstractContextManager):
         metrics the entries until now, samples some completions. Raises RunFailed where a verifier
         failed on a third of the completions."""
         seconds = perf_counter() - self.began
-        self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)  # a sum
+        self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)  # adds
         mass_pos, mass_neg = losses.gradient_mass(advantages)
         record = self.write({
             **self.totals, **log.optimizer_steps(steps),
-            **metrics,  # whose entropy is the rollout's
+            **metrics,  # its policy/entropy, the rollout's, replaces the optimizer steps' mean
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
             **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
             **self.times, "perf/tokens_per_s": self.sampled / seconds,

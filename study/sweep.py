@@ -74,7 +74,7 @@ def command(args, method, rate, seed):
 
 def train_all(args, plan):
     """Trains each (method, rate, seed), --jobs at a time. -> {it: its held-out mean@n}"""
-    env = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // args.jobs))}
+    env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // args.jobs)), **os.environ}
 
     def run(setting):
         argv, out = command(args, *setting)

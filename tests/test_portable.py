@@ -171,7 +171,7 @@ def test_a_run_that_was_started_by_hand_is_not_continued(clone, tmp_path):
     for command, code in (("runs/fade-16-0", 0), ("train.py", 2)):
         config.write_text(json.dumps(dict(history=[dict(command=[command])])))
         done, asked = clone(HERE=MAC)
-        assert done.returncode == code and ("by hand" in done.stderr) == ("fade" not in asked)
+        assert done.returncode == code and ("by hand" in done.stderr) == ("--loss" not in asked)
 
 
 def test_the_scripts_keep_to_what_macos_bash_knows():

@@ -73,7 +73,8 @@ def test_resumed_is_bit_for_bit_the_same(whole, tmp_path, capsys, monkeypatch):
     config, first = (json.loads((folder / "config.json").read_text()) for folder in (out, whole[0]))
     assert config["history"][:1] == first["history"] and len(config["history"]) == 2
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    for flags in ("", "--force --loss grpo --lr 1"):  # done already: nothing happens
+    # done already: nothing happens
+    for flags in ("", "--force --loss grpo --lr 1", "--rollouts 3 --force"):
         resume(out, *flags.split())
         assert "all 4 rollouts are done; a larger --rollouts" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -256,7 +257,7 @@ def test_a_folder_of_another_process_and_a_pipe_in_place_of_a_file_are_refused(
     out = without(whole[0], tmp_path / "run", 4)
     holder = os.open(out, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    assert "another process" in refused(capsys, out)
+    assert "another train.py is at work" in refused(capsys, out)
     os.close(holder)
     assert records(out) == records(whole[0])
     # reading a pipe would wait forever
