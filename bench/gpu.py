@@ -110,7 +110,8 @@ def machine():
 
 def train():
     """The embedded base, tried and trained by train.py."""
-    command = [sys.executable, "train.py", "--sampler=transformers", "--rollouts=2"]
+    few = [] if on_gpu() else ["--problems_per_rollout=8", "--eval_problems=8"]
+    command = [sys.executable, "train.py", "--sampler=transformers", "--rollouts=2", *few]
     for flag in "--check", f"--out={tempfile.mkdtemp()}/run":
         yield flag[:7], partial(subprocess.check_call, [*command, flag], cwd=ROOT)
 
