@@ -686,8 +686,8 @@ BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
-                     r"(?:probability|area|value|result|total)(?= *[:=])|[$a-z]+(?= +(?:is|are)\b))"
-                     r") *(?:is\b|are\b|[:=*\s}])*")
+                     r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
+                     r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
 
 
 @functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
