@@ -22,8 +22,7 @@ def load(name, split, data_dir=None, **options):
     name: one of NAMES, or a file.jsonl with prompt, answer and verifier in every row, whose one
     split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
     Hub. options: lcb_from and lcb_to (days such as 2024-08-01). Problems whose gold answer cannot
-    be graded are left out, and named on stderr. Raises DataError.
-    """
+    be graded are left out, and named on stderr. Raises DataError."""
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):

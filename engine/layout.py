@@ -4,8 +4,7 @@
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
              completion sees its prompt and itself
 
-Both give the same log probabilities where only attention mixes positions. loading.load takes
-"shared" where it sees them agree, else "padded".
+loading.load takes "shared" where it agrees with "padded": where only attention mixes positions.
 """
 
 from typing import NamedTuple

@@ -96,12 +96,14 @@ PIECE = re.compile(r"""
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
-    |(?P<opening>(?<![^$=\s])<(?=[^<>]*>[\s$.]*\Z))|(?P<closing>>(?=[\s$.]*\Z))  # <1, 2>
+    |(?P<opening>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
+    |(?P<closing>>(?=[\s$.]*\Z))
     |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
-    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|out\ of|US\\\$|[A-Za-z]+)
+    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$
+        |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|[A-Za-z]+)
     |(?P<command>\\not\ *=|\\[A-Za-z]+)
     |(?P<brace>[{}](?!,\}))|(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
@@ -550,7 +552,10 @@ class Parser:
     def bracket(self, opening):
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
         node = self.answer(")", "]", "[", "}")
-        pair = opening.kind + self.expect(")", "]", "[", "}").kind
+        end = self.expect(")", "]", "[", "}")
+        if (opening.text == "<") != (end.text == ">"):
+            raise Unread("one angle bracket")
+        pair = opening.kind + end.kind
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
         if node[0] == "word" and pair == "{}" and unit_name(node[1]):
@@ -647,17 +652,20 @@ class Parser:
             return node and ("^", node, num(SQUARES[word.lower()]))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
-        below = self.peek(1).text if self.kind == "/" and self.ends(2) else ""
-        rate = word + "/" + below == "m/s" or below[1:] and unit_name(below)  # but 5 g/L
-        letter = before == "°" or before == "/" and start in ("word", "unit") or token.gap and (
-            before in BEHIND and rate or before in ("num", "}") and self.ends() and (
-                start in ENDS or {t.kind for t in self.tokens[:self.i - 1]} <= {"num", *"*^{}-"})
+        below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
+        speed = word == "m" and below.text == "s"
+        rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
+        all_before = "".join(t.kind for t in self.tokens[:self.i - 1])
+        scientific = re.fullmatch(r"-?num\*num\^{?-?num}?", all_before)
+        letter = before == "°" or before == "/" and start in ("word", "unit") or (
+            rate and before == "num") or token.gap and (before in BEHIND and speed or (
+                scientific or before == "num" and start in ENDS) and self.ends()
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
-            if rate:
-                self.tokens[self.i + 1] = Token("word", below)
+            if speed:
+                self.tokens[self.i + 1] = Token("word", "s")
             return unit(name)
 
 

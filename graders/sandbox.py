@@ -197,8 +197,7 @@ MARGIN = re.compile(r"[ \t>]*+(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?")  # of a list
 
 
 def fenced_blocks(text):
-    """-> the (mark, content) of each block, without the margin of its first fence (CommonMark 4.5).
-    """
+    """-> (mark, content) of each block, without the margin of its first fence (CommonMark 4.5)"""
     return [(mark, re.sub(rf"(?m)^[ \t>]{{0,{len(before)}}}", "", content)
              if MARGIN.fullmatch(before) else content)
             for before, _, mark, content in BLOCK.findall(text)]

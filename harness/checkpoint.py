@@ -90,8 +90,7 @@ def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
     out = default_out(args)
     newest = max([int(folder.name[-6:]) for folder in checkpoint_folders(out)], default=0)
-    left = args.rollouts - newest + (not (out / "curves.png").exists())
-    if done := args.resume and left <= 0:
+    if done := args.resume and newest - (not (out / "curves.png").exists()) >= args.rollouts:
         parallel.say(f"{out}: all {newest} rollouts are done; a larger --rollouts continues")
     return done
 

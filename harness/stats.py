@@ -69,8 +69,7 @@ def interval(values, clusters, limits):
 
 
 def of_rows(rows):
-    """-> means over the rows of completions, as of rollout.Group.rows; None where a row has none.
-    """
+    """-> means over rows of completions, as of rollout.Group.rows; None where a row has none"""
     def over(name):
         values = [row[name] for row in rows]
         return None if None in values else mean(values)
