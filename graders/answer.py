@@ -655,8 +655,8 @@ class Parser:
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
         speed = word == "m" and below.text == "s"
         rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
-        all_before = "".join(t.kind for t in self.tokens[:self.i - 1])
-        scientific = re.fullmatch(r"-?num\*num\^{?-?num}?", all_before)
+        scientific = self.i < 12 and re.fullmatch(r"-?num\*num\^{?-?num}?", "".join(
+            t.kind for t in self.tokens[:self.i - 1]))
         letter = before == "°" or before == "/" and start in ("word", "unit") or (
             rate and before == "num") or token.gap and (before in BEHIND and speed or (
                 scientific or before == "num" and start in ENDS) and self.ends()
