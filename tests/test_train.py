@@ -226,6 +226,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: t.advantages.clamp_(-9, 9) * t.ratio), "writes into its arg"),
     (mine(objective=lambda t: (plain(t), dict(x=t.ratio[0]))), "'x', which is not one number"),
     (mine(objective=lambda t: (plain(t), dict(ess=0.5))), "'ess', which is measured for every"),
+    (mine(select=lambda t: (t.probs, dict(pg_loss=0.5))), "'pg_loss', which is measured for"),
     (mine(objective=lambda t: (plain(t), t.ratio.mean())), "returns a tuple that is not a tensor"),
     (mine(objective=lambda t: (plain(t), {}, 3)), "returns a tuple that is not a tensor and its"),
     (mine(objective=lambda t: (plain(t), dict(x=t.probs[0, 0].numpy()[()]))), "'x', which is"),
