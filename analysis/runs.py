@@ -12,9 +12,8 @@ OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last:
 
 
 def grouped(runs):
-    """{label: [run]}: runs whose flags differ in no more than seed and folder, in their order; a
-    second run of a seed, as after a change of the code, is of a second group. A second such label
-    gets a number."""
+    """{label: [run]}: runs whose flags differ in no more than seed and folder; a second run of a
+    seed, as after a change of the code, is of a second group. A second label gets a number."""
     by_flags, groups = {}, {}
     for run in runs:
         flags, again = json.dumps(run["flags"] | OF_A_RUN), 0

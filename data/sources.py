@@ -102,8 +102,9 @@ def problem_of_row(place, row, number):
                         "the table REWARDS of rewards.py")
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
-        if prompt and str.encode(prompt):
-            return {**row, "prompt": prompt, "id": str(row.get("id", number))}
+        if str.strip(prompt) and str.encode(prompt):
+            named = row.get("id") is not None
+            return {**row, "prompt": prompt, "id": str(row["id"] if named else number)}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 

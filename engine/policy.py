@@ -146,8 +146,7 @@ def gather_rows(batch, parts, outputs):
 
 def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
     """The rows of a step that can have a gradient: all, or those with A other than 0 where A = 0
-    gives no gradient. If none is left, row 0: its gradient is 0, not None, and AdamW still
-    steps."""
+    gives no gradient. If none is left, row 0: its gradient is 0, not None, and AdamW steps."""
     if entropy_coef or kl_coef or not method.skips_zero_advantage:
         return [*range(len(batch.ids))]
     learnt = (batch.mask & (batch.advantages != 0)).any(1)

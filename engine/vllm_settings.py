@@ -18,8 +18,7 @@ SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way
 
 
 def of_text_model(overrides, config):
-    """-> the configuration of the text model in that of a model with other parts, as vLLM is to
-    have it."""
+    """-> the configuration of the text model in that of a model with other parts, for vLLM."""
     text = config.get_text_config()
     text.update(overrides)
     return text

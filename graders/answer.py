@@ -165,9 +165,8 @@ def tokens(text, commas=True):
     while at < len(text):
         match = PIECE.match(text, at)
         kind, piece, at = match.lastgroup, match[0], match.end()
-        if kind == "thousands" and (not commas or depth) and re.fullmatch(
-                "[0-9]+(?:,[1-9][0-9]{2})+", piece):  # (1,234) has two entries
-            kind, piece = "num", piece.split(",")[0]
+        if (not commas or depth) and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
+            kind, piece = "num", piece.split(",")[0]  # (1,234) has two entries
             at = match.start() + len(piece)
         if kind == "brace":
             braces += [opened] * (piece == "{")  # is it a font's?
@@ -213,7 +212,7 @@ def num(value):
 def scaled(kind, left, right):
     """A product or a quotient; a factor of a matrix is one of all entries."""
     for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
-        if node[:2] == ("seq", "") and other[0] not in LISTS:
+        if node[:2] == ("seq", ""):
             return ("seq", "", "", tuple(scaled(kind, entry, other) for entry in node[3]))
     return (kind, left, right)
 
@@ -305,8 +304,8 @@ class Parser:
                 separator = token.kind
             if "cases" in closing and self.kind in closing:  # x = 1, \\ y = 2
                 break
-            if where := self.attempt(self.condition, bool(separator)):
-                break
+            if not where and (where := self.attempt(self.condition)):
+                continue
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
                 raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
             separators.append(separator or ",")
@@ -315,7 +314,7 @@ class Parser:
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
         return ("where", node, *where) if where else node
 
-    def condition(self, separated=False):
+    def condition(self):
         """", k \\in Z", "(k \\in Z)", "for any integer k" -> its name, its set"""
         bracket, name, found = self.take("("), None, []
         while self.kind not in CLOSING:
@@ -330,8 +329,7 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.take(")")
-        if not name or {*found} <= {*", a an and | : is are".split()} or not (
-                separated or bracket or found[0] in WORDS["QUANTIFIERS"]):
+        if not name or {*found} <= {*", a an and | : is are".split()}:
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
@@ -346,7 +344,7 @@ class Parser:
             parts.append(("numbers", self.take().text) if is_set else self.part())
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
             raise Unread("relations that do not go together")
-        if relations and {*relations} <= {*">≥"}:  # x > 2 is 2 < x
+        if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
@@ -364,9 +362,8 @@ class Parser:
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
         n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
-        formula = self.kind != "word" and len(self.text) < 3  # cx for all x
-        while self.peek(n).kind in (*LETTERS, "-", *title) and not (
-                formula and n == 1 and self.peek(n).text in WORDS["QUANTIFIERS"]):
+        while self.peek(n).kind in (*LETTERS, "-", *title) and not (  # cx for all x
+                n == 1 and len(self.text) < 3 and self.peek(n).text in WORDS["QUANTIFIERS"]):
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
@@ -374,7 +371,7 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text, product = " ".join(t.text for t in found), None
-        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
+        if n == 1 and found[0].kind == "run":
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
             product = None if inner.kind else product
@@ -430,7 +427,7 @@ class Parser:
             case "run" | "word":
                 return self.word not in ("am", "pm") and (  # 17 integers
                     self.text not in WORDS["FILLERS"] or before in ("num", "word") and self.ends(1))
-        return token.kind in FACTORS and token.text != "U"
+        return token.kind in FACTORS
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
@@ -524,8 +521,8 @@ class Parser:
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
         index = self.bracket(self.take()) if self.kind == "[" else num(2 + (token.text == "∛"))
-        number = token.text[0] != "\\" and self.kind == "num"
-        return ("^", self.prefix() if number else self.argument(), ("/", num(1), index))
+        return ("^", self.argument() if token.text[0] == "\\" else self.prefix(), (
+            "/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
@@ -544,7 +541,7 @@ class Parser:
     def argument(self):
         """An argument of \\frac or \\sqrt: brackets, one digit, or one factor."""
         digit, others = self.text[:1], self.text[1:]
-        if self.kind == "num" and others.isdigit():  # which stay
+        if others.isdigit():  # which stay
             self.tokens[self.i] = Token("num", others)
             return num(digit)
         return self.bracket(self.take()) if self.kind in ("{", "(") else self.prefix()
@@ -571,7 +568,7 @@ class Parser:
             return self.matrix("array")
         node = self.answer("\\}", "|", ":")
         if self.take("|", ":"):
-            where = self.attempt(self.condition, True)
+            where = self.attempt(self.condition)
             inner = where or self.answer("\\}")
             if inner[0] == "chain" and "=" in inner[2]:
                 raise Unread("a set of equations")
@@ -596,7 +593,7 @@ class Parser:
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
-        if name in self.constants and self.kind not in ("_", "'"):
+        if name in self.constants:
             return ("const", name)
         while self.kind in ("_", "'"):
             name += (self.subscript() if self.kind == "_"
@@ -653,29 +650,27 @@ class Parser:
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
-        speed = word == "m" and below.text == "s"
+        speed = below.text == "s"
         rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
-        scientific = self.i < 12 and re.fullmatch(r"-?num\*num\^{?-?num}?", "".join(
-            t.kind for t in self.tokens[:self.i - 1]))
         letter = before == "°" or before == "/" and start in ("word", "unit") or (
-            rate and before == "num") or token.gap and (before in BEHIND and speed or (
-                scientific or before == "num" and start in ENDS) and self.ends()
+            rate and before == "num") or token.gap and (
+            before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
             if speed:
                 self.tokens[self.i + 1] = Token("word", "s")
+            if self.word == "of" and before != "word":  # 3 cups of flour
+                while self.word not in ("", *WORDS["DOUBTS"], *WORDS["NO NAMES"]):
+                    self.i += 1
             return unit(name)
-
-
-WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
 
 def unit_name(word):
     """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
-    small = word.lower() if word.istitle() and len(word) > 1 else word
-    for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
+    small = word.lower() if len(word) > 1 else word
+    for form in word, small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]
     plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)

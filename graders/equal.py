@@ -83,7 +83,7 @@ def power(a, b):
 
 
 def log(x, base):
-    if x == 0 or base in (0, 1) or base < 0:
+    if base in (0, 1) or base < 0:
         raise NoValue("pole")
     return mp.log(x) / mp.log(base)
 
@@ -122,7 +122,7 @@ FUNCTIONS = {
     **{f"arc{name}": analytic(f"a{name}") for name in ("sinh", "cosh", "tanh")},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
     "^": power, "()": lambda x: x}
-CONSTANTS = {"π": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}
+CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
 
 
 def value(node, at=(), real=False):
@@ -199,17 +199,16 @@ def same_number(a, b):
     if exact(a, b):
         return a == b
     a, b = inexact(a), inexact(b)
-    return a == b or bool(mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b)))
+    return bool(mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b)))
 
 
 @functools.lru_cache(maxsize=4096)
 def same_expression(a, b):
-    """Have two expressions the same value, wherever both have one? Without names they are large, or
-    have one."""
+    """Have two expressions the same value, wherever both have one? Without names both must."""
     if not names_of(a) and not names_of(b):
         found = tried(a), tried(b)
         return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
-    if a == b or not names_of(a) or not names_of(b):
+    if a == b or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
     integers = sum(bool(functions_of(node) & {*INTEGER}) for node in (a, b))
@@ -318,7 +317,7 @@ def put_together(names, values, order):
     if n > 1 and in_order and all(len(row) == n for row in rows):
         rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
-    if 1 < n < len(names) and all(names):
+    if 1 < n < len(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
     return ("set" if names[0] and order is not names else "list", (*values,), ())
 
@@ -557,7 +556,7 @@ def quantities(a, b):
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
-    if x in INFINITIES or y in INFINITIES:
+    if y in INFINITIES:
         return x == y
     if not names_of(without_unit(y)) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom".split()}):

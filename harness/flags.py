@@ -27,7 +27,7 @@ OF_A_RECIPE = (
     "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
     "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # they have no place in config.json
-OF_THIS_START = set("out resume force check help origin roots saved".split())
+OF_THIS_START = set("out resume force check help origin roots saved state group".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 GIVEN, SAVED, FOLLOWS = "given", "the run's config.json", "follows from other flags"
 # flags that say something of another flag
@@ -234,7 +234,8 @@ def parse_args(argv, description, rehearsal=False):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
     found, unknown = parser.parse_known_args(argv)
-    given, files = vars(found), (recipe_of(chosen.model), (SAVED, saved))  # the last wins
+    given, files = vars(found), (  # the last wins
+        (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved))
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
     args = parser.merge(given, *files)
@@ -263,15 +264,15 @@ def recipe_of(model):
 
 
 def add_method_flags(parser, name, method):
-    """The keyword-only arguments of a row's functions are its flags. Raises ValueError for those
-    that cannot."""
+    """A row's keyword-only arguments are its flags. Raises ValueError for those that cannot."""
     common, defaults = {*parser.rows, *OF_THIS_START}, {}
     for f in method.functions:
         where, own = f"{name}: {method_check.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
-            require((p.kind is p.KEYWORD_ONLY) == (p.default is not p.empty),
-                    f"{where}: {p.name} has to be keyword-only and have a default, as in "
-                    f"{f.__name__}(..., *, {p.name}=1.0)")
+            plain = isinstance(p.default, (int, float, str, type(None)))
+            require((p.kind is p.KEYWORD_ONLY) == plain,
+                    f"{where}: {p.name} has to be keyword-only and have a default, a number, a "
+                    f"text or None, as in {f.__name__}(..., *, {p.name}=1.0)")
         if own.keys() - parser.rows:
             parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
         for flag, default in own.items():
@@ -306,8 +307,7 @@ def check_data_dir(args, *names):
 
 
 def check(args, method, rehearsal):
-    """Raises ValueError, a sentence, for a method, and combinations of flags, and folders, that
-    cannot work."""
+    """Raises ValueError, a sentence, for a method, flags or folders that cannot work."""
     template_kwargs(args.template_kwargs, args.template)
     with refusing(f"{args.loss}: "):
         method_check.check(method, args)
@@ -352,8 +352,7 @@ def check(args, method, rehearsal):
 def follow(args, method):
     """Sets the flags that were not given and follow from others."""
     for name, value in dict(
-            old_logprobs=method.old_logprobs, sampler_temperature=args.temperature,
-            sampler_dtype=args.dtype, model=BASE,
+            sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
             head_dtype="model" if args.dtype == "float32" else "float32").items():
         if getattr(args, name) is None:
             setattr(args, name, value)

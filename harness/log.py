@@ -120,9 +120,6 @@ def line(record):
             error = record.get(f"{name}_stderr")
             values.append(f"{short} {record[name]:.3f}"
                           + ("" if error is None else f" +- {error:.3f}"))
-    # of a select that leaves out more than a third of the tokens
-    values += [f"{name.removeprefix('sampler/')} {x:.3f}" for name, x in record.items()
-               if name.endswith("_dropped") and x > 1 / 3]
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 

@@ -1,6 +1,7 @@
 """A row of METHODS, tried on a toy step before a model is loaded: a fault is a ValueError, a
 sentence that names the function."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -8,11 +9,17 @@ import torch
 from torch.nn.functional import pad
 
 import losses
+from harness.checksums import CODE
 from losses import Tokens, require
 
 
 def check(method, args):
     """Raises ValueError for a row that cannot learn from groups, rewards or a KL of these flags."""
+    for file, text in CODE.items():
+        names = re.findall(r"(?m)^def (\w+)", text)
+        twice = {name for name in names if names.count(name) > 1}
+        require(not twice, f"{file} has two functions {', '.join(twice)}: the rows of others would "
+                "have the second, too")
     with torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
         check_step(method, *toy(args.kl_coef))
@@ -37,16 +44,19 @@ def toy(reference):
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
-MEASURED = {*losses.step_metrics(next(iter(losses.METHODS.values())), toy(False)[0], 1024)}
+MEASURED = {"grad_norm", "lr", "overflow", "learnt_tokens", *losses.step_metrics(
+    next(iter(losses.METHODS.values())), toy(True)[0], 1024, kl_coef=1.0, entropy_coef=1.0)}
 
 
 def call(method, f, shape, *inputs, **offered):
     """-> the tensor that a function returns. Raises ValueError, also where one of the numbers that
     it logs, an objective's or those of a `state`, is none."""
     where = named(f)
-    tensors = [x for given in inputs for x in getattr(given, "__dict__", {0: given}).values()
-               if torch.is_tensor(x)]
-    versions = [x._version for x in tensors]  # a write into a tensor counts it up
+    def found():  # a write into a tensor counts its version up
+        return [(id(x), x._version) for given in inputs
+                for x in (vars(given).values() if isinstance(given, Tokens) else [given])
+                if torch.is_tensor(x)]
+    before = found()
     try:
         value = method.call(f, *inputs, **offered)
     except ValueError:  # a hyperparameter out of range
@@ -55,15 +65,15 @@ def call(method, f, shape, *inputs, **offered):
         order = "; a row has advantage, objective, aggregate and select in this order"
         raise ValueError(f"{where} raises {type(e).__name__}: {e}"
                          + order * isinstance(e, TypeError)) from None
-    require(versions == [x._version for x in tensors],
-            f"{where} writes into its arguments, as clamp_ and += do; clamp does not")
+    require(before == found(), f"{where} writes into its arguments, as clamp_, += and "
+            "tokens.mask = ... do; clamp and a name of its own do not")
     value, *numbers = value if isinstance(value, tuple) else (
         value, *(x for x in inputs if isinstance(x, dict)))
     require([*map(type, numbers)] in ([], [dict]),
             f"{where} returns a tuple that is not a tensor and its dict(NAME=number)")
-    found = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
-    require(found == list(shape),
-            f"{where} returns {found}, where a tensor of shape {list(shape)} belongs")
+    kind = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
+    require(kind == list(shape),
+            f"{where} returns {kind}, where a tensor of shape {list(shape)} belongs")
     require(value.isfinite().all(),
             f"{where} returns nan or infinity: it divides by 0 in a group of equal rewards, at "
             "ratio 1, at A = 0, in padding, where all fields are 0, or by a hyperparameter")
@@ -109,6 +119,11 @@ def check_step(method, tokens, size):
     whole = gradient(method, tokens, size)
     # random numbers, others for another shape
     draws = not torch.equal(whole, gradient(method, tokens, size))
+    require(whole.any(), "it has no gradient at any token")
+    one, other = (call(method, method.objective, x.mask.shape, x)[4]  # where A is 0
+                  for x in (tokens, replace(tokens, entropy=tokens.entropy + 1)))
+    require(draws or torch.equal(one, other), f"{named(method.objective)} adds tokens.entropy, "
+            "which has no gradient here: --entropy_coef is such a bonus")
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
     require(draws or torch.allclose(wide, whole, 1e-5),
             "its gradient depends on padding: means and sums have to leave it out, as "

@@ -54,25 +54,21 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
     require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
             f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "
             "complete?")
-    check_prompts(model, tokenizer, config, eos, prompts)
+    check_prompts(model, config, eos, prompts)
     positions = getattr(config, "max_position_embeddings", None) or longest
     require(longest <= positions, f"--max_prompt_tokens and --max_tokens are {longest} in sum, and "
             f"the model has {positions} positions")
     return tokenizer, eos, list(map(len, prompts))
 
 
-def check_prompts(model, tokenizer, config, eos, prompts):
-    """Warns of prompts (lists of ids) that a model will hardly understand. Raises ValueError for
-    those that it cannot take. config: of its text model; eos: ids that end a completion."""
+def check_prompts(model, config, eos, prompts):
+    """Raises ValueError for prompts (lists of ids) that a model cannot take. config: of its text
+    model; eos: ids that end a completion."""
     require(eos, f"--model {model} names no end-of-sequence token, in its tokenizer or its "
             "configuration")
-    largest, bos = max(map(max, prompts), default=0), tokenizer.bos_token_id
+    largest = max(map(max, prompts), default=0)
     require(largest < config.vocab_size, f"--model {model} has a token {largest} in its tokenizer, "
             f"and {config.vocab_size} in its embedding")
-    if bos not in (None, *eos) and bos == getattr(config, "bos_token_id", None) and any(
-            prompt[0] != bos for prompt in prompts):  # GPT-2's is its end-of-sequence token
-        say(f"WARNING  --model {model}: prompts do not begin with {tokenizer.bos_token}, as texts "
-            "of the model do")
 
 
 def load_data(args):

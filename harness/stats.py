@@ -79,8 +79,7 @@ def of_rows(rows):
 
 def summarise(problems, groups):
     """groups: for each problem its rows. -> {mean@n, pass@k, both with _stderr for their standard
-    error over clusters of problems, and of_rows}. A reward of 1 is a right completion, and any
-    other a wrong one."""
+    error over clusters of problems, and of_rows}. A completion is right with a reward of 1."""
     of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
     return {
         **{name: mean(values) for name, values in of_problems.items()},

@@ -376,8 +376,10 @@ def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_noth
 
 
 OWN = '''
+STEP = 1
+
 def helper(x):
-    return x + 1
+    return x + STEP
 
 def other(x):  # calls a helper
     return helper(x)
@@ -396,16 +398,18 @@ ROWS["mine"] = Kind(other)
 
 @pytest.mark.quick
 @pytest.mark.parametrize("old, new, changed", [
-    ("x + 1", "x + 2", {"helper"}), ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"ROWS['a']"}),
+    ("x + STEP", "x + 2 * STEP", {"helper"}), ("STEP = 1", "STEP = 2", {"STEP"}),
+    ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"ROWS['a']"}),
     ("@marked\n", "", {"row"}), ("number = 2", "number = 3", {"Kind"}),
     ("return helper(x)\n", "return 2 * helper(x)\n", set()), ("Kind(other)}", "0}", set()),
-    ("calls a", "calls no", set()), ("x + 1", "(x\n            + 1)  # more", set())])
+    ("calls a", "calls no", set()), ("x + STEP", "(x\n            + STEP)  # more", set())])
 def test_an_edit_counts_where_it_is_reached(old, new, changed):
     before, after, beside = (  # the last has a function of a local variable's name
         checksums.reached(ast.parse(text), ["ROWS['a']", "gone", None])
         for text in (OWN, OWN.replace(old, new, 1), f"{OWN}\ndef x():\n    pass\n"))
     assert before == beside
-    assert before.keys() == after.keys() == {"ROWS['a']", "row", "helper", "Kind"}
+    assert before.keys() == after.keys() == {
+        "ROWS['a']", "row", "helper", "STEP", "Kind"}
     assert set(differing(before, after)) == changed
     assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}
 

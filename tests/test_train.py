@@ -23,6 +23,7 @@ from engine.policy import make_batch
 from engine.sampler import Completion
 from engine.trainer import Trainer
 from graders import sandbox
+from harness import checksums
 from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
@@ -216,7 +217,10 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t, x=0.5: plain(t)), "x has to be keyword-only and have"),
     (mine(objective=lambda t, *, temperature=1.0: plain(t)), "--temperature is a flag"),
     (mine(objective=lambda t, *, help=1.0: plain(t)), "--help is a flag"),
+    (mine(objective=lambda t, *, state=1.0: plain(t)), "--state is a flag"),
+    (mine(objective=lambda t, *, x=(0.2, 0.3): plain(t)), "a number, a text or None"),
     (mine(advantage=asym, objective=lambda t, *, delta=3.0: plain(t)), "has one default"),
+    (mine(old_logprobs="Sampler"), "'Sampler' is none of trainer, sampler, proximal"),
     (mine(advantage=lambda r, state: state.update(mean=r.mean()) or centred(r, state)),
      "logs 'mean', which is not one"),
     (mine(advantage=lambda r, state: r.mean(1)), "returns [4], where"),
@@ -224,6 +228,12 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: -t.advantages * t.probs), "has no gradient"),
     (mine(objective=lambda t: t.ratios), "raises AttributeError"),
     (mine(objective=lambda t: t.advantages.clamp_(-9, 9) * t.ratio), "writes into its arg"),
+    (mine(objective=lambda t: setattr(t, "mask", ~t.mask) or plain(t)), "writes into its arg"),
+    (mine(advantage=lambda r, state: r.sub_(r.mean(1, keepdim=True))), "writes into its arg"),
+    (mine(objective=lambda t: plain(t) * ~t.mask), "it has no gradient at any token"),
+    (mine(objective=lambda t: plain(t) - 0.01 * t.entropy), "adds tokens.entropy, which has no"),
+    (mine(objective=lambda t: (plain(t), dict(kl_ref=0.5))), "'kl_ref', which is measured for"),
+    (mine(objective=lambda t: (plain(t), dict(lr=0.5))), "'lr', which is measured for every"),
     (mine(objective=lambda t: (plain(t), dict(x=t.ratio[0]))), "'x', which is not one number"),
     (mine(objective=lambda t: (plain(t), dict(ess=0.5))), "'ess', which is measured for every"),
     (mine(select=lambda t: (t.probs, dict(pg_loss=0.5))), "'pg_loss', which is measured for"),
@@ -266,16 +276,24 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
     assert named in refused(capsys, train.parse_args, "--loss", "mine")
 
 
+@pytest.mark.quick
+def test_a_function_that_replaces_another_is_named(monkeypatch, capsys):
+    text = checksums.CODE["losses.py"] + "\n\ndef clipped(x):\n    return x\n"
+    monkeypatch.setitem(checksums.CODE, "losses.py", text)
+    assert "losses.py has two functions clipped" in refused(capsys, train.parse_args, "--seed", "1")
+
+
 @pytest.mark.parametrize("row", [
     mine(), mine(objective=lambda t, *, shift=-1.0: plain(t)),
+    mine(objective=lambda t: plain(t) * (1 + t.entropy)),
     mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
     mine(select=lambda t: (torch.rand_like(t.entropy) < 0.5).float()),
     mine(advantage=prefers_failures, objective=lambda t: -plain(t), like_reinforce=False),
     mine(advantage=lambda r, state: centred(r, state) * float(np.random.rand())),
     mine(objective=lambda t: plain(t) + 0.1 * (t.logprobs - t.ref_logprobs)),  # has a reference
     mine(objective=lambda t: -t.advantages * (t.ratio - 1)**2, like_reinforce=False),
-], ids=["no docstring", "negative flag", "whole step", "random", "another sign", "numpy", "KL",
-        "flat at 1"])
+], ids=["no docstring", "negative flag", "entropy", "whole step", "random", "another sign", "numpy",
+        "KL", "flat at 1"])
 def test_sketches_that_are_not_refused(row, request, monkeypatch, capsys):
     """They leave torch's generator of random numbers as it was. Of one a warning is said."""
     monkeypatch.setitem(METHODS, "mine", row)
