@@ -100,13 +100,13 @@ def parse_args(argv=None):
 
 
 def load_benchmarks(args):
-    """-> the problems of all benchmarks, each with `place`, its benchmark and its number there."""
+    """-> the problems of all benchmarks, each with its `benchmark` and its `number` there."""
     problems = []
     try:
         for name in dict.fromkeys(map(str.strip, args.benchmarks.split(","))):
             rows = data.load(name, args.split, args.data_dir, lcb_from=args.lcb_from,
                              lcb_to=args.lcb_to)
-            problems += [dict(row, place=(name, number))
+            problems += [dict(row, benchmark=name, number=number)
                          for number, row in enumerate(islice(rows, args.limit or None))]
         announce(problems, args.allow_unsafe_code)
     except (data.DataError, PermissionError) as e:
@@ -176,9 +176,9 @@ def sample_rest(args, problems, groups, path, size):
     sampler, tokenizer = load_model(args, problems)
     sampling = Sampling(args.samples, args.temperature, args.max_tokens, args.template, args.top_p)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
-        chunk = problems[start:start + size]
-        seed = partial(seed_of, "eval.py", args.seed, *chunk[0]["place"])
-        sampled = [[dict(benchmark=group.problem["place"][0], id=group.problem["id"], **row)
+        first, *_ = chunk = problems[start:start + size]
+        seed = partial(seed_of, "eval.py", args.seed, first["benchmark"], first["number"])
+        sampled = [[dict(benchmark=group.problem["benchmark"], id=group.problem["id"], **row)
                     for row in group.rows()]
                    for group in sample_on_engines(sampler, tokenizer, chunk, sampling, seed)]
         parallel.on_rank0(append, path, sum(sampled, []))
@@ -189,8 +189,8 @@ def sample_rest(args, problems, groups, path, size):
 def report(args, problems, groups, others, out):
     """Prints the tables and writes eval.json and eval.md. others: rows of --against, or None."""
     results, differences = {}, {}
-    for name, rows in groupby(zip(problems, groups, others or groups), lambda x: x[0]["place"][0]):
-        of_benchmark, ours, theirs = zip(*rows)
+    for name, its in groupby(zip(problems, groups, others or groups), lambda x: x[0]["benchmark"]):
+        of_benchmark, ours, theirs = zip(*its)
         results[name] = benchmark_results(of_benchmark, ours)
         if others:
             differences[name] = paired(of_benchmark, ours, theirs)

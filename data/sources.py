@@ -103,8 +103,7 @@ def problem_of_row(place, row, number):
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
         if str.strip(prompt) and str.encode(prompt):
-            named = row.get("id") is not None
-            return {**row, "prompt": prompt, "id": str(row["id"] if named else number)}
+            return {**row, "prompt": prompt, "id": str(number if row.get("id") is None else row["id"])}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 

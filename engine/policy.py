@@ -96,7 +96,7 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # predicts: the place whose hidden state predicts each completion token; targets: the tokens
+        # transformers hands blocks or varlen among the inputs on to kernels.end_to_end_attention
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):
@@ -130,7 +130,7 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
 
 
 def rank_micro_batches(policy, batch, among):
-    """-> this rank's micro-batches of the rows `among`, a list of (rows, Batch)."""
+    """-> this rank's micro-batches of the rows `among`: a list of (rows of batch, Batch)."""
     parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
     parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
     return [(rows, batch.rows(rows or [0])) for rows in parts]  # no rows: row 0, a filler

@@ -31,7 +31,7 @@ class Trainer:
 
     policy: engine.policy.Policy, whose parameters with a gradient are trained. method: a
     losses.Method. max_tokens: of a completion. factor: optimizer step -> factor of the learning
-    rate. options: of policy.backward."""
+    rate. options: kl_coef, kl_unbiased, entropy_coef."""
 
     reference = None  # what scores for a KL penalty: a Policy, or one without its adapters
     teacher = None    # a Policy

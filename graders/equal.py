@@ -199,7 +199,7 @@ def same_number(a, b):
     if exact(a, b):
         return a == b
     a, b = inexact(a), inexact(b)
-    return bool(mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b)))
+    return mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -208,7 +208,7 @@ def same_expression(a, b):
     if not names_of(a) and not names_of(b):
         found = tried(a), tried(b)
         return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
-    if a == b or not names_of(b):
+    if a == b or not names_of(a) or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
     integers = sum(bool(functions_of(node) & {*INTEGER}) for node in (a, b))

@@ -39,14 +39,14 @@ def read_groups(path, problems, n=None, flag=None, size=1):
     otherwise; --out's own, which may be cut, counts by whole chunks of `size`."""
     require(not flag or path.is_file(), f"{flag}: there is no file {path}")
     found = read_rows(path)
-    groups = [found.get((problem["place"][0], problem["id"]), []) for problem in problems]
+    groups = [found.get((problem["benchmark"], problem["id"]), []) for problem in problems]
     n = n or max(1, *map(len, groups))
     whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
     if whole < len(groups):
         if flag:
             raise ValueError(
                 f"{flag}: {path} has {len(groups[whole])} completions of problem "
-                f"{problems[whole]['id']} of {problems[whole]['place'][0]}, not {n}; its rows are "
+                f"{problems[whole]['id']} of {problems[whole]['benchmark']}, not {n}; its rows are "
                 f"of {', '.join({str(x) for x, _ in found})}; --limit N takes the first N problems")
         whole -= whole % size
     groups = groups[:whole]

@@ -224,7 +224,7 @@ def parse_args(argv, description, rehearsal=False):
                     description=description)
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
-    given = vars(parser.parse_known_args(argv)[0])
+    given = vars(parser.parse_known_args(argv)[0])  # twice: --loss, --model bring flags, values
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # of its folder
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
