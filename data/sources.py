@@ -103,7 +103,7 @@ def problem_of_row(place, row, number):
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
         if str.strip(prompt) and str.encode(prompt):
-            return {**row, "prompt": prompt, "id": str(number if row.get("id") is None else row["id"])}
+            return row | {"prompt": prompt, "id": str(number if row.get("id") is None else row["id"])}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 
