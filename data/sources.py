@@ -92,8 +92,8 @@ def load_file(path):
     return with_right_golds(path, found)
 
 
-def problem_of_row(place, row, number):
-    """A row of a user's file as a problem; its id is `number` where it has none."""
+def problem_of_row(place, row, nth):
+    """A row of a user's file as a problem; its id is `nth` where it has none."""
     if missing := {"answer", "verifier"} - set(row):
         raise DataError(f"{place} has no field {', '.join(sorted(missing))}: a row is {{prompt or "
                         "messages, answer, verifier}; --data NAME --data_dir FOLDER reads a set's")
@@ -103,7 +103,7 @@ def problem_of_row(place, row, number):
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
         if str.strip(prompt) and str.encode(prompt):
-            return row | {"prompt": prompt, "id": str(number if row.get("id") is None else row["id"])}
+            return row | {"prompt": prompt, "id": str(nth if row.get("id") is None else row["id"])}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 
 
