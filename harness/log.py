@@ -138,7 +138,7 @@ def warnings(record, first, advantages, args):
             f"{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the "
             f"completions unreadable, {record[cut]:.0%} cut off at max_tokens; samples.jsonl has "
             "some. Other --data, another --template, more --max_tokens or a larger --group_size "
-            "may help")
+            "may help; python examples/own_file.py FILE tries a verifier")
     if record["reward/mean"] > 1:
         found["rewards"] = (
             f"the mean reward is {record['reward/mean']:.3f}, and mean@n, pass@k and the solved "

@@ -62,7 +62,7 @@ def call(method, f, shape, *inputs, **offered):
     except ValueError:  # a hyperparameter out of range
         raise
     except Exception as e:  # a user's function may raise anything
-        order = "; a row has advantage, objective, aggregate and select in this order"
+        order = "; a row has advantage, objective, aggregate, select; ref_logprobs take --kl_coef"
         raise ValueError(f"{where} raises {type(e).__name__}: {e}"
                          + order * isinstance(e, TypeError)) from None
     require(before == found(), f"{where} writes into its arguments, as clamp_, += and "
