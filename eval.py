@@ -129,7 +129,7 @@ def load_model(args, problems):
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,
                             max_length=args.max_prompt_tokens + args.max_tokens, stop=args.stop,
-                            head_dtype=args.head_dtype, resources=Resources(None)), tokenizer
+                            head_dtype=args.head_dtype, resources=Resources(memory=None)), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")

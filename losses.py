@@ -824,7 +824,7 @@ def measure(method, tokens):
     or_nan = torch.where(learnt.any(), 0.0, math.nan)
     _, count, std = spread_by_bin(tokens, BINS)
     return dict(
-        shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),
+        shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),  # policy/kl_old in the log
         approx_kl_k1=tokens.mean(-log_ratio),
         ratio_mean=tokens.mean(ratio), ratio_min=least + or_nan, ratio_max=most + or_nan,
         ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy.where(learnt, 0)),

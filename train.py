@@ -60,6 +60,7 @@ def score(trainer, groups, args):
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)
+    # "proximal" is replaced in scored_rollouts, just before it is learnt from
     batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)

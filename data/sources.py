@@ -102,7 +102,7 @@ def problem_of_row(place, row, nth):
                         "the table REWARDS of rewards.py")
     with suppress(TypeError, LookupError, UnicodeError):  # half a surrogate pair is no text
         prompt = row.get("prompt") or as_text(row["messages"])
-        if str.strip(prompt) and str.encode(prompt):
+        if prompt and str.encode(prompt):
             return row | {"prompt": prompt, "id": str(nth if row.get("id") is None else row["id"])}
     raise DataError(f"{place} has no prompt, a text, and no messages, a list of {{role, content}}")
 

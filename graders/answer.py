@@ -212,7 +212,7 @@ def num(value):
 def scaled(kind, left, right):
     """A product or a quotient; a factor of a matrix is one of all entries."""
     for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
-        if node[:2] == ("seq", ""):
+        if node[:2] == ("seq", "") and other[0] not in LISTS:
             return ("seq", "", "", tuple(scaled(kind, entry, other) for entry in node[3]))
     return (kind, left, right)
 
@@ -329,7 +329,7 @@ class Parser:
                 raise Unread("no condition")
         if bracket:
             self.take(")")
-        if not name or {*found} <= {*", a an and | : is are".split()}:
+        if not name or not {*found} & {*WORDS["LINKS"]}:
             raise Unread("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
@@ -371,7 +371,7 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text, product = " ".join(t.text for t in found), None
-        if n == 1 and found[0].kind == "run":
+        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             inner = Parser([found[0]._replace(gap=False)], self.constants)
             product = inner.attempt(inner.expression)
             product = None if inner.kind else product
@@ -521,8 +521,8 @@ class Parser:
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
         index = self.bracket(self.take()) if self.kind == "[" else num(2 + (token.text == "∛"))
-        return ("^", self.argument() if token.text[0] == "\\" else self.prefix(), (
-            "/", num(1), index))
+        number = token.text[0] != "\\" and self.kind == "num"
+        return ("^", self.prefix() if number else self.argument(), ("/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
@@ -593,7 +593,7 @@ class Parser:
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
-        if name in self.constants:
+        if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
         while self.kind in ("_", "'"):
             name += (self.subscript() if self.kind == "_"
@@ -650,27 +650,29 @@ class Parser:
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
-        speed = below.text == "s"
+        speed = word == "m" and below.text == "s"
         rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
+        scientific = [t.kind for t in self.tokens[:4]] == ["num", "*", "num", "^"]
         letter = before == "°" or before == "/" and start in ("word", "unit") or (
-            rate and before == "num") or token.gap and (
-            before in BEHIND and speed or before == "num" and start in ENDS and self.ends()
+            rate and before == "num") or token.gap and (before in BEHIND and (
+                speed or scientific and self.ends()) or (
+                    before == "num" and start in ENDS and self.ends())
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
         if name and (len(word) > 1 or letter):
             if speed:
                 self.tokens[self.i + 1] = Token("word", "s")
-            if self.word == "of" and before != "word":  # 3 cups of flour
-                while self.word not in ("", *WORDS["DOUBTS"], *WORDS["NO NAMES"]):
-                    self.i += 1
             return unit(name)
+
+
+WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
 
 def unit_name(word):
     """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
-    small = word.lower() if len(word) > 1 else word
-    for form in word, small, small.removesuffix("s"):
+    small = word.lower() if word.istitle() and len(word) > 1 else word
+    for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]
     plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)

@@ -317,7 +317,7 @@ def put_together(names, values, order):
     if n > 1 and in_order and all(len(row) == n for row in rows):
         rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
         return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
-    if 1 < n < len(names):
+    if 1 < n < len(names) and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
     return ("set" if names[0] and order is not names else "list", (*values,), ())
 

@@ -38,8 +38,8 @@ def reached(tree, roots):
                 nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
             case ast.Assign([ast.Subscript() as row], value):  # below its table
                 nodes[ast.unparse(row)] = value
-            case ast.Assign([ast.Name(name)], ast.Constant() | ast.List() | ast.Lambda() as value):
-                nodes[name] = value
+            case ast.Assign([ast.Name(name)], value) if not isinstance(value, ast.Tuple | ast.Set):
+                nodes[name] = value  # those list cells
     while waiting:
         name = waiting.pop()
         if node := nodes.pop(name, None):

@@ -269,8 +269,8 @@ def add_method_flags(parser, name, method):
     for f in method.functions:
         where, own = f"{name}: {method_check.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
-            plain = isinstance(p.default, (int, float, str, type(None)))
-            require((p.kind is p.KEYWORD_ONLY) == plain,
+            plain = isinstance(p.default, (int, float, str, type(None), type))  # empty is a type
+            require(plain and (p.kind is p.KEYWORD_ONLY) == (p.default is not p.empty),
                     f"{where}: {p.name} has to be keyword-only and have a default, a number, a "
                     f"text or None, as in {f.__name__}(..., *, {p.name}=1.0)")
         if own.keys() - parser.rows:

@@ -112,9 +112,6 @@ def line(record):
     for n, name in scores(record, "mean").items():
         of_data = name.removesuffix(f"mean@{n}")
         shown.update({name: f"mean@{n}", f"{of_data}pass@{n}": f"pass@{n}"})
-        # there are other rewards than 0 and 1
-        if not math.isclose(record[f"{of_data}reward"], record[name], abs_tol=1e-9):
-            shown[f"{of_data}reward"] = "mean reward"
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")

@@ -1,7 +1,6 @@
 """A row of METHODS, tried on a toy step before a model is loaded: a fault is a ValueError, a
 sentence that names the function."""
 
-import re
 import sys
 from dataclasses import replace
 
@@ -9,17 +8,11 @@ import torch
 from torch.nn.functional import pad
 
 import losses
-from harness.checksums import CODE
 from losses import Tokens, require
 
 
 def check(method, args):
     """Raises ValueError for a row that cannot learn from groups, rewards or a KL of these flags."""
-    for file, text in CODE.items():
-        names = re.findall(r"(?m)^def (\w+)", text)
-        twice = {name for name in names if names.count(name) > 1}
-        require(not twice, f"{file} has two functions {', '.join(twice)}: the rows of others would "
-                "have the second, too")
     with torch.random.fork_rng(devices=[]):
         check_advantage(method, args.group_size, bool(args.overlong_penalty))
         check_step(method, *toy(args.kl_coef))
@@ -37,15 +30,15 @@ def toy(reference):
                                       dtype=torch.float64)
     logprobs, noise = -0.05 - (6 - rows * 0.7) * draw, rows * (noise - 0.5)
     tokens = Tokens(
-        logprobs, logprobs - noise, advantages=(rows - 4.0).expand(8, 6),
-        mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * rows,
+        logprobs, logprobs - noise, advantages=(rows - 4.0).double().expand(8, 6),
+        mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * (3 * rows % 8),
         sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6),
         ref_logprobs=logprobs - noise / 3 if reference else None).masked()
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
-MEASURED = {"grad_norm", "lr", "overflow", "learnt_tokens", *losses.step_metrics(
-    next(iter(losses.METHODS.values())), toy(True)[0], 1024, kl_coef=1.0, entropy_coef=1.0)}
+MEASURED = {"grad_norm", "lr", "overflow", "learnt_tokens", "kl_old", *losses.step_metrics(
+    "grpo", toy(True)[0], 1024, kl_coef=1.0, entropy_coef=1.0)}
 
 
 def call(method, f, shape, *inputs, **offered):
@@ -119,10 +112,10 @@ def check_step(method, tokens, size):
     whole = gradient(method, tokens, size)
     # random numbers, others for another shape
     draws = not torch.equal(whole, gradient(method, tokens, size))
-    require(whole.any(), "it has no gradient at any token")
-    one, other = (call(method, method.objective, x.mask.shape, x)[4]  # where A is 0
-                  for x in (tokens, replace(tokens, entropy=tokens.entropy + 1)))
-    require(draws or torch.equal(one, other), f"{named(method.objective)} adds tokens.entropy, "
+    more = replace(tokens, entropy=tokens.entropy + 1)
+    one, other = (call(method, method.objective, x.mask.shape, x) for x in (tokens, more))
+    require(draws or torch.equal(one, other) or not torch.equal(
+        whole, gradient(method, more, size)), f"{named(method.objective)} adds tokens.entropy, "
             "which has no gradient here: --entropy_coef is such a bonus")
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
     require(draws or torch.allclose(wide, whole, 1e-5),
@@ -138,6 +131,7 @@ def check_step(method, tokens, size):
             "its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
     pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
+    require(draws or whole.any() or pushed.any(), "it has no gradient at any token")
     require(not method.like_reinforce or pushed.max() <= 0,
             f"at ratio 1 the gradient of {named(method.objective)} has the other sign than the "
             "policy gradient's on some token: is a minus missing, or a .detach() of the ratio "

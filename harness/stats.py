@@ -92,8 +92,7 @@ def vote_of(answer):
     with suppress(ValueError, RecursionError):  # digits or depth beyond Python's limits
         node = without_unit(read(answer))
         value = closed(node) if len(answer) < 100 else None  # this process has no clock for it
-        return value if isinstance(value, Fraction) else str(
-            node[1] if node[0] in ("run", "word") else node).lower()
+        return value if isinstance(value, Fraction) else str(node).lower()
     return answer
 
 

@@ -20,7 +20,6 @@ import helpers
 from engine.completion import Completion, seed_of
 from graders import sandbox
 from harness import stats
-from harness.log import line
 from harness.stats import benchmark_results, interval, pass_at_k, standard_error, summarise
 from harness.tables import results_table
 from helpers import read_rows, write_rows
@@ -110,9 +109,6 @@ def test_the_numbers_of_a_benchmark(monkeypatch):
     assert "maj@2" not in results
     monkeypatch.setitem(REWARDS, "own", Verifier(lambda *_: 1.0, vote=lambda text: "7"))
     assert benchmark_results(problems[:1], [rows_with(1, 3)])["maj@3"] == 0
-    record = {"rollout": 1, "time/rollout": 1.0, "eval/own/mean@4": 0.375}
-    assert "mean@4 0.375  mean reward 0.500" in line({**record, "eval/own/reward": 0.5})
-    assert "mean reward" not in line({**record, "eval/own/reward": 0.375 + 1e-17})
 
 
 def model_folder(folder, **files):

@@ -156,8 +156,7 @@ def test_errors_name_file_line_and_field(name, lines, message, tmp_path):
     ([dict(prompt="?", answer="1", verifier="maths")], "'maths' is none of"),
     ([], "own.jsonl has no problem that can be used"),
     *[([dict(fields, answer="1", verifier="math")], "line 1 has no prompt")
-      for fields in ({}, dict(prompt=5), dict(prompt=""), dict(prompt=" "),
-                     dict(messages=[]))],
+      for fields in ({}, dict(prompt=5), dict(prompt=""), dict(messages=[]))],
     ([dict(prompt="?", answer="1", verifier="math", id=1)] * 2, "same id")])
 def test_own_files(rows, message, tmp_path):
     path = tmp_path / "own.jsonl"

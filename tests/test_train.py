@@ -23,7 +23,6 @@ from engine.policy import make_batch
 from engine.sampler import Completion
 from engine.trainer import Trainer
 from graders import sandbox
-from harness import checksums
 from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
@@ -234,6 +233,8 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: plain(t) - 0.01 * t.entropy), "adds tokens.entropy, which has no"),
     (mine(objective=lambda t: (plain(t), dict(kl_ref=0.5))), "'kl_ref', which is measured for"),
     (mine(objective=lambda t: (plain(t), dict(lr=0.5))), "'lr', which is measured for every"),
+    (mine(objective=lambda t, x=(0.8, 1.2): plain(t)), "x has to be keyword-only and have"),
+    (mine(objective=lambda t: plain(t) - 0.01 * t.entropy * (t.advantages != 0)), "adds tokens."),
     (mine(objective=lambda t: (plain(t), dict(x=t.ratio[0]))), "'x', which is not one number"),
     (mine(objective=lambda t: (plain(t), dict(ess=0.5))), "'ess', which is measured for every"),
     (mine(select=lambda t: (t.probs, dict(pg_loss=0.5))), "'pg_loss', which is measured for"),
@@ -276,16 +277,9 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
     assert named in refused(capsys, train.parse_args, "--loss", "mine")
 
 
-@pytest.mark.quick
-def test_a_function_that_replaces_another_is_named(monkeypatch, capsys):
-    text = checksums.CODE["losses.py"] + "\n\ndef clipped(x):\n    return x\n"
-    monkeypatch.setitem(checksums.CODE, "losses.py", text)
-    assert "losses.py has two functions clipped" in refused(capsys, train.parse_args, "--seed", "1")
-
-
 @pytest.mark.parametrize("row", [
     mine(), mine(objective=lambda t, *, shift=-1.0: plain(t)),
-    mine(objective=lambda t: plain(t) * (1 + t.entropy)),
+    mine(objective=lambda t: -(t.advantages + 0.1 * t.entropy) * t.ratio),
     mine(objective=losses.whole_step(lambda tokens: of_other_completions(tokens))),
     mine(select=lambda t: (torch.rand_like(t.entropy) < 0.5).float()),
     mine(advantage=prefers_failures, objective=lambda t: -plain(t), like_reinforce=False),
