@@ -652,7 +652,8 @@ class Parser:
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
         speed = word == "m" and below.text == "s"
         rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
-        scientific = [t.kind for t in self.tokens[:4]] == ["num", "*", "num", "^"]
+        scientific = before != "/" and [t.kind for t in self.tokens[:4]] == [
+            "num", "*", "num", "^"]
         letter = before == "°" or before == "/" and start in ("word", "unit") or (
             rate and before == "num") or token.gap and (before in BEHIND and (
                 speed or scientific and self.ends()) or (
