@@ -39,7 +39,7 @@ def reached(tree, roots):
             case ast.Assign([ast.Subscript() as row], value):  # below its table
                 nodes[ast.unparse(row)] = value
             case ast.Assign([ast.Name(name)], value) if not isinstance(value, ast.Tuple | ast.Set):
-                nodes[name] = value  # those list cells
+                nodes[name] = value  # tuples and sets list functions: a new one changes no run
     while waiting:
         name = waiting.pop()
         if node := nodes.pop(name, None):
