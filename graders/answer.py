@@ -198,7 +198,7 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom \\begin ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set": ("set", (), ()),
+SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
@@ -550,8 +550,6 @@ class Parser:
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
         node = self.answer(")", "]", "[", "}")
         end = self.expect(")", "]", "[", "}")
-        if (opening.text == "<") != (end.text == ">"):
-            raise Unread("one angle bracket")
         pair = opening.kind + end.kind
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
@@ -620,7 +618,9 @@ class Parser:
             argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})
             if exponent == num(-1):
                 function, exponent = "arc" + function, None
-        node = ("f", function, argument, *[base] * (function == "log"))
+        node = ("f", function, argument)
+        if function == "log":
+            node = ("/", ("f", "ln", argument), ("f", "ln", base))
         return ("^", node, exponent) if exponent else node
 
     def matrix(self, cases="cases"):
@@ -739,8 +739,8 @@ def typed(text, constants, commas):
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
         return ("unread", " ".join(
-            t.text.lower() if t.kind == "word" else t.text if t.text.isalnum()
-            or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind for t in found))
+            t.text if t.text.isalnum() or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind
+            for t in found))
 
 
 def parsed(found, constants):

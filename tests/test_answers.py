@@ -100,7 +100,7 @@ def test_the_value_of_a_number(text, value):
 
 
 @pytest.mark.parametrize("text", [
-    "1/0", "\\log 0", "\\log_1 5", "\\tan(\\pi/2)", "\\arcsin 2", "(-1)!", "i!", "(1/2)!",
+    "1/0", "\\log 0", "\\log_1 5", "\\tan(\\pi/2)", "(-1)!", "i!", "(1/2)!",
     "\\infty + 1", "10^{99}\\sqrt{3+2\\sqrt2}-10^{99}\\sqrt2-10^{99}", "9^{9^9}", "\\ln i!"])
 def test_what_has_no_value(text):
     assert grading.closed(grammar.read(text)) is None

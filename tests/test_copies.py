@@ -19,8 +19,9 @@ import rewards
 from conftest import ROOT
 from docs.notebook import cells_of, notebook
 from examples import own_task
+from forked import script
 from graders import Unparsed
-from helpers import paste, python, read_rows
+from helpers import paste, read_rows
 
 PAGE = (ROOT / "docs" / "own_task.md").read_text()
 NO_PACKAGE = "no reasoning-gym here: pip install reasoning-gym==0.1.25"
@@ -231,7 +232,7 @@ def test_a_change_trains(diff, copy):
     apply = ["git", "apply", diff]
     subprocess.run(apply, **alone, check=True)
     assert subprocess.run([*apply, "--check"], **alone).returncode, "nothing was changed"
-    done = python("train.py", *(
+    done = script("train.py", *(
         "--rollouts 2 --problems_per_rollout 16 --group_size 8 --steps_per_rollout 2 "
         "--eval_every 0 --save_every 1 --sampler transformers --out run").split(), cwd=copy)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]

@@ -22,6 +22,7 @@ from engine import loading
 from engine.policy import make_batch
 from engine.sampler import Completion
 from engine.trainer import Trainer
+from forked import script
 from graders import sandbox
 from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
@@ -132,7 +133,7 @@ def test_a_model_without_some_of_its_weights_is_refused(base, tmp_path):
     weights = load_file(folder + "/model.safetensors")
     weights = {name: x for name, x in weights.items() if "layers.1.mlp" not in name}
     save_file(weights, folder + "/model.safetensors", metadata=dict(format="pt"))
-    done = python("train.py", "--model", folder, *SMALL, "--out", tmp_path / "run")
+    done = script("train.py", "--model", folder, *SMALL, "--out", tmp_path / "run")
     assert done.returncode == 2 and "lacks weights: model.layers.1.mlp" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr  # without the table of transformers
 
