@@ -222,31 +222,22 @@ def without_unit(node):
 
 def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
-    word, (x, y), or a quotient of such."""
+    word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
     match node:
-        case ("name", _) | ("*", ("name", _), ("()", _)) | ("*", ("name", "Delta"), _) | (
-                "*", ("^", ("name", _), ("num", -1)), ("name", _)):
-            return True
         case ("word" | "run", text, *_):
             return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
                 text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
-        case ("f", "abs", part):
-            return points_only(part) or part == ("name", "z")
-        case ("f", name, *_):
-            return names_of(node) if name in ("sin", "cos", "tan") else (
-                name not in (*FUNCTIONS, *WORDS["name"]))
-        case ("*" | "^", *_):
-            return points_only(node)
         case ("/", *parts) | ("seq", _, _, parts):
             return all(map(label, parts))
-
-
-def points_only(node):
-    """Is it a product of points, AB, or with a square, AB^2?"""
-    return bool(names_of(node)) and all(
-        n[0] in ("num", "run") or n[0] == "name" and n[1][0].isupper()
-        or n[0] == "*" and n[1][0] != "num" and n[2][0] not in ("*", "num")
-        or n[0] == "^" and n[2] == num(2) for n in inside(node))
+        case ("*", ("^", _, ("num", -1)), _):
+            return True
+        case ("*", left, _):
+            return label(left)
+        case ("+" | "^" | "chain", *_):
+            return False
+        case ("f", name, *_) if name not in FUNCTIONS:
+            return True
+    return bool(names_of(node))
 
 
 def bare(name):
