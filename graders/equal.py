@@ -265,18 +265,17 @@ def named(node):
                 {n[0] for n in inside(sides[0])} == {"+", "name"}):
             own = sides[:1]  # m + n = 64 + 9 = 73
         rest, own = sides[len(own):], own or before
-        if len(rest) > 1 and item[2][-1] == "≈" and rounds(closed(rest[-1]), closed(rest[-2]), 1):
+        if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
         last, member = rest[-1], chained and "∈" in item[2]
         if member and last[0] == "seq":
             last = ("union", last)  # no pair, an interval
-        for value in last[1] if last[0] in ("list", "set")[:1 + member] else [last]:
-            match (own or [None])[0], value:
-                case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
-                    names, values = [*names, *mine], [*values, *parts]
-                case name, _:
-                    names, values = [*names, name], [*values, value]
+        match (own or [None])[0], last:
+            case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
+                names, values = [*names, *mine], [*values, *parts]
+            case name, _:
+                names, values = [*names, name], [*values, last]
     return names, values, claims
 
 
@@ -474,7 +473,7 @@ def same_equation(a, b):
     x = 5 is a value, and 2x = 10 is a question."""
     if a[2] != b[2]:
         return False
-    if all_alike(a[1], b[1]) or {*a[2]} <= {*"=≈≠≡"} and all_alike(a[1][::-1], b[1]):
+    if all_alike(a[1], b[1]):
         return True
     if a[2] != ("=",) or len(names_of(b)) <= any(map(label, b[1])):
         return False
@@ -505,8 +504,7 @@ def lists(a, b):
         if (found := next((p for p in left if alike(p, gold)), None)) is None:
             return False
         left.remove(found)
-    return not left or all(any(alike(p, gold) for gold in y) for p in left) and not any(
-        alike(p, q) for p, q in itertools.combinations(y, 2))
+    return not left or len({*y}) == len(y) and all(any(alike(p, gold) for gold in y) for p in left)
 
 
 def quantities(a, b):
@@ -543,12 +541,12 @@ RULES = (conditions, words, real_sets, equations, lists, quantities)
 
 
 def same_but_constants(a, b, named_function):
-    """Are functions or sums of t, u, x, y or z the same but for the names of the constants of
-    integration, C, c or K, with numbers or without?"""
+    """Are functions or sums of other names the same but for those of the constants of integration,
+    C, c or K, with numbers or without?"""
     mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
                  for x in (a, b))
     return len({n[1][0] for n in mine}) == 1 and (named_function or b[0] == "+") and (
-        len(mine) == len(its) < 5) and {n[1] for n in names_of(b)} & {*"tuxyz"} and any(
+        len(mine) == len(its) < min(5, len(names_of(b)))) and any(
         same_expression(replaced(a, dict(zip(mine, order))), b)
         for order in itertools.permutations(its))
 
