@@ -253,28 +253,28 @@ def bare(name):
 def named(node):
     """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
     to be equal besides. A value without a name has that of the last one, or None."""
-    names, values, claims, own = [], [], [], []
+    names, values, claims, name = [], [], [], None
     for item in items_of(node) if node[0] == "list" else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
                 not names_of(sides[0])):
             sides.reverse()  # 3 = x
-        before, own = own, [*itertools.takewhile(label, sides[:-1])]
+        own = [*itertools.takewhile(label, sides[:-1])]
         if len(sides) > 2 and sides[1] != sides[-1] and (
                 {n[0] for n in inside(sides[0])} == {"+", "name"}):
             own = sides[:1]  # m + n = 64 + 9 = 73
-        rest, own = sides[len(own):], own or before
+        rest, name = sides[len(own):], own[0] if own else name
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
-        last, member = rest[-1], chained and "∈" in item[2]
-        if member and last[0] == "seq":
+        last = rest[-1]
+        if last[0] == "seq" and chained and "∈" in item[2]:
             last = ("union", last)  # no pair, an interval
-        match (own or [None])[0], last:
+        match name, last:
             case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
                 names, values = [*names, *mine], [*values, *parts]
-            case name, _:
+            case _:
                 names, values = [*names, name], [*values, last]
     return names, values, claims
 
@@ -312,7 +312,7 @@ def end(node):
     x = INFINITIES[node] if node in INFINITIES else value(without_unit(node), real=True)
     if exact(x) and x.denominator > CANCEL**3:
         raise NoValue("none")
-    return inexact(x)
+    return mp.mpf(mp.nstr(inexact(x), 80))  # \sqrt{8}/2 and \sqrt{2} differ in the 120th
 
 
 def unknown(side):
@@ -331,7 +331,7 @@ def holds(node, x):
                 raise NoValue("none")
             return low < x < high or x == low and left == "[" or x == high and right == "]"
         case ("set", items, _):
-            return any(same_number(end(item), x) for item in items)
+            return x in map(end, items)
         case ("union", *sets):
             return any([holds(item, x) for item in sets])
         case ("minus", every, but):
