@@ -230,10 +230,9 @@ def replaced(node, new):
 
 
 def inside(node):
-    """A value and all values in it."""
+    """A value and all values in it, and its tuples of values."""
     if isinstance(node, tuple) and node:
-        if isinstance(node[0], str):
-            yield node
+        yield node
         for part in node:
             yield from inside(part)
 
@@ -612,7 +611,11 @@ class Parser:
             argument = self.bracket(self.take())
         else:
             argument = self.expression(DEGREES)
-            while self.starts_a_factor() and self.kind not in ("FUNC", "(", "[", "{", "\\begin"):
+            while self.starts_a_factor():
+                if self.kind == "run":  # sinxcosx
+                    self.segment()
+                if self.kind in ("FUNC", "(", "[", "{", "\\begin"):
+                    break
                 argument = ("*", argument, self.expression(DEGREES))
         if function in CIRCULAR:  # 30° in radians
             argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})
@@ -676,7 +679,7 @@ def unit_name(word):
     for form in word, word.removesuffix("s"), small, small.removesuffix("s"):
         if form in UNITS:
             return UNITS[form]
-    plural = re.fullmatch("(?!.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)
+    plural = re.fullmatch("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)
     return small if plural and small[:-1] not in WORDS["NO THINGS"] else None
 
 
