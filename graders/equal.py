@@ -418,8 +418,9 @@ def words(a, b):
     kinds = {a[0], b[0]}
     if not kinds & {"word", "run"} or "chain" in kinds:
         return None
-    if a[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", b[1]):
-        return "or" not in a[2] and sorted(a[1]) == [("name", x) for x in b[1]]
+    listed, joined = (a, b) if a[0] == "list" else (b, a)
+    if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
+        return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
                      or text.lower() in ("no", "yes") else text
