@@ -84,7 +84,7 @@ PIECE = re.compile(r"""
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
     |(?P<going_on>[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:(?:\\!)?:(?:\\!)?[0-9]{2})+(?![0-9:]))
+    |(?P<clock>[0-9]{1,2}(?:(?:\\!|\{)?:(?:\\!|\})?[0-9]{2})+(?![0-9:]))
     |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
     |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
@@ -105,7 +105,7 @@ PIECE = re.compile(r"""
     |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$
         |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|[A-Za-z]+)
     |(?P<command>\\not\ *=|\\[A-Za-z]+)
-    |(?P<brace>[{}](?!,\}))|(?P<sign>\\.|\{,\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<brace>[{}](?![,:]\}))|(?P<sign>\\.|\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
 
 # ------------------------------------------------------------------ tokens
@@ -150,7 +150,7 @@ def special(kind, piece):
         case "opening" | "closing":
             return "()"[piece == ">"], piece
         case "clock":
-            return kind, piece.replace("\\!", "")
+            return kind, re.sub(r"[\\!{}]", "", piece)
     marks = "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece))
     return "°" if marks == "°" else "'", marks
 
@@ -691,7 +691,8 @@ for _ in range(20):  # groups in groups
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"
                     r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
-BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+)[)} ]*"
+BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
+                   r"([0-9]+|[A-F]*[0-9][0-9A-F]*(?=\D+16))[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
