@@ -670,7 +670,8 @@ class Parser:
             return unit(name)
 
 
-WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln|cot.$|sec.$))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
+WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln|cot.$|sec.$))"
+                  "[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
 
 def unit_name(word):
