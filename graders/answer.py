@@ -98,7 +98,9 @@ PIECE = re.compile(r"""
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<opening>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<closing>>(?=[\s$.]*\Z))
-    |(?P<numbers>\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ])
+    |(?P<numbers>(?:\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ]|(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))
+        (?:\\mathbf\ *\{?\ *)?[NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
+        (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast)\ *\}?|\*(?=[)\s]*$))?)
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
         |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
@@ -143,8 +145,8 @@ def special(kind, piece):
             text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
             return "TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text
         case "row" | "numbers":
-            letter = re.findall("[A-Z]|$", unicodedata.normalize("NFKC", piece))[0]
-            return "name" if letter in ("E", "P") else kind, letter
+            letter, *more = re.findall("[A-Z*+]|ast|$", unicodedata.normalize("NFKC", piece))
+            return "name" if letter in ("E", "P") else kind, letter + "+" * (len(more) > 1)  # N^*
         case "times":  # 1.5 x 10^5
             return "*", piece
         case "opening" | "closing":
