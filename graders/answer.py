@@ -571,7 +571,8 @@ class Parser:
             inner = where or self.answer("\\}")
             if inner[0] == "chain" and "=" in inner[2]:
                 raise Unread("a set of equations")
-            node = ("where", node, *where) if where else ("union", inner)
+            node = ("where", node, *where) if where else (
+                inner if inner[0] == "where" else ("union", inner))  # {x | x = kπ, k in Z}
         elif node[0] not in ("where", "seq"):  # {(1, 2)} is (1, 2)
             node = ("set", node[1] if node[0] == "list" else (node,), ())
         self.expect("\\}")
@@ -695,7 +696,7 @@ BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"
                     r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
-                   r"([0-9]+|[A-F]*[0-9][0-9A-F]*(?=\D+16))[)} ]*"
+                   r"([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
 MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"

@@ -264,7 +264,9 @@ def named(node):
         if len(sides) > 2 and sides[1] != sides[-1] and (
                 {n[0] for n in inside(sides[0])} == {"+", "name"}):
             own = sides[:1]  # m + n = 64 + 9 = 73
-        rest, name = sides[len(own):], own[0] if own else name
+        rest = sides[len(own):]
+        if own:  # of x = y = 1 both
+            name = own[0] if len(own) == 1 else ("=", *own)
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
@@ -450,7 +452,8 @@ def equations(a, b):
     if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))} or (
             a[:2] == b[:2] == ("seq", "")):  # rows of cases
         return None
-    if a == b or a[0] == b[0] == "chain" and same_equation(a, b):
+    if a == b or a[0] == b[0] == "chain" and same_equation(a, b) or lists(a, b) and (
+            {item[0] for item in (*items_of(a), *items_of(b))} == {"chain"}):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
