@@ -3,9 +3,12 @@
 import multiprocessing
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from multiprocessing import connection
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -13,20 +16,35 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "transformers.models.auto.auto_factory"])
 
 
-def within(command, cwd, folder):
+def within(command, cwd, folder, variables):
     for number, name in (1, "stdout"), (2, "stderr"):
-        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.update(variables)
     os.chdir(cwd)
     sys.argv = command
-    sys.path[:] = [cwd, *(x for x in sys.path if x not in (str(ROOT), str(ROOT / "tests")))]
+    sys.path[:] = [str(Path(command[0]).resolve().parent), *(
+        x for x in sys.path if x not in (str(ROOT), str(ROOT / "tests")))]
     runpy.run_path(command[0], run_name="__main__")
 
 
-def script(*command, cwd=ROOT):
-    """Does what `python script.py flags` does in a folder -> subprocess.CompletedProcess"""
+def script(*command, cwd=ROOT, ranks=1):
+    """Does what `python script.py flags` does in a folder -> subprocess.CompletedProcess. ranks: so
+    many, with the variables that torchrun sets; all end where one fails."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    given = dict(WORLD_SIZE=ranks, MASTER_ADDR="localhost", MASTER_PORT=port)
     with tempfile.TemporaryDirectory() as folder:
-        process = CONTEXT.Process(target=within, args=([*map(str, command)], str(cwd), folder))
-        process.start()
-        process.join()
-        said = [Path(folder, name).read_text() for name in ("stdout", "stderr")]
-    return subprocess.CompletedProcess(command, process.exitcode, *said)
+        processes = [CONTEXT.Process(target=within, args=([*map(str, command)], str(cwd), folder, {
+            name: str(x) for name, x in dict(given, RANK=rank, LOCAL_RANK=rank).items()
+            if ranks > 1})) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        while running := [x.sentinel for x in processes if x.exitcode is None]:
+            connection.wait(running)
+            if any(x.exitcode for x in processes):
+                for process in processes:
+                    process.terminate()
+        out, error = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
+    code = next((x.exitcode for x in processes if x.exitcode), 0)
+    error += f"({signal.Signals(-code).name})" if code < 0 else ""
+    return subprocess.CompletedProcess(command, code, out, error)

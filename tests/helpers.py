@@ -16,6 +16,7 @@ import rewards
 import train
 from conftest import ROOT
 from engine.sampler import has_vllm
+from forked import script
 
 CORE = ["losses.py", "train.py", "rewards.py", "eval.py", "engine/policy.py", "engine/sampler.py",
         "data/__init__.py", "data/countdown.py", "rollout.py"]
@@ -82,16 +83,17 @@ def until(condition, seconds):
     return holds
 
 
-def torchrun(ranks, *command, timeout=1800, check=True, **variables):
+def torchrun(ranks, *command, timeout=1800, check=True, forks=False, **variables):
     """Runs a script of this repository on so many ranks, one thread each; torchrun is left out for
-    one. variables: of the environment."""
+    one, and with forks. variables: of the environment."""
     start = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone",
                                    "--nproc_per_node", str(ranks)]
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     env.update(variables, OMP_NUM_THREADS="1")
     for last in False, True:
-        done = subprocess.run([sys.executable, *start, *map(str, command)], cwd=ROOT, text=True,
-                              capture_output=True, timeout=timeout, env=env)
+        done = script(*command, ranks=ranks) if forks else subprocess.run(
+            [sys.executable, *start, *map(str, command)], cwd=ROOT, text=True, capture_output=True,
+            timeout=timeout, env=env)
         if last or "(SIGSEGV)" not in done.stderr:
             break  # torch 2.13's gloo thread crashed in malloc, in one of some hundred launches
         if "--out" in command:

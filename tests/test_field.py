@@ -218,7 +218,8 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     flags = ("--rollouts 1 --save_rollouts --loss opd --tokens_per_micro_batch 40 "
              "--eval_every 0").split()
     teacher, out = moved(base, tmp_path), tmp_path / "run"
-    torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags)
+    torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags,
+             forks=True)
     batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
     its, _ = compute_logprobs(Policy(loaded(teacher)), batch)
     assert torch.allclose(batch.teacher_logprobs, its, atol=1e-4)

@@ -30,7 +30,7 @@ def apart(a, b):
 @pytest.fixture(scope="module")
 def two(model, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks") / "two"
-    torchrun(2, "tests/ranks.py", model, out)
+    torchrun(2, "tests/ranks.py", model, out, forks=True)
     return torch.load(out)
 
 
@@ -109,7 +109,7 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     two, saved = tmp_path / "two", {}
     torchrun(2, "train.py", "--out", two, "--model", base, *SMALL, *(
         "--loss fade --entropy_coef 0.01 --kl_coef 0.1 --drop_uniform_groups --save_rollouts "
-        "--save_every 1").split())
+        "--save_every 1").split(), forks=True)
     one = without(two, tmp_path / "one", 2)
 
     def sampled(*given, own=train.sample_and_grade):
