@@ -39,12 +39,12 @@ def script(*command, cwd=ROOT, ranks=1):
             if ranks > 1})) for rank in range(ranks)]
         for process in processes:
             process.start()
+        code = 0
         while running := [x.sentinel for x in processes if x.exitcode is None]:
             connection.wait(running)
-            if any(x.exitcode for x in processes):
-                for process in processes:
-                    process.terminate()
+            code = code or next((x.exitcode for x in processes if x.exitcode), 0)
+            for process in processes if code else ():
+                process.terminate()
         out, error = (Path(folder, name).read_text() for name in ("stdout", "stderr"))
-    code = next((x.exitcode for x in processes if x.exitcode), 0)
     error += f"({signal.Signals(-code).name})" if code < 0 else ""
     return subprocess.CompletedProcess(command, code, out, error)
