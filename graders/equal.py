@@ -452,8 +452,8 @@ def equations(a, b):
     if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))} or (
             a[:2] == b[:2] == ("seq", "")):  # rows of cases
         return None
-    if a == b or a[0] == b[0] == "chain" and same_equation(a, b) or lists(a, b) and (
-            {item[0] for item in (*items_of(a), *items_of(b))} == {"chain"}):
+    if a == b or a[0] == b[0] == "chain" and same_equation(a, b) or (
+            {item[0] for item in (*items_of(a), *items_of(b))} == {"chain"} and lists(a, b)):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
