@@ -3,8 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-RUINED = ("the model's probabilities are not numbers any more: an optimizer step has ruined the "
-          "weights (a lower --lr helps)")
+RUINED = "the model's probabilities are nan: a step has ruined the weights (a lower --lr helps)"
 
 
 @dataclass

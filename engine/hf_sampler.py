@@ -63,8 +63,7 @@ def float8_linear(layer, x):
 class TransformersSampler:
     """A copy of the model, sampled step by step, `chunk` sequences at once, at most 512 and as many
     as have 256 MB of logits. float8: all linear layers but the head compute with weights and inputs
-    rounded to e4m3. Other settings are VLLMSampler's. Raises ValueError for a model that lacks
-    weights or decodes otherwise."""
+    rounded to e4m3. Other settings: of VLLMSampler. Raises ValueError for a model that it lacks."""
 
     def __init__(self, model, *, dtype, eos, head_dtype="model", stop=None,
                  float8=False, adapters=None, **_):

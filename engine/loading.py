@@ -53,8 +53,7 @@ def pretrained(folder, dtype="float32"):
     logging.set_verbosity_error()  # a table of all missing weights, before our sentence
     config, has_parts = text_config(folder)
     if getattr(config, "quantization_config", None):
-        raise ValueError("has quantised weights, which cannot be trained; take the folder that "
-                         "they were made from")
+        raise ValueError("has quantised weights, which cannot be trained; their originals can")
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=dtype, output_loading_info=True, trust_remote_code=False,
         key_mapping=TEXT_ALONE if has_parts else None)

@@ -104,8 +104,7 @@ def announce(allow_unsafe):
 
 def read_line(channel, buffer, seconds, most=1 << 20):
     """The next line of a socket, whose later bytes stay in the bytearray `buffer`. Raises
-    TimeoutError after `seconds`, EOFError at its end, ValueError for a line that is not UTF-8 or
-    has more than `most` bytes."""
+    TimeoutError after `seconds`, EOFError at its end, ValueError beyond `most` bytes or UTF-8."""
     deadline, chunk = time.monotonic() + seconds, buffer
     while b"\n" not in chunk and len(buffer) <= most:
         channel.settimeout(max(0.001, deadline - time.monotonic()))
@@ -120,8 +119,7 @@ def read_line(channel, buffer, seconds, most=1 << 20):
 
 
 def first_sender(channel):
-    """The process id of who wrote the first byte. It is one of ours: in its own process tree the
-    runner is number 1."""
+    """The process id, outside its own process tree, of the runner, which wrote the first byte."""
     first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError

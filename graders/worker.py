@@ -103,8 +103,7 @@ class Worker:
                 return Result(0.0, Fault("timeout", ""))
             except Exception:  # what comes may be anything
                 self.stop()
-        return Result(0.0, Fault("error", "the verifier's process died, or wrote to a descriptor "
-                                 "that it did not open"))
+        return Result(0.0, Fault("error", "the verifier's process died, or wrote to its socket"))
 
 
 @functools.cache
@@ -167,8 +166,7 @@ def die_with_parent(life):
 def serve(module, channel, token):
     """Answers each line of a socket: with a line when it is ready, and then with one for each job.
 
-    A verifier reads nothing on stdin. A process that it forks has no way to answer, and ends if it
-    comes back from the verifier."""
+    A verifier's stdin is empty. A process that it forks cannot answer, and ends behind it."""
     worker, lines = os.getpid(), open(channel, closefd=False)
     die_with_parent(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

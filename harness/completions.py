@@ -26,8 +26,8 @@ def read_rows(path):
                 row = row_of(line)
                 found.setdefault((row["benchmark"], row["id"]), []).append(row)
             except Exception as e:  # such a line may raise anything
-                require(not line.endswith(b"\n"), f"{path}, line {number} is no row {{benchmark, "
-                        f"id, completion}}: {e!r}")
+                require(not line.endswith(b"\n"),
+                        f"{path}, line {number} is no row {{benchmark, id, completion}}: {e!r}")
     return found
 
 

@@ -19,8 +19,7 @@ PANELS = {  # metric: label of its panel
     "policy/entropy": "entropy (nats)", "clip/frac": "share of tokens clipped",
     "policy/kl_old": "KL within the rollout (nats)"}
 OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: least and most; "
-            f"held-out scores of one seed, band: {NORMAL} standard errors over problems to either "
-            "side")
+            f"held-out scores of one seed, band: +- {NORMAL} standard errors over problems")
 
 
 def read(path):
@@ -91,8 +90,7 @@ def line_of(records, name, x):
 
 
 def draw_curves(groups, out, panels=PANELS, kept="records", x="rollout"):
-    """Panels over the rollouts, or for kept="steps" over the optimizer steps x="step" of a rollout.
-    groups: {label: [run]}."""
+    """Panels of {label: [run]} over rollouts; kept="steps": over a rollout's optimizer steps x."""
     drawn = {label: {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
                      line_of([record for run in runs for record in run[kept]], name, x)
                      for group, runs in groups.items()}

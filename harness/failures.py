@@ -23,8 +23,8 @@ def room_for(phase, flags=None):
         flags = flags or (
             "less --gpu_memory_utilization or fewer --max_num_seqs" if phase in ("sample", "eval")
             else "--lora_rank 16 or fewer --tokens_per_micro_batch")
-        raise RunFailed(f"the GPU's memory is full in the phase {phase} ({e}): {flags} make "
-                        "room") from None
+        raise RunFailed(
+            f"the GPU's memory is full in the phase {phase} ({e}): {flags} make room") from None
 
 
 @contextmanager

@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
         if value == "" and action.dest != "stop":
             self.error(f"{name} is empty: give it a value, or leave it out")
         if isinstance(value, (int, float)) and not action.least <= value < action.limit:
-            self.error(f"{name} must be {action.least:g} or more and below {action.limit}, not "
-                       f"{value}")
+            self.error(
+                f"{name} must be {action.least:g} or more and below {action.limit}, not {value}")
 
     def section(self, *title):
         self.group = self.add_argument_group(*title)

@@ -43,8 +43,7 @@ def claim_folder(args):
 
 def begin(run, sums):
     """-> the folder of a Run, with the logs until now, its code and config.json. Its history has
-    each command, with the commit and the checksums `sums`, and the rollout after which it holds: 0
-    for a run that begins."""
+    each command, with its commit and checksums (sums), and the rollout after which it holds."""
     args, out = run.args, claim_folder(run.args)
     if args.resume:
         checkpoint.rewind(out, run.rollout)
@@ -169,9 +168,8 @@ class Run(AbstractContextManager):
         self.first = self.first or record
         failed = metrics["grader/error"] + metrics["grader/timeout"]
         if 3 * failed >= (of := metrics["groups/sampled"] * self.args.group_size):
-            raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
-                            "the errors and timeouts are printed above; the verifiers are in "
-                            "rewards.py")
+            raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier of "
+                            "rewards.py failed; the errors and timeouts are printed above")
         for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")

@@ -58,9 +58,8 @@ def half_width(n, error):
 
 def interval(values, clusters, limits):
     """Student's 95% interval of the mean, over clusters. values: one per problem, because samples
-    of one problem are not independent. limits: the least and the largest possible value. Where all
-    n are equal, up to 3.7 / n of all clusters may still lie at a limit (Clopper and Pearson): the
-    ends are the means then."""
+    of one problem are not independent. limits: the least and the largest possible value. If all n
+    are equal, up to 3.7 / n of all clusters may still lie at a limit (Clopper and Pearson)."""
     n, middle, error = len({*clusters}), mean(values), standard_error(values, clusters)
     if min(values) == max(values):
         return tuple(middle + (1 - 0.025 ** (1 / n)) * (end - middle) for end in limits)
