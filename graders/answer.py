@@ -82,29 +82,32 @@ PIECE = re.compile(r"""
         |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
         \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
-        |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!]))
-    |(?P<going_on>[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
+        |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
+        |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
     |(?P<clock>[0-9]{1,2}(?:(?:\\!|\{)?:(?:\\!|\})?[0-9]{2})+(?![0-9:]))
-    |(?P<thousands>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]*)?)
-    |(?P<num>(?:[0-9]+(?:\.(?!\.)[0-9]*)?|\.[0-9]+)
+    |(?P<num>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]+)?
+        |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
-        |(?<=[a-z])\.(?!\.)|\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+        |(?<=[a-z0-9])\.(?![.0-9])|\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
+    |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
+        (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
-    |(?P<opening>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
-    |(?P<closing>>(?=[\s$.]*\Z))
-    |(?P<numbers>(?:\\mathbb\ *\{?\ *[A-Z]\ *\}?|[ℝℕℤℚℂ]|(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))
-        (?:\\mathbf\ *\{?\ *)?[NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
+    |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
+    |(?P<vector_ends>>(?=[\s$.]*\Z))
+    |(?P<numbers>(?:\\mathbb\ *\{?\ *[A-DF-OQ-Z]\ *\}?|[ℝℕℤℚℂ]
+        |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\mathbf\ *\{?\ *)?[NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast)\ *\}?|\*(?=[)\s]*$))?)
-    |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\circ|\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])
-        |[°*]|'+|[ds](?=\}?\ *\())(?(group)\ *\}))
-    |(?P<times>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
-    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$
+    |(?P<degree>\^\ *(?:\{\ *(?:\\circ|°)\ *\}|\\circ(?![A-Za-z])|°))
+    |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+
+        |[ds](?=\}?\ *\())(?(group)\ *\}))
+    |(?P<times_ten>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
+    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|\\mathbb\ *\{?\ *[EP]\ *\}?
         |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|[A-Za-z]+)
     |(?P<command>\\not\ *=|\\[A-Za-z]+)
     |(?P<brace>[{}](?![,:]\}))|(?P<sign>\\.|\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
@@ -126,35 +129,27 @@ def spelled(piece, font):
 def special(kind, piece):
     """The kind and text of a number, as Fraction reads it, of dx/dt or a mark."""
     match kind:
-        case "num":
-            return kind, piece.replace("−", "-").replace(" ", "").rstrip(".")
-        case "mixed":
-            digits = ["0", *re.findall("[0-9]+", re.sub("frac *([0-9])", r"\1 ", piece))]
-            whole, part, of = map(int, digits[-3:])
-            return "num", f"{whole * of + part}/{of}"
-        case "going_on":  # 0.2777...
-            return special("repeating", re.sub(r"(\d{1,9}?)\1+\D*$", r"(\1)", piece))
-        case "repeating":
-            start, _, tail = re.match(r"[0-9.]*", piece)[0].partition(".")
-            period = re.sub("[^0-9]", "", piece[len(start + tail) + 1:])
+        case "num" | "clock":
+            digits = re.sub("^0,", "0.", piece.replace("−", "-"))  # 0,111
+            return kind, re.sub(r"[\\!{},~\s]", "", digits)
+        case "mixed":  # 1 2/3, 1\frac23
+            whole, part, of = re.fullmatch(
+                r"(\d*)\D*?(\d++(?=\D+\d)|\d)\D*(\d+)\D*", piece).groups()
+            return "num", f"{int(whole or 0) * int(of) + int(part)}/{of}"
+        case "repeating":  # 0.8(3), 0.8333...
+            piece = re.sub(r"(\d{1,9}?)\1+\D*$", r"(\1)", piece)
+            start, tail, *period = re.split(r"\.|\D+", piece)
+            digits, period = start + tail, "".join(period)
             nines = 10 ** len(tail) * (10 ** len(period) - 1)
-            return "num", f"{int(start + tail + period) - int(start + tail or 0)}/{nines}"
-        case "thousands":  # but 0,111
-            return "num", re.sub("[^0-9.]", "", piece.replace(",", "." * (piece[:2] == "0,"), 1))
+            return "num", f"{int(digits + period) - int(digits or 0)}/{nines}"
         case "derivative":
-            text = re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
-            return "TODO" if re.match(r"d(?:\^\d)?d", text) else "name", text
-        case "row" | "numbers":
-            letter, *more = re.findall("[A-Z*+]|ast|$", unicodedata.normalize("NFKC", piece))
-            return "name" if letter in ("E", "P") else kind, letter + "+" * (len(more) > 1)  # N^*
-        case "times":  # 1.5 x 10^5
-            return "*", piece
-        case "opening" | "closing":
-            return "()"[piece == ">"], piece
-        case "clock":
-            return kind, re.sub(r"[\\!{}]", "", piece)
-    marks = "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[°*'ds]", piece))
-    return "°" if marks == "°" else "'", marks
+            return "name", re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
+        case "numbers":
+            letter, *more = re.findall("[A-Z*+]|ast", unicodedata.normalize("NFKC", piece))
+            return kind, letter + "+" * bool(more)  # N^*
+        case "mark":
+            return "'", "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[*'ds]", piece))
+    return KINDS.get(kind, kind), piece
 
 
 def tokens(text, commas=True):
