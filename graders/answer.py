@@ -90,7 +90,8 @@ PIECE = re.compile(r"""
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
-        |(?<=[a-z0-9])\.(?![.0-9])|\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+        |(?<=[a-z0-9])\.(?![.0-9])|[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
+        |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
@@ -101,7 +102,8 @@ PIECE = re.compile(r"""
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<vector_ends>>(?=[\s$.]*\Z))
     |(?P<numbers>(?:\\mathbb\ *\{?\ *[A-DF-OQ-Z]\ *\}?|[ℝℕℤℚℂ]
-        |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\mathbf\ *\{?\ *)?[NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
+        |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
+            [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast)\ *\}?|\*(?=[)\s]*$))?)
     |(?P<degree>\^\ *(?:\{\ *(?:\\circ|°)\ *\}|\\circ(?![A-Za-z])|°))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+
@@ -178,8 +180,6 @@ def tokens(text, commas=True):
         if kind not in ("skip", "FONT"):
             found.append(Token(kind, piece, gap))
         gap, opened = kind in ("skip", "FONT"), kind == "FONT"
-    while found and found[-1].kind in (".", ",", "。"):
-        found.pop()
     return found
 
 
@@ -188,7 +188,7 @@ def tokens(text, commas=True):
 RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
 CLOSING = ["", *") ] } \\} row \\end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
-LETTERS, SETS = ["word", "run", "name"], [*"NZRQC"]
+LETTERS = ["word", "run", "name"]
 BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
 SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
@@ -318,8 +318,7 @@ class Parser:
             said = token.text if token.kind in ("numbers", *LETTERS) else token.kind
             if token.kind == "name" and name is None:
                 name = ("name", said)
-            elif len(found) < 12 and (token.kind == "numbers" or said in WORDS["FILLERS"] or (
-                    said in SETS and found[-1:] == ["∈"])):
+            elif len(found) < 12 and (token.kind == "numbers" or said in WORDS["FILLERS"]):
                 found.append(said)
             else:
                 raise Unread("no condition")
@@ -336,8 +335,7 @@ class Parser:
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
             self.take("≈")
-            is_set = token.kind == "∈" and self.text in SETS
-            parts.append(("numbers", self.take().text) if is_set else self.part())
+            parts.append(self.part())
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
             raise Unread("relations that do not go together")
         if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
