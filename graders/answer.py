@@ -91,7 +91,9 @@ PIECE = re.compile(r"""
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
         |(?<=[a-z0-9])\.(?![.0-9])|[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
-        |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+        |(?:\A|(?<=[{(\["“$,;=])|(?<=[(\[$,;=]\ ))(?i:an?|the)\ +(?=(?:\\text\w*\ *\{)?[A-Za-z]{4})
+            (?!\w*(?:pi|sqrt|sin|cos|tan|log|ln|exp))  # an article
+        |\A(?:[$\s]*(?:≈|\\approx)|=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
@@ -330,7 +332,7 @@ class Parser:
 
     def item(self):
         """Parts with relations between them."""
-        self.i += self.kind == "≈" or "cases" in self.closing and self.text in ("if", "when")
+        self.i += "cases" in self.closing and self.text in ("if", "when")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -344,9 +346,6 @@ class Parser:
 
     def part(self):
         """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
-        if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
-                self.peek(1).kind in ("run", "word")):
-            self.i += 1
         node = self.words() or self.ratio()
         while self.kind in ("∪", "∖") or self.text == "U" or (
                 node[0] in ("numbers", "union", "minus") and self.kind == "-"):
