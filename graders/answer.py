@@ -65,10 +65,8 @@ def aliases(kind):
 
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
-KINDS |= aliases("GREEK")
-NAMED = {KINDS.get(name, name): kind for kind in ("FUNC", "unit", "name") for name in WORDS[kind]}
-NAMED |= dict.fromkeys(aliases("GREEK").values(), "name")
-CIRCULAR = "sin cos tan cot sec csc sinh cosh tanh".split()
+KINDS |= aliases("name")
+NAMED = {name: kind for kind in ("FUNC", "unit", "name") for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
          for prefix, short in [("", ""), *aliases("PREFIXES").items()]
          for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
@@ -89,7 +87,7 @@ PIECE = re.compile(r"""
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
-        |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
+        |\bm\ *(?=\\angle|∠)|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
         |(?<=[a-z0-9])\.(?![.0-9])|[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
         |(?:\A|(?<=[{(\["“$,;=])|(?<=[(\[$,;=]\ ))(?i:an?|the)\ +(?=(?:\\text\w*\ *\{)?[A-Za-z]{4})
             (?!\w*(?:pi|sqrt|sin|cos|tan|log|ln|exp))  # an article
@@ -100,6 +98,9 @@ PIECE = re.compile(r"""
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
+    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\}\ *\{[lcr|\ ]+\})
+    |(?P<matrix>\\begin\ *\{(?:array\}\ *\{[lcr|\ ]+|array|[pbB]?(?:small)?matrix)\})
+    |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<vector_ends>>(?=[\s$.]*\Z))
@@ -188,14 +189,14 @@ def tokens(text, commas=True):
 # ------------------------------------------------------------------ the grammar
 
 RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
-CLOSING = ["", *") ] } \\} row \\end".split()]
+CLOSING = ["", *") ] } \\} row end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS = ["word", "run", "name"]
-BEHIND = "num unit / * } ) π word °".split()  # behind these a unit may stand
+BEHIND = "num unit / * } ) end π word °".split()  # behind these a unit may stand
 SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
-FACTORS = "num unit FUNC frac binom \\begin ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
+FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
@@ -507,8 +508,8 @@ class Parser:
             case "frac" | "binom":
                 kind = ("/",) if token.kind == "frac" else ("f", "binom")
                 return (*kind, self.argument(), self.argument())
-            case "\\begin":
-                return self.matrix()
+            case "matrix" | "system":
+                return self.matrix(token.kind)
         raise Unread(f"no value at {token.text!r}")
 
     def root(self, token):
@@ -554,9 +555,6 @@ class Parser:
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
         if self.take("\\}"):
             return ("set", (), ())
-        if self.kind == "\\begin" and self.peek(2).text == "array":  # and then \right.
-            self.i += 1
-            return self.matrix("array")
         node = self.answer("\\}", "|", ":")
         if self.take("|", ":"):
             where = self.attempt(self.condition)
@@ -609,33 +607,28 @@ class Parser:
             while self.starts_a_factor():
                 if self.kind == "run":  # sinxcosx
                     self.segment()
-                if self.kind in ("FUNC", "(", "[", "{", "\\begin"):
+                if self.kind in ("FUNC", "(", "[", "{", "matrix"):
                     break
                 argument = ("*", argument, self.expression(DEGREES))
-        if function in CIRCULAR:  # 30° in radians
-            argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})
-            if exponent == num(-1):
-                function, exponent = "arc" + function, None
+        argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})  # in radians
+        if exponent == num(-1):
+            function, exponent = "arc" + function, None
         node = ("f", function, argument)
         if function == "log":
             node = ("/", ("f", "ln", argument), ("f", "ln", base))
         return ("^", node, exponent) if exponent else node
 
-    def matrix(self, cases="cases"):
-        """The rows as a sequence of sequences, a column as one; those of cases as a list."""
-        kind = re.sub("align(ed)?", "cases", self.argument_text().strip("pbB*"))
-        if kind not in ("matrix", "array", "smallmatrix", cases):
-            raise Unread("no matrix")
-        closing = "row", "\\end", *["cases"] * (kind == cases)
+    def matrix(self, kind):
+        """The rows as a sequence of sequences, a column as one; those of a system as a list."""
+        closing = "row", "end", *["cases"] * (kind == "system")
         rows = []
-        while not self.take("\\end"):
+        while not self.take("end"):
             if not self.take("row"):
                 row = self.answer(*closing)
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
-        self.argument_text()
-        if kind != cases or not rows:
+        if kind == "matrix" or not rows:
             return ("seq", "", "", (*rows,))
         return ("list", (*rows,), ("and",) * (len(rows) - 1))
 
@@ -715,7 +708,7 @@ def read(text, constants="ei", commas=True):
 def typed(text, constants, commas):
     """-> the typed value of an answer without a lead-in, as a whole or by the grammar."""
     found = tokens(text, commas)
-    whole = "".join(" " * t.gap + (t.text or t.kind) for t in found).strip()
+    whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
         short = len(whole) < 300  # a form within a form: each is read anew
         if picked := short and CHOICE.fullmatch(re.sub("[{}]", "", whole)):
@@ -723,7 +716,7 @@ def typed(text, constants, commas):
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
             if not said or value[0] in ("word", "run") and not re.search("[0-9]", said) and (
-                    not words & {*WORDS["DOUBTS"], "and", *"bcdefghij"}) or (
+                    not words & {*WORDS["DOUBTS"]}) or (
                     not words and value[0] in "num + * / ^".split()):
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
