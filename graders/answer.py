@@ -337,7 +337,6 @@ class Parser:
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
-            self.take("≈")
             parts.append(self.part())
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
             raise Unread("relations that do not go together")
@@ -715,7 +714,7 @@ def typed(text, constants, commas):
             said = picked[2].strip("()")
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
-            if not said or value[0] in ("word", "run") and not re.search("[0-9]", said) and (
+            if not said or value[0] in ("word", "run") and (
                     not words & {*WORDS["DOUBTS"]}) or (
                     not words and value[0] in "num + * / ^".split()):
                 return ("choice", picked[1], value or None)
