@@ -88,7 +88,8 @@ PIECE = re.compile(r"""
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
-        |(?<=[a-z0-9])\.(?![.0-9])|[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
+        |(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
+        |[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
         |(?:\A|(?<=[{(\["“$,;=])|(?<=[(\[$,;=]\ ))(?i:an?|the)\ +(?=(?:\\text\w*\ *\{)?[A-Za-z]{4})
             (?!\w*(?:pi|sqrt|sin|cos|tan|log|ln|exp))  # an article
         |\A(?:[$\s]*(?:≈|\\approx)|=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
@@ -101,6 +102,8 @@ PIECE = re.compile(r"""
     |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\}\ *\{[lcr|\ ]+\})
     |(?P<matrix>\\begin\ *\{(?:array\}\ *\{[lcr|\ ]+|array|[pbB]?(?:small)?matrix)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
+    |(?P<cell_if>&\s*(?:\\q?quad\s*|\\[,;\ ]\s*)*(?:\\text\ *\{\s*(?:if|when)\ *(?:\}|(?=[^{}]*\}))
+        |(?:if|when)\b))
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<vector_ends>>(?=[\s$.]*\Z))
@@ -301,8 +304,6 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if "cases" in closing and self.kind in closing:  # x = 1, \\ y = 2
-                break
             if not where and (where := self.attempt(self.condition)):
                 continue
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
@@ -333,7 +334,6 @@ class Parser:
 
     def item(self):
         """Parts with relations between them."""
-        self.i += "cases" in self.closing and self.text in ("if", "when")
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
@@ -428,7 +428,7 @@ class Parser:
             return ("*", left, num(NUMBER_WORDS[self.take().text.lower()]))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise Unread("letters behind 0")
-        bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind not in (")", "}")
+        bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
         right = self.expression(IMPLICIT + 1)
         if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
             return ("f", left[1], *(right[3] if right[0] == "seq" else [right]))
@@ -619,11 +619,10 @@ class Parser:
 
     def matrix(self, kind):
         """The rows as a sequence of sequences, a column as one; those of a system as a list."""
-        closing = "row", "end", *["cases"] * (kind == "system")
         rows = []
         while not self.take("end"):
             if not self.take("row"):
-                row = self.answer(*closing)
+                row = self.answer("row", "end")
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
                     raise Unread("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
