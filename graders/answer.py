@@ -41,10 +41,6 @@ from typing import NamedTuple
 LONGEST = 5000  # characters of an answer
 
 
-class Unread(ValueError):
-    """The grammar does not take a text."""
-
-
 class Token(NamedTuple):
     kind: str          # num, name, run (of letters), word (in \text), FUNC, ..., or the sign itself
     text: str = ""
@@ -171,7 +167,7 @@ def tokens(text, commas=True):
         match = PIECE.match(text, at)
         kind, piece, at = match.lastgroup, match[0], match.end()
         if (not commas or depth) and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
-            kind, piece = "num", piece.split(",")[0]  # (1,234) has two entries
+            piece = piece.split(",")[0]  # (1,234) has two entries
             at = match.start() + len(piece)
         if kind == "brace":
             braces += [opened] * (piece == "{")  # is it a font's?
@@ -278,7 +274,7 @@ class Parser:
     def expect(self, *kinds):
         if token := self.take(*kinds):
             return token
-        raise Unread(f"{self.text!r} in place of {' or '.join(kinds) or 'a sign'}")
+        raise ValueError(f"{self.text!r} in place of {' or '.join(kinds) or 'a sign'}")
 
     def ends(self, ahead=0):
         """Does an item end there, or behind an exponent?"""
@@ -286,12 +282,12 @@ class Parser:
             ahead += 4 if self.peek(ahead + 1).kind == "{" else 2
         return self.peek(ahead).kind in ENDS
 
-    def attempt(self, rule, *given):
+    def attempt(self, rule):
         """What a rule reads, or None where it reads nothing. Then nothing is taken."""
         state = self.__dict__.copy()
         try:
-            return rule(*given)
-        except Unread:
+            return rule()
+        except ValueError:
             self.__dict__.update(state)
 
     # -------------------------------------------------------------- lists, items, parts
@@ -307,7 +303,7 @@ class Parser:
             if not where and (where := self.attempt(self.condition)):
                 continue
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
-                raise Unread(f"{self.text!r} after an item")  # but 3 hours 20 minutes
+                raise ValueError(f"{self.text!r} after an item")  # but 3 hours 20 minutes
             separators.append(separator or ",")
             items.append(self.item())
         self.closing = around
@@ -325,11 +321,11 @@ class Parser:
             elif len(found) < 12 and (token.kind == "numbers" or said in WORDS["FILLERS"]):
                 found.append(said)
             else:
-                raise Unread("no condition")
+                raise ValueError("no condition")
         if bracket:
             self.take(")")
         if not name or not {*found} & {*WORDS["LINKS"]}:
-            raise Unread("no condition")
+            raise ValueError("no condition")
         return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
 
     def item(self):
@@ -339,7 +335,7 @@ class Parser:
             relations.append(token.kind)
             parts.append(self.part())
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
-            raise Unread("relations that do not go together")
+            raise ValueError("relations that do not go together")
         if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
@@ -393,7 +389,7 @@ class Parser:
         """A sum of which every operator binds at least so firmly."""
         node = self.prefix()
         while True:
-            kind = self.kind.lstrip("\\")
+            kind = self.kind
             binds = BINDS.get(kind, IMPLICIT if self.starts_a_factor() else -1)
             if binds < least or node[0] in LISTS and node[1] != "":
                 return node
@@ -427,7 +423,7 @@ class Parser:
         if self.word in NUMBER_WORDS:
             return ("*", left, num(NUMBER_WORDS[self.take().text.lower()]))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
-            raise Unread("letters behind 0")
+            raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
         right = self.expression(IMPLICIT + 1)
         if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
@@ -459,8 +455,8 @@ class Parser:
         exponent = self.argument() if self.kind in ("{", "(") else self.prefix()
         if self.take("^"):
             exponent = self.power(exponent)
-        if self.kind == "_" and left[0] == "name":  # x^2_1
-            left = ("name", left[1] + self.subscript())
+        if left[0] == "name" and self.take("_"):  # x^2_1
+            left = ("name", left[1] + self.with_argument())
         return ("^", left, negative(exponent) if minus else exponent)
 
     # -------------------------------------------------------------- atoms
@@ -479,7 +475,7 @@ class Parser:
             case "{" | "(" | "[" | "]":
                 node = self.bracket(token)
                 if token.kind == "{" and self.kind == "num":
-                    raise Unread("a number beside a group")
+                    raise ValueError("a number beside a group")
                 return node
             case "\\{":
                 return self.set()
@@ -494,7 +490,7 @@ class Parser:
             case "name" | "word" if len(token.text) == 1 or token.kind == "name":
                 return self.name(token.text)
             case "ACCENT":
-                return self.name(f"{token.text} {self.argument_text()}")
+                return self.name(self.with_argument())
             case "π" | "∞":
                 return ("const", "π") if token.kind == "π" else ("inf",)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
@@ -509,7 +505,7 @@ class Parser:
                 return (*kind, self.argument(), self.argument())
             case "matrix" | "system":
                 return self.matrix(token.kind)
-        raise Unread(f"no value at {token.text!r}")
+        raise ValueError(f"no value at {token.text!r}")
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
@@ -559,7 +555,7 @@ class Parser:
             where = self.attempt(self.condition)
             inner = where or self.answer("\\}")
             if inner[0] == "chain" and "=" in inner[2]:
-                raise Unread("a set of equations")
+                raise ValueError("a set of equations")
             node = ("where", node, *where) if where else (
                 inner if inner[0] == "where" else ("union", inner))  # {x | x = kπ, k in Z}
         elif node[0] not in ("where", "seq"):  # {(1, 2)} is (1, 2)
@@ -567,26 +563,21 @@ class Parser:
         self.expect("\\}")
         return node
 
-    def argument_text(self):
-        """The letters of an argument: of a subscript, or under an accent."""
-        depth, text, token = 0, "", None
+    def with_argument(self):
+        """The text of _ or an accent, just taken, and of its argument."""
+        depth, text, token = 0, self.peek(-1).text, None
         while depth or token is None:
             token = self.expect()
             depth += (token.kind == "{") - (token.kind == "}")
-            text += token.text.lstrip("\\") if token.kind not in ("{", "}") else ""
+            text += token.text.strip("\\{}")
         return text
-
-    def subscript(self):
-        self.expect("_")
-        return "_" + self.argument_text()
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
-        while self.kind in ("_", "'"):
-            name += (self.subscript() if self.kind == "_"
-                     else KINDS.get(self.text, self.take().text))
+        while sign := self.take("_", "'"):
+            name += self.with_argument() if sign.kind == "_" else KINDS.get(sign.text, sign.text)
         return ("name", name)
 
     def function(self, function):
@@ -596,7 +587,7 @@ class Parser:
             if token.kind == "^":
                 exponent = self.power(num(1))[2]
             elif function != "log":
-                raise Unread("a subscript of a function")
+                raise ValueError("a subscript of a function")
             else:
                 base = self.argument()
         if self.kind in ("(", "[", "{"):
@@ -624,7 +615,7 @@ class Parser:
             if not self.take("row"):
                 row = self.answer("row", "end")
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
-                    raise Unread("or in a row")
+                    raise ValueError("or in a row")
                 rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
         if kind == "matrix" or not rows:
             return ("seq", "", "", (*rows,))
@@ -723,7 +714,7 @@ def typed(text, constants, commas):
             m, node = int(modulus[2]), read(modulus[1], constants)
             match node:
                 case ("unread", _):
-                    raise Unread("a remainder")
+                    raise ValueError("a remainder")
                 case ("chain", (name, ("num", residue)), how):
                     return ("mod", name, how, residue % m, m)
             return ("mod", node, m)
@@ -738,7 +729,7 @@ def parsed(found, constants):
     """-> the value of tokens; with ± a list of those of all signs, or of their entries, once."""
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
     if sum(map(len, signs)) > len(found) + 4 or len({t.text for t in found if t.kind == "±"}) > 1:
-        raise Unread("more than sixteen values, or \\pm with \\mp")
+        raise ValueError("more than sixteen values, or \\pm with \\mp")
     readings = [*itertools.product(*signs)]
     values = [Parser(signed, constants).answer() for signed in readings]
     if len(values) == 1:
