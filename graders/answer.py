@@ -452,7 +452,7 @@ class Parser:
     def power(self, left):
         """What stands behind ^: a group, a number, or a factor without brackets."""
         minus = self.take("-")
-        exponent = self.argument() if self.kind in ("{", "(") else self.prefix()
+        exponent = self.argument(whole=True)
         if self.take("^"):
             exponent = self.power(exponent)
         if left[0] == "name" and self.take("_"):  # x^2_1
@@ -510,8 +510,7 @@ class Parser:
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
         index = self.bracket(self.take()) if self.kind == "[" else num(2 + (token.text == "∛"))
-        number = token.text[0] != "\\" and self.kind == "num"
-        return ("^", self.prefix() if number else self.argument(), ("/", num(1), index))
+        return ("^", self.argument(whole=token.text[0] != "\\"), ("/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
@@ -527,10 +526,10 @@ class Parser:
         rest = [Token("run" if text[at + 1:] else "name", text[at:])] * (at < len(text))
         self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
 
-    def argument(self):
-        """An argument of \\frac or \\sqrt: brackets, one digit, or one factor."""
+    def argument(self, whole=False):
+        """An argument of \\frac, \\sqrt or ^: brackets, a digit or whole number, or one factor."""
         digit, others = self.text[:1], self.text[1:]
-        if others.isdigit():  # which stay
+        if others.isdigit() and not whole:  # which stay
             self.tokens[self.i] = Token("num", others)
             return num(digit)
         return self.bracket(self.take()) if self.kind in ("{", "(") else self.prefix()
