@@ -83,8 +83,8 @@ PIECE = re.compile(r"""
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
-        |\bm\ *(?=\\angle|∠)|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad|np\.(?=arc)
-        |(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
+        |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|\ ]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad
+        |np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
         |[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
         |(?:\A|(?<=[{(\["“$,;=])|(?<=[(\[$,;=]\ ))(?i:an?|the)\ +(?=(?:\\text\w*\ *\{)?[A-Za-z]{4})
             (?!\w*(?:pi|sqrt|sin|cos|tan|log|ln|exp))  # an article
@@ -95,8 +95,8 @@ PIECE = re.compile(r"""
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
-    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\}\ *\{[lcr|\ ]+\})
-    |(?P<matrix>\\begin\ *\{(?:array\}\ *\{[lcr|\ ]+|array|[pbB]?(?:small)?matrix)\})
+    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
+    |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
     |(?P<cell_if>&\s*(?:\\q?quad\s*|\\[,;\ ]\s*)*(?:\\text\ *\{\s*(?:if|when)\ *(?:\}|(?=[^{}]*\}))
         |(?:if|when)\b))
@@ -631,12 +631,10 @@ class Parser:
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
         speed = word == "m" and below.text == "s"
         rate = below.kind in ("run", "word") and below.text in UNITS  # g/cm^3, but not g/L
-        scientific = before != "/" and [t.kind for t in self.tokens[:4]] == [
-            "num", "*", "num", "^"]
+        scientific = before != "/" and [t.kind for t in self.tokens[:4]] == "num * num ^".split()
         letter = before == "°" or before == "/" and start in ("word", "unit") or (
-            rate and before == "num") or token.gap and (before in BEHIND and (
-                speed or scientific and self.ends()) or (
-                    before == "num" and start in ENDS and self.ends())
+            rate and before == "num") or token.gap and before in BEHIND and (
+                speed or self.ends() and (scientific or before == "num" and start in ENDS)
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         name = unit_name(word)
@@ -729,8 +727,7 @@ def parsed(found, constants):
     signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
     if sum(map(len, signs)) > len(found) + 4 or len({t.text for t in found if t.kind == "±"}) > 1:
         raise ValueError("more than sixteen values, or \\pm with \\mp")
-    readings = [*itertools.product(*signs)]
-    values = [Parser(signed, constants).answer() for signed in readings]
+    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
     if len(values) == 1:
         return values[0]
     several = values[0][0] in ("list", "set")
