@@ -47,14 +47,12 @@ def tidy(x, real):
         return Fraction(x)
     if not mp.isfinite(x):
         raise NoValue("pole")
-    if isinstance(x, mp.mpc):
-        if abs(x.imag) > SAME * abs(x):
-            if real:
-                raise NoValue("complex")
-            return x
-        x = x.real
-    near = mp.nint(x)
-    return Fraction(int(near)) if abs(x) < CANCEL and abs(x - near) < SAME * abs(x) else x
+    if abs(x.imag) > SAME * abs(x):
+        if real:
+            raise NoValue("complex")
+        return x
+    near = mp.nint(x.real)
+    return Fraction(int(near)) if abs(x) < CANCEL and abs(x - near) < SAME * abs(x) else x.real
 
 
 def add(a, b):
@@ -90,11 +88,9 @@ def whole(function):
 def analytic(name):
     """A function of mpmath, 0 where that is rounding."""
     def of(x):
-        if abs(x) > (BITS if "h" in name else CANCEL):
+        found = mp.chop(getattr(mp, name)(x), tol=SAME) if abs(x) < CANCEL else mp.inf
+        if abs(found) > 1 / SAME:  # beside a pole, but for rounding
             raise NoValue("large")
-        found = mp.chop(getattr(mp, name)(x), tol=SAME)
-        if abs(found) > 1 / SAME and "h" not in name:  # beside a pole by rounding
-            raise NoValue("pole")
         return found
     return of
 
@@ -173,8 +169,8 @@ def points(a, b, integers=0):
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
                 size * Fraction(draw.randint(100, 1999), 997))
             if (k + 1) % 2 < integers:
-                x = Fraction(round(6 * x if size == 1 else x) or k % 5 + 1)
-            at[name] = abs(x) * (1 if k < 4 else draw.choice((1, -1)))
+                x = Fraction(round(6 * x if size == 1 else x))
+            at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
         yield at
 
 
@@ -185,7 +181,7 @@ def same_number(a, b):
     if exact(a, b):
         return a == b
     a, b = inexact(a), inexact(b)
-    return mp.isfinite(a - b) and abs(a - b) <= SAME * max(abs(a), abs(b))
+    return abs(a - b) <= SAME * max(abs(a), abs(b))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -193,7 +189,7 @@ def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must."""
     if not names_of(a) and not names_of(b):
         found = tried(a), tried(b)
-        return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
+        return found[0] == found[1] in ("none", "large") and a == b or bool(same_number(*found))
     if a == b or not names_of(a) or not names_of(b):
         return a == b
     functions, equal = functions_of(a) | functions_of(b), 0
@@ -273,11 +269,12 @@ def named(node):
         last = rest[-1]
         if last[0] == "seq" and chained and "∈" in item[2]:
             last = ("union", last)  # no pair, an interval
-        match name, last:
-            case ("seq", _, _, mine), ("seq", _, _, parts) if len(mine) == len(parts):
-                names, values = [*names, *mine], [*values, *parts]
-            case _:
-                names, values = [*names, name], [*values, last]
+        if name and name[0] == last[0] == "seq" and len(name[3]) == len(last[3]):
+            names += name[3]
+            values += last[3]
+        else:
+            names.append(name)
+            values.append(last)
     return names, values, claims
 
 
@@ -324,56 +321,54 @@ def unknown(side):
     return side if label(side) else None
 
 
-def holds(node, x):
-    """Is x in a set of real numbers?"""
+def members(node, tests):
+    """Those of some real numbers that are in a set. Of two relations with a comma between them both
+    hold, if they can."""
     match node:
         case ("seq", left, right, (low, high)):
             low, high = end(low), end(high)
             if low >= high:
                 raise NoValue("none")
-            return low < x < high or x == low and left == "[" or x == high and right == "]"
+            return {x for x in tests if low < x < high
+                    or x == low and left == "[" or x == high and right == "]"}
         case ("set", items, _):
-            return x in map(end, items)
+            return {*map(end, items)}
         case ("union", *sets):
-            return any([holds(item, x) for item in sets])
+            return set().union(*(members(item, tests) for item in sets))
         case ("minus", every, but):
-            return holds(every, x) and not holds(but, x)
+            return members(every, tests) - members(but, tests)
         case ("numbers", "R"):
-            return True
+            return {*tests}
         case ("chain", (name, found), ("∈",) | ("=",)) if found[0] in SETS and label(name):
-            return holds(found, x)
+            return members(found, tests)
         case ("chain", sides, relations):
-            sides = [end(replaced(side, {unknown(side): ("num", x)})) for side in sides]
-            return all(COMPARE.get(r, operator.eq)(p, q)
-                       for r, p, q in zip(relations, sides, sides[1:]))
+            return {x for x in tests if all(
+                COMPARE.get(relation, operator.eq)(*(
+                    end(replaced(side, {unknown(side): ("num", x)})) for side in pair))
+                for relation, pair in zip(relations, itertools.pairwise(sides)))}
         case ("list", items, separators):
-            found, *others = [holds(item, x) for item in items]
+            found, *others = [members(item, tests) for item in items]
             for separator, other in zip(separators, others):
-                found = found or other if separator == "or" else found and other
+                both = found & other
+                found = both if separator == "and" or both and separator == "," else found | other
             return found
     raise NoValue("none")
 
 
 def same_reals(a, b):
-    """Are two sets of real numbers the same? Their members are, at all ends and between them. Of
-    two relations with a comma between them both hold, if they can."""
-    chains = [[side for n in inside(node) if n[0] == "chain"
-               for side in n[1] if side[0] not in SETS] for node in (a, b)]
-    names = [{name for side in sides if (name := unknown(side))} for sides in chains]
-    if max(map(len, names)) > 1 or all(names) and names[0] != names[1]:
+    """Are two sets of real numbers the same? Their members are, at all ends and between them."""
+    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
+             for part in n if part[0] not in (*SETS, "list", "chain")]
+    if len({*map(unknown, parts)} - {None}) > 1:
         return False
     try:
-        found = [end(side) for side in chains[0] + chains[1] if not unknown(side)]
-        found += [-x for x in found] + [end(part) for n in inside((a, b)) if n[0] in ("seq", "set")
-                                        for part in items_of(n)]
-        found = sorted({x for x in found if mp.isfinite(x)}) or [mp.mpf(0)]
-        if len(found) > 60:
+        found = sorted({x for part in parts if not unknown(part)
+                        for x in (end(part), -end(part)) if mp.isfinite(x)}) or [mp.mpf(0)]
+        if len(found) > 99:
             return False
         tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
                  found[0] - 1, found[-1] + 1]
-        members = [[[holds(replaced(node, {",": comma}), x) for x in tests]
-                    for comma in ("and", "or")] for node in (a, b)]
-        return operator.eq(*(both if any(both) else any_ for both, any_ in members))
+        return members(a, tests) == members(b, tests)
     except NO_VALUE:
         return False
 
@@ -424,13 +419,13 @@ def words(a, b):
     if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
         return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
+        texts = a[1], b[1]
         mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
                      or text.lower() in ("no", "yes") else text
-                     for text in (a[1], b[1]))
+                     for text in texts)
         word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
-        if mine == its or "word" in kinds or any(
-                len(x) > 2 or x.isupper() for x in (a[1], b[1])) and any(
-                word.fullmatch(text) for text in (a[1], b[1])):
+        if mine == its or "word" in kinds or any(map(word.fullmatch, texts)) and any(
+                len(text) > 2 or text.isupper() for text in texts):
             return mine == its
     return None
 
@@ -441,19 +436,17 @@ def real_sets(a, b):
         return None
     if b[0] == "list" and not is_set(b):
         return False
-    return a == b or same_reals(a, b) or (
-        a[0] == b[0] == "chain" and same_equation(a, b)) or (
+    return a == b or same_reals(a, b) or same_equation(a, b) or (
         a[0] == b[0] == "list" and ("or" in a[2]) == ("or" in b[2]) and lists(a, b))
 
 
 def equations(a, b):
     """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
     2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
-    if "chain" not in {item[0] for item in (a, b, *items_of(a), *items_of(b))} or (
-            a[:2] == b[:2] == ("seq", "")):  # rows of cases
+    kinds = {item[0] for item in (*items_of(a), *items_of(b))}
+    if "chain" not in kinds or a[:2] == b[:2] == ("seq", ""):  # rows of cases
         return None
-    if a == b or a[0] == b[0] == "chain" and same_equation(a, b) or (
-            {item[0] for item in (*items_of(a), *items_of(b))} == {"chain"} and lists(a, b)):
+    if a == b or same_equation(a, b) or kinds == {"chain"} and lists(a, b):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
@@ -475,7 +468,7 @@ def equations(a, b):
 def same_equation(a, b):
     """Have two equations, or inequalities, the same sides, or is one a multiple of the other?
     x = 5 is a value, and 2x = 10 is a question."""
-    if a[2] != b[2]:
+    if not a[0] == b[0] == "chain" or a[2] != b[2]:
         return False
     if all_alike(a[1], b[1]):
         return True
@@ -498,7 +491,7 @@ def lists(a, b):
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return kinds == {"seq"} and all_alike(x, y)
-        if "list" in kinds and ("or" in (a if a[0] == "list" else b)[2] or {*y} & {*INFINITIES} or (
+        if "list" in kinds and ("or" in (*a[2], *b[2]) or {*y} & {*INFINITIES} or (
                 b[1] == "[" and len(y) == 2)):
             return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
@@ -516,22 +509,19 @@ def quantities(a, b):
     one; 28\\% is 28 and 0.28, 0.28\\% not 0.28."""
     if {a[0], b[0]} & {*SETS, "chain", "dots", "mod", "based"}:
         return a == b or b[0] == "based" and a == num(int(b[1]))  # 213 is 213_5
-    units, its, x, y = units_of(a), units_of(b), without_unit(a), without_unit(b)
-    if (unit("%") in units) != (unit("%") in its):
-        p, q = (x, y) if units else (y, x)
-        return not (units and its) and (same_value(("/", p, num(100)), q) or same_value(x, y) and (
-            not units or abs(closed(y) or 1) >= 1))
+    units, its = units_of(a), units_of(b)
     if units and its:
         return same_value(a, b)
-    letters = {x: unit(UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
-    return (units or its) and same_value(replaced(a, letters), replaced(b, letters)) or (
-        same_value(x, y))
+    spelled = {unit("%"): num(Fraction(1, 100))} | {
+        x: unit(UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
+    if (units or its) and same_value(replaced(a, spelled), replaced(b, spelled)):
+        return True
+    x, y = without_unit(a), without_unit(b)
+    return same_value(x, y) and (unit("%") not in units or abs(closed(y) or 1) >= 1)
 
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
-    if y in INFINITIES:
-        return x == y
     if not names_of(without_unit(y)) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom".split()}):
         return False  # of a number these are the question
