@@ -62,7 +62,8 @@ def aliases(kind):
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
 KINDS |= aliases("name")
-NAMED = {name: kind for kind in ("FUNC", "unit", "name") for name in aliases(kind).values()}
+NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT")
+         for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
          for prefix, short in [("", ""), *aliases("PREFIXES").items()]
          for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
@@ -78,8 +79,9 @@ PIECE = re.compile(r"""
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:(?:\\!|\{)?:(?:\\!|\})?[0-9]{2})+(?![0-9:]))
-    |(?P<num>[0-9]{1,3}(?:(?:,|\{,\}|,\ *\\!\s*|\\,\s*|[\ ~])[0-9]{3})+(?![0-9])(?:\.[0-9]+)?
+    |(?P<clock>[0-9]{1,2}(?:\ *(?:\{:\}|\\!:\\!|:)\ *[0-9]{2})+(?![0-9]|\ *:))
+    |(?P<num>[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\[,;:\ ]\s*|[\ ~])[0-9]{3})+(?![0-9])
+            (?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
@@ -103,7 +105,8 @@ PIECE = re.compile(r"""
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<vector_ends>>(?=[\s$.]*\Z))
-    |(?P<numbers>(?:\\mathbb\ *\{?\ *[A-DF-OQ-Z]\ *\}?|[ℝℕℤℚℂ]
+    |(?P<numbers>(?:\\(?:mathbb|Bbb)\ *\{?\ *[A-DF-OQ-Z]\ *\}?|[ℝℕℤℚℂ]
+        |\A\s*\\mathbf\ *\{R\}(?=[\s.]*\Z)
         |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
             [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast)\ *\}?|\*(?=[)\s]*$))?)
@@ -135,7 +138,7 @@ def special(kind, piece):
     match kind:
         case "num" | "clock":
             digits = re.sub("^0,", "0.", piece.replace("−", "-"))  # 0,111
-            return kind, re.sub(r"[\\!{},~\s]", "", digits)
+            return kind, re.sub(r"\\[!,;: ]|[{},~\s]", "", digits)
         case "mixed":  # 1 2/3, 1\frac23
             whole, part, of = re.fullmatch(
                 r"(\d*)\D*?(\d++(?=\D+\d)|\d)\D*(\d+)\D*", piece).groups()
@@ -197,7 +200,7 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"all real numbers": ("numbers", "R"), "(the )?empty set|"
+SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"), "(the )?empty set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of

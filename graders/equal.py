@@ -157,7 +157,7 @@ def functions_of(node):
 
 def points(a, b, integers=0):
     """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
-    and of the numbers in them. integers: 2 for whole numbers, 1 for both kinds."""
+    and of the numbers in them. integers: 2 for whole numbers (of n, not of x), 1 for both kinds."""
     names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10]
@@ -168,7 +168,7 @@ def points(a, b, integers=0):
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
                 size * Fraction(draw.randint(100, 1999), 997))
-            if (k + 1) % 2 < integers:
+            if (k + 1) % 2 < (integers if name[1] in "ijklmnN" else min(1, integers)):
                 x = Fraction(round(6 * x if size == 1 else x))
             at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
         yield at
@@ -257,6 +257,8 @@ def named(node):
                 not names_of(sides[0])):
             sides.reverse()  # 3 = x
         own = [*itertools.takewhile(label, sides[:-1])]
+        if sides[:-1] == [("const", "e")]:  # an eccentricity
+            own = sides[:1]
         if len(sides) > 2 and sides[1] != sides[-1] and (
                 {n[0] for n in inside(sides[0])} == {"+", "name"}):
             own = sides[:1]  # m + n = 64 + 9 = 73
@@ -491,8 +493,8 @@ def lists(a, b):
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return kinds == {"seq"} and all_alike(x, y)
-        if "list" in kinds and ("or" in (*a[2], *b[2]) or {*y} & {*INFINITIES} or (
-                b[1] == "[" and len(y) == 2)):
+        if "list" in kinds and (":" in brackets or "or" in (*a[2], *b[2]) or (
+                {*y} & {*INFINITIES} or b[1] == "[" and len(y) == 2)):
             return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and (("/", *y) == a or ("/", *x) == b))
