@@ -370,7 +370,8 @@ def same_reals(a, b):
             return False
         tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
                  found[0] - 1, found[-1] + 1]
-        return members(a, tests) == members(b, tests)
+        found = members(a, tests)
+        return bool(found) and found == members(b, tests)
     except NO_VALUE:
         return False
 
