@@ -704,9 +704,7 @@ def typed(text, constants, commas):
             said = picked[2].strip("()")
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
-            if not said or value[0] in ("word", "run") and (
-                    not words & {*WORDS["DOUBTS"]}) or (
-                    not words and value[0] in "num + * / ^".split()):
+            if not said or value[0] not in ("list", "unread") and not words & {*WORDS["DOUBTS"]}:
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
