@@ -417,8 +417,8 @@ class Parser:
                 ahead = Parser(self.tokens[self.i:], "")
                 return not ahead.attempt(ahead.condition)
             case "run" | "word":
-                return self.word not in ("am", "pm") and (  # 17 integers
-                    self.text not in WORDS["FILLERS"] or before in ("num", "word") and self.ends(1))
+                return self.word not in ("am", "pm") and (  # 5 each
+                    self.text not in WORDS["QUANTIFIERS"] or self.ends(1))
         return token.kind in FACTORS
 
     def product(self, left):
