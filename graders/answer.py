@@ -704,7 +704,9 @@ def typed(text, constants, commas):
             said = picked[2].strip("()")
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
-            if not said or value[0] not in ("list", "unread") and not words & {*WORDS["DOUBTS"]}:
+            if not said or not words & {*WORDS["DOUBTS"]} and (
+                    value[0] in ("word", "run") or value[0] not in ("list", "unread") and (
+                        max(map(len, words), default=0) < 2)):
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
