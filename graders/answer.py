@@ -667,7 +667,8 @@ INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
 for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-CHOICE = re.compile(r"(?i:(?:option|choice) )?\(? ?([A-J])(?: ?[).:]|$|(?= \( ?[A-Za-z]{3,})) ?"
+CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
+                    r"(?:[).:][} ]*|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
                     r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
                    r"([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
@@ -700,7 +701,7 @@ def typed(text, constants, commas):
     whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
         short = len(whole) < 300  # a form within a form: each is read anew
-        if picked := short and CHOICE.fullmatch(re.sub("[{}]", "", whole)):
+        if picked := short and CHOICE.fullmatch(whole):
             said = picked[2].strip("()")
             value = said and read(said, constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
