@@ -154,7 +154,8 @@ PIECES = ["```", "~~~", "1", "\\right ", "\\boxed{", "}", "{", "<answer>", "</an
 @pytest.mark.parametrize("text", [
     *(piece * (100_000 // len(piece)) for piece in PIECES),
     *("".join(random.Random(i).choices(PIECES, k=9000)) for i in range(20)),
-    "```" + "a" * 80_000, "1" + "\\right " * 10_000, "({" * 40_000, "\t(" * 40_000])
+    "```" + "a" * 80_000, "1 " + "1" * 2400 + "/" + "2" * 2400, "1" + "\\right " * 10_000,
+    "({" * 40_000, "\t(" * 40_000])
 def test_what_reads_a_completion_is_linear_in_it(text, monkeypatch):
     """Below a second, of 100,000 characters, or of a box of as many as are read."""
     monkeypatch.setattr(rewards, "run_tests", lambda *args: True)
