@@ -21,7 +21,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
     matrix     "\begin" rows "\end"                    \begin{pmatrix} 1 & 2 \end{pmatrix}
     unit       a word of words.txt, or a plural        5 \text{ cm}^2
     based      digits "_" base, as a whole             213_5
-    choice     letter ["."] [number or words]          (C) Plane
+    choice     letter ["."] [sum, equation or words]   (C) Plane
 
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
 () (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,

@@ -484,7 +484,7 @@ def same_equation(a, b):
 
 
 def lists(a, b):
-    """Lists and sets without order, each value as often as the gold answer has it; (1, 2) in its
+    """Lists and sets without order, values that the gold answer repeats as often; (1, 2) in its
     order and with its brackets, but (1, 2) is the list 1, 2, and [1, 2] an interval."""
     kinds = {a[0], b[0]}
     if not kinds & {"list", "set", "seq"}:
