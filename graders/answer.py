@@ -728,15 +728,15 @@ def typed(text, constants, commas):
 
 def parsed(found, constants):
     """-> the value of tokens; with ± a list of those of all signs, or of their entries, once."""
-    signs = [[Token("+"), Token("-")] if token.kind == "±" else [token] for token in found]
-    if sum(map(len, signs)) > len(found) + 4 or len({t.text for t in found if t.kind == "±"}) > 1:
+    texts = [token.text for token in found if token.kind == "±"]
+    if len(texts) > 4 or len({*texts}) > 1:
         raise ValueError("more than sixteen values, or \\pm with \\mp")
-    values = [Parser(signed, constants).answer() for signed in itertools.product(*signs)]
-    if len(values) == 1:
-        return values[0]
-    several = values[0][0] in ("list", "set")
-    items = dict.fromkeys([x for value in values for x in value[1]] if several else values)
-    return ("list", (*items,), (",",) * (len(items) - 1))
+    items = {}
+    for signs in map(iter, itertools.product("+-", repeat=len(texts))):
+        signed = [Token(next(signs)) if token.kind == "±" else token for token in found]
+        value = Parser(signed, constants).answer()
+        items |= dict.fromkeys(value[1] if value[0] in ("list", "set") else [value])
+    return ("list", (*items,), (",",) * (len(items) - 1)) if texts else value
 
 
 # ------------------------------------------------------------------ boxes
