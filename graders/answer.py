@@ -741,19 +741,15 @@ def parsed(found, constants):
 
 # ------------------------------------------------------------------ boxes
 
-# Between two boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
-JOINT = re.compile(r"(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{)*(?:,|,? *\b(?:and|or)\b)"
-                   r"(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*")
+# Boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
+BOXES = re.compile(rf"{BOX.pattern}(?:(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{{)*+"
+                   r"(?:,|,? *\b(?:and|or)\b)(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*+"
+                   rf"{BOX.pattern})*", re.S)
 
 
 def last_boxed(text):
     """The content of the last complete \\boxed{...} in a text, behind those of other boxes that
     "and", "or" or a comma joins to it; None without one."""
-    answers, begin = [], None
-    for box in reversed([*BOX.finditer(text)]):
-        if answers and not (begin - box.end() < 99 and JOINT.fullmatch(text, box.end(), begin)):
-            break
-        if (inside := last_boxed(box[1]) or box[1]) not in answers:
-            answers.insert(0, inside)
-        begin = box.start()
-    return ", ".join(answers) if answers else None
+    if joined := [*BOXES.finditer(text)]:
+        answers = [last_boxed(box) or box for box in BOX.findall(joined[-1][0])]
+        return ", ".join(dict.fromkeys(answers))
