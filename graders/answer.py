@@ -303,7 +303,7 @@ class Parser:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
-            if not where and (where := self.attempt(self.condition)):
+            if not where and (where := self.condition()):
                 continue
             if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
                 raise ValueError(f"{self.text!r} after an item")  # but 3 hours 20 minutes
@@ -314,22 +314,19 @@ class Parser:
         return ("where", node, *where) if where else node
 
     def condition(self):
-        """", k \\in Z", "(k \\in Z)", "for any integer k" -> its name, its set"""
-        bracket, name, found = self.take("("), None, []
-        while self.kind not in CLOSING:
+        """", k \\in Z", "(k \\in Z)", "for any integer k" -> its name, its set; else None"""
+        start, bracket, name, found = self.i, self.take("("), None, []
+        while self.kind not in CLOSING and len(found) < 14:
             token = self.take()
-            said = token.text if token.kind in ("numbers", *LETTERS) else token.kind
-            if token.kind == "name" and name is None:
-                name = ("name", said)
-            elif len(found) < 12 and (token.kind == "numbers" or said in WORDS["FILLERS"]):
-                found.append(said)
+            if token.kind == "name" and not name:
+                name = ("name", token.text)
             else:
-                raise ValueError("no condition")
+                found.append(token.text if token.kind in ("numbers", *LETTERS) else token.kind)
         if bracket:
             self.take(")")
-        if not name or not {*found} & {*WORDS["LINKS"]}:
-            raise ValueError("no condition")
-        return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
+        if name and {*found} & {*WORDS["LINKS"]} and {*found} <= {*WORDS["FILLERS"]}:
+            return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
+        self.i = start
 
     def item(self):
         """Parts with relations between them."""
@@ -414,8 +411,9 @@ class Parser:
                 return before not in ("num", "°", "unit", "%", "word") or (
                     token.gap and before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
-                ahead = Parser(self.tokens[self.i:], "")
-                return not ahead.attempt(ahead.condition)
+                start, condition = self.i, self.condition()
+                self.i = start
+                return not condition
             case "run" | "word":
                 return self.word not in ("am", "pm") and (  # 5 each
                     self.text not in WORDS["QUANTIFIERS"] or self.ends(1))
@@ -554,7 +552,7 @@ class Parser:
             return ("set", (), ())
         node = self.answer("\\}", "|", ":")
         if self.take("|", ":"):
-            where = self.attempt(self.condition)
+            where = self.condition()
             inner = where or self.answer("\\}")
             if inner[0] == "chain" and "=" in inner[2]:
                 raise ValueError("a set of equations")
