@@ -204,7 +204,7 @@ SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"), "(the )
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
-LISTS = "list set seq chain word".split()
+LISTS = "list set seq chain word numbers".split()
 
 
 def num(value):
@@ -341,11 +341,20 @@ class Parser:
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
     def part(self):
-        """Words; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
-        node = self.words() or self.ratio()
-        while self.kind in ("∪", "∖") or self.text == "U" or (
-                node[0] in ("numbers", "union", "minus") and self.kind == "-"):
-            node = ("minus" if self.take().kind in "∖-" else "union", node, self.ratio())
+        """Words, a time; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
+        if node := ("dots",) if self.take("…") else self.words():
+            return node
+        if token := self.take("clock"):
+            half = self.take().text.lower() if self.word in ("am", "pm") else ""
+            return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
+        sides = [self.expression()]
+        while ":" not in self.closing and self.take(":"):
+            sides.append(self.expression())
+        if len(sides) > 1:
+            return ("seq", ":", "", tuple(("/", p, q) for p, q in itertools.pairwise(sides)))
+        node = sides[0]
+        while self.kind in [*"∪∖-"] or self.text == "U":
+            node = ("minus" if self.take().kind in "∖-" else "union", node, self.expression())
         return node
 
     def words(self):
@@ -369,19 +378,6 @@ class Parser:
             if re.fullmatch(said, text.lower()):
                 return node
         return ("run", text, product) if product else ("word", text)
-
-    def ratio(self):
-        if token := self.take("numbers", "∅", "…"):
-            return {"∅": ("set", (), ()), "…": ("dots",)}.get(token.kind, ("numbers", token.text))
-        if token := self.take("clock"):
-            half = self.take().text.lower() if self.word in ("am", "pm") else ""
-            return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
-        parts = [self.expression()]
-        while ":" not in self.closing and self.take(":"):
-            parts.append(self.expression())
-        if len(parts) == 1:
-            return parts[0]
-        return ("seq", ":", "", tuple(("/", p, q) for p, q in itertools.pairwise(parts)))
 
     # -------------------------------------------------------------- sums and products
 
@@ -478,6 +474,10 @@ class Parser:
                 if token.kind == "{" and self.kind == "num":
                     raise ValueError("a number beside a group")
                 return node
+            case "numbers":
+                return ("numbers", token.text)
+            case "∅":
+                return ("set", (), ())
             case "\\{":
                 return self.set()
             case "FUNC" if token.text == "sec" and before in BEHIND and self.ends():  # 5 m/sec^2
