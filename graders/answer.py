@@ -30,6 +30,7 @@ numbers, word, run (letters, and their product), where, based, mod, choice, dots
 letters of what the grammar does not take.
 """
 
+import contextlib
 import functools
 import itertools
 import re
@@ -285,14 +286,6 @@ class Parser:
             ahead += 4 if self.peek(ahead + 1).kind == "{" else 2
         return self.peek(ahead).kind in ENDS
 
-    def attempt(self, rule):
-        """What a rule reads, or None where it reads nothing. Then nothing is taken."""
-        state = self.__dict__.copy()
-        try:
-            return rule()
-        except ValueError:
-            self.__dict__.update(state)
-
     # -------------------------------------------------------------- lists, items, parts
 
     def answer(self, *closing):
@@ -370,9 +363,10 @@ class Parser:
             return None
         text, product = " ".join(t.text for t in found), None
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
-            inner = Parser([found[0]._replace(gap=False)], self.constants)
-            product = inner.attempt(inner.expression)
-            product = None if inner.kind else product
+            inner = Parser(found, self.constants)
+            with contextlib.suppress(ValueError):
+                letters = inner.expression()
+                product = None if inner.kind else letters
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):
