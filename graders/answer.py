@@ -63,7 +63,7 @@ def aliases(kind):
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
 KINDS |= aliases("name")
-NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT")
+NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
          for prefix, short in [("", ""), *aliases("PREFIXES").items()]
@@ -123,6 +123,9 @@ PIECE = re.compile(r"""
 
 # ------------------------------------------------------------------ tokens
 
+UNSEEN = ("skip", "FONT")  # these only part tokens
+
+
 def spelled(piece, font):
     """The kind and text of letters, of a command or of a sign. font: are they in \\text?"""
     name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
@@ -166,7 +169,7 @@ def tokens(text, commas=True):
         text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
-    found, braces, gap, opened, at, depth = [], [], False, False, 0, 0
+    found, braces, before, at, depth = [], [], "", 0, 0
     while at < len(text):
         match = PIECE.match(text, at)
         kind, piece, at = match.lastgroup, match[0], match.end()
@@ -174,7 +177,7 @@ def tokens(text, commas=True):
             piece = piece.split(",")[0]  # (1,234) has two entries
             at = match.start() + len(piece)
         if kind == "brace":
-            braces += [opened] * (piece == "{")  # is it a font's?
+            braces += [before == "FONT"] * (piece == "{")  # is it a font's?
             kind = piece if braces and not braces[-1] else "skip"
             if piece == "}":
                 del braces[-1:]
@@ -183,9 +186,9 @@ def tokens(text, commas=True):
         elif kind != "skip":
             kind, piece = special(kind, piece)
         depth += (kind in ("(", "[", "\\{")) - (kind in (")", "]", "\\}"))
-        if kind not in ("skip", "FONT"):
-            found.append(Token(kind, piece, gap))
-        gap, opened = kind in ("skip", "FONT"), kind == "FONT"
+        if kind not in UNSEEN:
+            found.append(Token(kind, piece, before in UNSEEN))
+        before = kind
     return found
 
 
@@ -379,15 +382,11 @@ class Parser:
         """A sum of which every operator binds at least so firmly."""
         node = self.prefix()
         while True:
-            kind = self.kind
-            binds = BINDS.get(kind, IMPLICIT if self.starts_a_factor() else -1)
+            binds = BINDS.get(self.kind, IMPLICIT if self.starts_a_factor() else -1)
             if binds < least or node[0] in LISTS and node[1] != "":
                 return node
-            if binds == IMPLICIT:
-                node = self.product(node)
-            else:
-                self.i += 1
-                node = self.infix(node, kind)
+            operator = self.take(*BINDS)
+            node = self.infix(node, operator.kind) if operator else self.product(node)
 
     def starts_a_factor(self):
         """Is a factor next? None is [ that closes ]2, 3[, | that closes |x|, ( of a condition."""
@@ -411,8 +410,9 @@ class Parser:
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
-        if self.word in NUMBER_WORDS:
-            return ("*", left, num(NUMBER_WORDS[self.take().text.lower()]))
+        if number := NUMBER_WORDS.get(self.word):
+            self.i += 1
+            return ("*", left, num(number))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
@@ -456,7 +456,7 @@ class Parser:
         """A value, or the sign before a product."""
         if self.kind == "run":
             self.segment()
-        token, before = self.take() or Token(""), self.peek(-2).kind
+        token, before = self.expect(), self.peek(-2).kind
         match token.kind:
             case "+" | "-" if before != "-":
                 node = self.expression(PRODUCT)
@@ -486,8 +486,10 @@ class Parser:
                 return self.name(token.text)
             case "ACCENT":
                 return self.name(self.with_argument())
-            case "π" | "∞":
-                return ("const", "π") if token.kind == "π" else ("inf",)
+            case "π":
+                return ("const", "π")
+            case "∞":
+                return ("inf",)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 node = self.answer(closing)
@@ -571,17 +573,15 @@ class Parser:
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
         while sign := self.take("_", "'"):
-            name += self.with_argument() if sign.kind == "_" else KINDS.get(sign.text, sign.text)
+            name += self.with_argument() if sign.kind == "_" else sign.text
         return ("name", name)
 
     def function(self, function):
         """\\sin^2 x, \\log_2(8), \\sin 2x \\cos x: of brackets, or of the factors up to others."""
         base, exponent = num(10), None
-        while token := self.take("_", "^"):
+        while token := self.take(*("^_" if function == "log" else "^")):
             if token.kind == "^":
                 exponent = self.power(num(1))[2]
-            elif function != "log":
-                raise ValueError("a subscript of a function")
             else:
                 base = self.argument()
         if self.kind in ("(", "[", "{"):
