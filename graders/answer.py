@@ -343,15 +343,15 @@ class Parser:
         if token := self.take("clock"):
             half = self.take().text.lower() if self.word in ("am", "pm") else ""
             return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
-        sides = [self.expression()]
-        while ":" not in self.closing and self.take(":"):
-            sides.append(self.expression())
-        if len(sides) > 1:
-            return ("seq", ":", "", tuple(("/", p, q) for p, q in itertools.pairwise(sides)))
-        node = sides[0]
+        node = self.expression()
         while self.kind in [*"∪∖-"] or self.text == "U":
             node = ("minus" if self.take().kind in "∖-" else "union", node, self.expression())
-        return node
+        sides = [node]
+        while ":" not in self.closing and self.take(":"):
+            sides.append(self.expression())
+        if len(sides) == 1:
+            return node
+        return ("seq", ":", "", tuple(("/", p, q) for p, q in itertools.pairwise(sides)))
 
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
