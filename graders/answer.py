@@ -183,7 +183,7 @@ def tokens(text, commas=True):
                 del braces[-1:]
         elif kind in ("letters", "command", "sign"):
             kind, piece = spelled(piece, any(braces))
-        elif kind != "skip":
+        else:
             kind, piece = special(kind, piece)
         depth += (kind in ("(", "[", "\\{")) - (kind in (")", "]", "\\}"))
         if kind not in UNSEEN:
@@ -199,7 +199,9 @@ CLOSING = ["", *") ] } \\} row end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS = ["word", "run", "name"]
 BEHIND = "num unit / * } ) end π word °".split()  # behind these a unit may stand
-SUM, PRODUCT, IMPLICIT, DEGREES, POWER = 10, 20, 30, 40, 50  # how firmly an operator binds
+BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the function's before them
+# How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
+SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 10, 20, 30, 35, 40, 50
 BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
@@ -382,7 +384,11 @@ class Parser:
         """A sum of which every operator binds at least so firmly."""
         node = self.prefix()
         while True:
-            binds = BINDS.get(self.kind, IMPLICIT if self.starts_a_factor() else -1)
+            binds = BINDS.get(self.kind, -1)
+            if self.starts_a_factor():
+                if self.kind == "run" and least == ARGUMENT:  # sinxcosx
+                    self.segment()
+                binds = IMPLICIT if self.kind in BEHIND_ARGUMENTS else ARGUMENT
             if binds < least or node[0] in LISTS and node[1] != "":
                 return node
             operator = self.take(*BINDS)
@@ -416,7 +422,7 @@ class Parser:
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
-        right = self.expression(IMPLICIT + 1)
+        right = self.expression(DEGREES)
         if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
             return ("f", left[1], *(right[3] if right[0] == "seq" else [right]))
         return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
@@ -538,8 +544,8 @@ class Parser:
         pair = opening.kind + end.kind
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
-        if node[0] == "word" and pair == "{}" and unit_name(node[1]):
-            return unit(unit_name(node[1]))
+        if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
+            return unit(name)
         return node[2] if node[0] == "run" else node
 
     def set(self):
@@ -584,16 +590,8 @@ class Parser:
                 exponent = self.power(num(1))[2]
             else:
                 base = self.argument()
-        if self.kind in ("(", "[", "{"):
-            argument = self.bracket(self.take())
-        else:
-            argument = self.expression(DEGREES)
-            while self.starts_a_factor():
-                if self.kind == "run":  # sinxcosx
-                    self.segment()
-                if self.kind in ("FUNC", "(", "[", "{", "matrix"):
-                    break
-                argument = ("*", argument, self.expression(DEGREES))
+        opening = self.take("(", "[", "{")
+        argument = self.bracket(opening) if opening else self.expression(ARGUMENT)
         argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})  # in radians
         if exponent == num(-1):
             function, exponent = "arc" + function, None
