@@ -170,8 +170,7 @@ def tokens(text, commas=True):
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, braces, before, at, depth = [], [], "", 0, 0
-    while at < len(text):
-        match = PIECE.match(text, at)
+    while match := PIECE.match(text, at):
         kind, piece, at = match.lastgroup, match[0], match.end()
         if (not commas or depth) and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
             piece = piece.split(",")[0]  # (1,234) has two entries
@@ -366,17 +365,18 @@ class Parser:
         if self.peek(n).kind not in ENDS or not long or n > 1 and not title and (
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
-        text, product = " ".join(t.text for t in found), None
-        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
-            inner = Parser(found, self.constants)
-            with contextlib.suppress(ValueError):
-                letters = inner.expression()
-                product = None if inner.kind else letters
+        text = " ".join(t.text for t in found)
         self.i += n
         for said, node in SAID.items():
             if re.fullmatch(said, text.lower()):
                 return node
-        return ("run", text, product) if product else ("word", text)
+        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
+            inner = Parser(found, self.constants)
+            with contextlib.suppress(ValueError):
+                product = inner.expression()
+                if not inner.kind:
+                    return ("run", text, product)
+        return ("word", text)
 
     # -------------------------------------------------------------- sums and products
 
@@ -396,12 +396,12 @@ class Parser:
 
     def starts_a_factor(self):
         """Is a factor next? None is [ that closes ]2, 3[, | that closes |x|, ( of a condition."""
-        token, before, after = self.peek(), self.peek(-1).kind, self.peek(1).kind
+        token, before = self.peek(), self.peek(-1).kind
         match token.kind:
             case "|":
                 return "|" not in self.closing
             case "[":
-                return after not in ("", "∪", *SEPARATORS)
+                return self.peek(1).kind not in ("", "∪", *SEPARATORS)
             case "num":
                 return before not in ("num", "°", "unit", "%", "word") or (
                     token.gap and before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
@@ -630,8 +630,7 @@ class Parser:
                 speed or self.ends() and (scientific or before == "num" and start in ENDS)
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
-        name = unit_name(word)
-        if name and (len(word) > 1 or letter):
+        if (name := unit_name(word)) and (len(word) > 1 or letter):
             if speed:
                 self.tokens[self.i + 1] = Token("word", "s")
             return unit(name)
@@ -648,7 +647,8 @@ def unit_name(word):
         if form in UNITS:
             return UNITS[form]
     plural = re.fullmatch("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s", small)
-    return small if plural and small[:-1] not in WORDS["NO THINGS"] else None
+    if plural and small[:-1] not in WORDS["NO THINGS"]:
+        return small
 
 
 # ------------------------------------------------------------------ the whole of an answer
