@@ -23,6 +23,7 @@ inexact = mp.convert  # of a Fraction
 SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of their size
 CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
+NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
 COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
 SETS = ("seq", "set", "union", "minus", "numbers")
@@ -71,15 +72,15 @@ def power(a, b):
         raise NoValue("large")
     if exact(a, b) and b.denominator == 1:
         return a ** b.numerator
-    if exact(b) and b.denominator % 2 and not isinstance(a, mp.mpc) and a < 0:
+    if exact(b) and b.denominator % 2 and a == -abs(a):
         return (-1) ** b.numerator * mp.power(-a, b)
     return mp.power(a, b)
 
 
 def whole(function):
-    """A function of whole numbers from 0 to 9000."""
+    """A function of NATURALS."""
     def of(*given):
-        if not exact(*given) or any(x.denominator > 1 or not 0 <= x <= 9000 for x in given):
+        if not NATURALS.issuperset(given):
             raise NoValue("large")
         return function(*map(int, given))
     return of
@@ -103,7 +104,7 @@ FUNCTIONS = {
     **{name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()},
     **{f"arc{name}": analytic(f"a{name}") for name in "sin cos tan sinh cosh tanh".split()},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
-    "^": power, "()": lambda x: x}
+    "^": power}
 CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
 
 
@@ -117,9 +118,9 @@ def value(node, at=(), real=False):
             return at[node]
         case ("const", name):
             return CONSTANTS[name]
-        case ("run", _, product):
-            return value(product, at, real)
-        case ("f", name, *parts) | (("+" | "*" | "/" | "^" | "()") as name, *parts):
+        case ("run", _, inner) | ("()", inner):
+            return value(inner, at, real)
+        case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
             given = [value(part, at, real) for part in parts]
             if name in FUNCTIONS:
                 return tidy(FUNCTIONS[name](*given), real)
@@ -187,19 +188,18 @@ def same_number(a, b):
 @functools.lru_cache(maxsize=4096)
 def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must."""
-    if not names_of(a) and not names_of(b):
+    if not names_of(a) or not names_of(b):
         found = tried(a), tried(b)
-        return found[0] == found[1] in ("none", "large") and a == b or bool(same_number(*found))
-    if a == b or not names_of(a) or not names_of(b):
-        return a == b
+        return found[0] == found[1] == "large" and a == b or bool(same_number(*found))
+    if a == b:
+        return True
     functions, equal = functions_of(a) | functions_of(b), 0
-    integers = sum(bool(functions_of(node) & {*INTEGER}) for node in (a, b))
+    integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     for at in points(a, b, integers):
         found = [tried(node, at, "i" not in functions) for node in (a, b)]
         if "complex" in found and "abs" in functions and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
-        same = same_number(*found)
-        if same is False:
+        if (same := same_number(*found)) is False:
             return False
         equal += same is True
     return equal > 2
@@ -221,8 +221,8 @@ def label(node):
     word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
     match node:
         case ("word" | "run", text, *_):
-            return text.isalpha() and (text.isupper() or text.istitle() and len(text) > 2) and (
-                text.lower() not in {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
+            return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}", text) and (
+                text.lower() not in WORDS["NO NAMES"] + WORDS["DOUBTS"])
         case ("/", *parts) | ("seq", _, _, parts):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
@@ -231,9 +231,7 @@ def label(node):
             return label(left)
         case ("+" | "^" | "chain", *_):
             return False
-        case ("f", name, *_) if name not in FUNCTIONS:
-            return True
-    return bool(names_of(node))
+    return node[0] == "f" and node[1] not in FUNCTIONS or bool(names_of(node))
 
 
 def bare(name):
@@ -264,7 +262,7 @@ def named(node):
             own = sides[:1]  # m + n = 64 + 9 = 73
         rest = sides[len(own):]
         if own:  # of x = y = 1 both
-            name = own[0] if len(own) == 1 else ("=", *own)
+            name = ("=", *own) if own[1:] else own[0]
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         claims += itertools.pairwise(rest)
@@ -283,18 +281,16 @@ def named(node):
 def put_together(names, values, order):
     """One value; a sequence of those of several names, in an order of names or in their own; a set,
     where y is before x or the name is one; of sequences where names come again, else of pairs."""
-    if len(values) == 1:
-        return values[0]
     each = [*dict.fromkeys(order or names)]
     n = len(each)
     rows = [dict(zip(names[i:i + n], values[i:i + n])) for i in range(0, len(names), n)]
     in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
     if n > 1 and in_order and all(len(row) == n for row in rows):
-        rows = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
-        return rows[0] if len(rows) == 1 else ("list", (*rows,), ())
-    if 1 < n < len(names) and all(names):
+        values = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
+    elif 1 < n < len(names) and all(names):
         values = [("seq", "(", ")", pair) for pair in zip(names, values)]
-    return ("set" if names[0] and order is not names else "list", (*values,), ())
+    kind = "set" if names[0] and order is not names else "list"
+    return values[0] if len(values) == 1 else (kind, (*values,), ())
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -303,7 +299,7 @@ def is_set(node):
     """Is it a set of real numbers that is no list, tuple or open interval?"""
     return node[0] in ("union", "minus", "numbers") or (
         node[0] == "list" and any(map(is_set, node[1]))) or (
-        node[0] == "chain" and bool({*node[2]} & {*COMPARE})) or (
+        node[0] == "chain" and bool(COMPARE.keys() & node[2])) or (
         node[0] == "seq" and node[1] + node[2] in ("(]", "[)"))
 
 
@@ -423,12 +419,10 @@ def words(a, b):
         return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
         texts = a[1], b[1]
-        mine, its = (text.lower() if len(text) > 2 and not re.search(r"\B[A-Z]", text)
-                     or text.lower() in ("no", "yes") else text
+        mine, its = (text.lower() if re.fullmatch(r"(?i:no|yes)|(?!.*\B[A-Z])...+", text) else text
                      for text in texts)
-        word = re.compile("[A-H]+|(?=..)[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*")
-        if mine == its or "word" in kinds or any(map(word.fullmatch, texts)) and any(
-                len(text) > 2 or text.isupper() for text in texts):
+        word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
+        if mine == its or "word" in kinds or any(map(word.fullmatch, texts)):
             return mine == its
     return None
 
@@ -465,7 +459,7 @@ def equations(a, b):
     ours = put_together(names, values, both and its_names)
     theirs = put_together(its_names, its_values, its_names)
     return (ours, theirs) != (a, b) and (
-        alike(ours, theirs) or both and same_but_constants(ours, theirs, True))
+        alike(ours, theirs) or same_but_constants(ours, theirs, both))
 
 
 def same_equation(a, b):
@@ -495,7 +489,7 @@ def lists(a, b):
         if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
             return kinds == {"seq"} and all_alike(x, y)
         if "list" in kinds and (":" in brackets or "or" in (*a[2], *b[2]) or (
-                {*y} & {*INFINITIES} or b[1] == "[" and len(y) == 2)):
+                INFINITIES.keys() & y or b[1] == "[" and len(y) == 2)):
             return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
             ":" in brackets and (("/", *y) == a or ("/", *x) == b))
@@ -525,6 +519,8 @@ def quantities(a, b):
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
+    if y in INFINITIES:
+        return x == y
     if not names_of(without_unit(y)) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom".split()}):
         return False  # of a number these are the question
@@ -548,14 +544,11 @@ def same_but_constants(a, b, named_function):
         for order in itertools.permutations(its))
 
 
-def has_end(x):
-    """Have the digits of a number an end?"""
-    return exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
-
-
 def rounds(decimal, other, least=10**5):
     """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
-    if other is None or not has_end(decimal) or has_end(other) or decimal.denominator > CANCEL:
+    have_ends = [exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
+                 for x in (decimal, other)]
+    if other is None or have_ends != [True, False] or decimal.denominator > CANCEL:
         return False
     last = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
     half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
