@@ -26,8 +26,8 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
 () (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
-numbers, word, run (letters, and their product), where, based, mod, choice, dots; and unread: the
-letters of what the grammar does not take.
+common, numbers, word, run (letters, and their product), where, based, mod, choice, dots; and
+unread: the letters of what the grammar does not take.
 """
 
 import contextlib
@@ -80,8 +80,9 @@ PIECE = re.compile(r"""
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:\ *(?:\{:\}|\\!:\\!|:)\ *[0-9]{2})+(?![0-9]|\ *:))
-    |(?P<num>[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\[,;:\ ]\s*|[\ ~])[0-9]{3})+(?![0-9])
+    |(?P<clock>[0-9]{1,2}(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:]))
+    |(?P<num>(?!0\\[;:\ ])[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\,\s*|\\[;:\ ]|[\ ~])[0-9]{3})+
+            (?![0-9])
             (?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
@@ -89,9 +90,7 @@ PIECE = re.compile(r"""
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|\ ]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad
         |np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
         |[.,。](?!\s*\.\.)(?=(?:[\s$.,。}*]|\\[)\]]){0,9}\Z)
-        |(?:\A|(?<=[{(\["“$,;=])|(?<=[(\[$,;=]\ ))(?i:an?|the)\ +(?=(?:\\text\w*\ *\{)?[A-Za-z]{4})
-            (?!\w*(?:pi|sqrt|sin|cos|tan|log|ln|exp))  # an article
-        |\A(?:[$\s]*(?:≈|\\approx)|=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
+        |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
@@ -141,14 +140,14 @@ def special(kind, piece):
     """The kind and text of a number, as Fraction reads it, of dx/dt or a mark."""
     match kind:
         case "num" | "clock":
-            digits = re.sub("^0,", "0.", piece.replace("−", "-"))  # 0,111
+            digits = re.sub(r"^0(,|\{,\})", "0.", piece.replace("−", "-"))  # 0,111
             return kind, re.sub(r"\\[!,;: ]|[{},~\s]", "", digits)
         case "mixed":  # 1 2/3, 1\frac23
             whole, part, of = re.fullmatch(
                 r"(\d*)\D*?(\d++(?=\D+\d)|\d)\D*(\d+)\D*", piece).groups()
             return "num", f"{int(whole or 0) * int(of) + int(part)}/{of}"
         case "repeating":  # 0.8(3), 0.8333...
-            piece = re.sub(r"(\d{1,9}?)\1+\D*$", r"(\1)", piece)
+            piece = re.sub(r"(\d{1,9}?)\1+[^\d)}]+$", r"(\1)", piece)
             start, tail, *period = re.split(r"\.|\D+", piece)
             digits, period = start + tail, "".join(period)
             nines = 10 ** len(tail) * (10 ** len(period) - 1)
@@ -339,14 +338,19 @@ class Parser:
 
     def part(self):
         """Words, a time; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
+        self.take("≈")
+        if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
+                self.peek(1).kind in ("run", "word")):
+            self.i += 1
         if node := ("dots",) if self.take("…") else self.words():
             return node
         if token := self.take("clock"):
             half = self.take().text.lower() if self.word in ("am", "pm") else ""
             return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
         node = self.expression()
-        while self.kind in [*"∪∖-"] or self.text == "U":
-            node = ("minus" if self.take().kind in "∖-" else "union", node, self.expression())
+        while self.kind in [*"∩∪∖-"] or self.text == "U":
+            kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(self.take().kind, "union")
+            node = (kind, node, self.expression())
         sides = [node]
         while ":" not in self.closing and self.take(":"):
             sides.append(self.expression())
@@ -484,7 +488,7 @@ class Parser:
                 return unit("s")
             case "FUNC":
                 return self.function(token.text)
-            case "unit" if self.kind not in ENDS:  # \$5
+            case "unit" if self.kind not in ENDS and before not in BEHIND:  # \$5
                 return ("*", self.expression(PRODUCT), unit(token.text))
             case "unit" | "word" | "name" if (node := self.unit(token)):
                 return node
@@ -492,10 +496,8 @@ class Parser:
                 return self.name(token.text)
             case "ACCENT":
                 return self.name(self.with_argument())
-            case "π":
-                return ("const", "π")
-            case "∞":
-                return ("inf",)
+            case "π" | "∞":
+                return ("const", "π") if token.kind == "π" else ("inf",)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 node = self.answer(closing)
@@ -658,8 +660,9 @@ for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
-                    r"(?:[).:][} ]*|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
-                    r"(|\(?-?(?:\w|\\[dt]?frac|\\sqrt|\\pi).*)", re.S)
+                    r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
+                    r"((?![-+] |[+*/^=<>!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
+                    r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
                    r"([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
@@ -692,12 +695,11 @@ def typed(text, constants, commas):
     try:
         short = len(whole) < 300  # a form within a form: each is read anew
         if picked := short and CHOICE.fullmatch(whole):
-            said = picked[2].strip("()")
-            value = said and read(said, constants)
-            words = {*re.findall(r"(?<!\\)\b[a-z]+", said.lower())}
-            if not said or not words & {*WORDS["DOUBTS"]} and (
-                    value[0] in ("word", "run") or value[0] not in ("list", "unread") and (
-                        max(map(len, words), default=0) < 2)):
+            value = picked[2] and read(picked[2], constants)
+            words = {*re.findall(r"(?<!\\)\b[a-z]+", picked[2].lower())}
+            strange = [x for x in words if x not in NAMED and len(x) > 1 and not unit_name(x)]
+            if not value or not words & {*WORDS["DOUBTS"]} and (
+                    value[0] in ("word", "run") or value[0] != "unread" and not strange):
                 return ("choice", picked[1], value or None)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))

@@ -169,7 +169,7 @@ def points(a, b, integers=0):
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
                 size * Fraction(draw.randint(100, 1999), 997))
-            if (k + 1) % 2 < (integers if name[1] in "ijklmnN" else min(1, integers)):
+            if (k + 1) % 2 < (integers if name[1] not in [*"xyzt", "alpha"] else min(1, integers)):
                 x = Fraction(round(6 * x if size == 1 else x))
             at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
         yield at
@@ -254,9 +254,9 @@ def named(node):
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
                 not names_of(sides[0])):
             sides.reverse()  # 3 = x
+        if len(sides) > 1 and sides[0] == ("const", "e"):  # an eccentricity
+            sides[0] = ("name", "e")
         own = [*itertools.takewhile(label, sides[:-1])]
-        if sides[:-1] == [("const", "e")]:  # an eccentricity
-            own = sides[:1]
         if len(sides) > 2 and sides[1] != sides[-1] and (
                 {n[0] for n in inside(sides[0])} == {"+", "name"}):
             own = sides[:1]  # m + n = 64 + 9 = 73
@@ -323,7 +323,7 @@ def members(node, tests):
     """Those of some real numbers that are in a set. Of two relations with a comma between them both
     hold, if they can."""
     match node:
-        case ("seq", left, right, (low, high)):
+        case ("seq", "(" | "[" as left, right, (low, high)):
             low, high = end(low), end(high)
             if low >= high:
                 raise NoValue("none")
@@ -355,7 +355,7 @@ def members(node, tests):
 
 def same_reals(a, b):
     """Are two sets of real numbers the same? Their members are, at all ends and between them."""
-    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
+    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple) and n[-1][0] not in SETS
              for part in n if part[0] not in (*SETS, "list", "chain")]
     if len({*map(unknown, parts)} - {None}) > 1:
         return False
@@ -492,7 +492,7 @@ def lists(a, b):
                 INFINITIES.keys() & y or b[1] == "[" and len(y) == 2)):
             return False
         return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
-            ":" in brackets and (("/", *y) == a or ("/", *x) == b))
+            ":" in brackets and (("/", *y) in (a, *x) or ("/", *x) in (b, *y)))
     left = [*x]
     for gold in y:
         if (found := next((p for p in left if alike(p, gold)), None)) is None:
