@@ -76,7 +76,8 @@ def read_runs(program, paths):
             with refusing(program, f"{path}: a file of the run is damaged: "):
                 found.append(read(path))
     if not found:
-        refuse(program, f"{', '.join(map(str, paths))}: among these is no folder of a run")
+        refuse(program, f"{', '.join(map(str, paths))}: no run's folder is among these; train.py "
+                        "--out names one")
     return found
 
 

@@ -103,7 +103,7 @@ def read_pickle(path, **options):
     try:
         return torch.load(path, weights_only=True, **options)
     except Exception as e:  # a damaged file may raise anything
-        raise ValueError(f"{type(e).__name__}: it is damaged, or no dict of plain values") from None
+        raise ValueError(f"{type(e).__name__}: damaged, or more than tensors and values") from None
 
 
 def resumed(args):

@@ -19,7 +19,7 @@ PANELS = {  # metric: label of its panel
     "policy/entropy": "entropy (nats)", "clip/frac": "share of tokens clipped",
     "policy/kl_old": "KL within the rollout (nats)"}
 OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: least and most; "
-            f"held-out scores of one seed, band: +- {NORMAL} standard errors over problems")
+            f"held-out scores of one seed, band: {NORMAL} standard errors over problems")
 
 
 def read(path):

@@ -168,8 +168,8 @@ class Run(AbstractContextManager):
         self.first = self.first or record
         failed = metrics["grader/error"] + metrics["grader/timeout"]
         if 3 * failed >= (of := metrics["groups/sampled"] * self.args.group_size):
-            raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier of "
-                            "rewards.py failed; the errors and timeouts are printed above")
+            raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
+                            "the errors and timeouts are printed above")
         for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
             if kind not in self.warned:  # once in a run
                 say(f"WARNING  rollout {self.rollout}: {text}")
