@@ -31,8 +31,7 @@ from harness.files import append, folder_fault, lock, write
 from harness.flags import Parser, add_common_flags, check_data_dir, with_origins
 from harness.log import versions
 from harness.start import read_tokenizer
-from harness.stats import benchmark_results, paired
-from harness.tables import differences_table, results_table
+from harness.stats import benchmark_results, differences_table, paired, results_table
 from rewards import announce
 from rollout import Sampling, sample_on_engines
 
@@ -221,7 +220,7 @@ def main(argv=None):
             args.samples or len(groups[0]), "--against")  # None: of --completions
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
-                sample_rest(args, problems, groups, out / "completions.jsonl", size)
+                sample_rest(args, problems, groups, out / "completions.jsonl", size)  # into groups
         parallel.on_rank0(report, args, problems, groups, others, out)
         parallel.stop()
     except (OSError, FloatingPointError, failures.RunFailed, KeyboardInterrupt) as e:

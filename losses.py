@@ -598,7 +598,7 @@ class Method:
 
     def __post_init__(self):
         for f in self.functions:
-            require(callable(f), f"a row is made of functions: {f!r} is none")
+            require(hasattr(f, "__name__"), f"a row is made of functions: {f!r} is none")
 
     @property
     def selects(self):

@@ -1,7 +1,6 @@
 """What a rollout and an evaluation are made of: groups of completions, sampled and graded."""
 
 from contextlib import nullcontext
-from functools import partial
 from typing import NamedTuple
 
 from data.prompts import decode, encode
@@ -37,24 +36,26 @@ class Group(NamedTuple):
                                                   self.faults)]
 
 
-def sample_groups(sampler, tokenizer, sampling, timed, problems, *, seed):
-    """-> a Group of each problem. timed: phase -> a context, for "sample" and "reward"."""
-    prompts = [encode(tokenizer, problem, sampling.template) for problem in problems]
-    with timed("sample"):
-        completions = sampler.sample(prompts, sampling.samples, seed=seed, top_p=sampling.top_p,
-                                     temperature=sampling.temperature,
-                                     max_tokens=sampling.max_tokens)
-    with timed("reward"):
-        texts = [[decode(tokenizer, c, prompt) for c in group]
-                 for prompt, group in zip(prompts, completions, strict=True)]
-        graded = grade(problems, texts)
-    return [Group(*fields, rewards=[x.reward for x in results], faults=[x.fault for x in results])
-            for *fields, results in zip(problems, prompts, completions, texts, graded)]
-
-
 def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp=1,
                       timed=nullcontext):
     """-> each problem's Group, in order, on every rank: each engine samples and grades its share.
-    seed_of_engine: its number -> the seed of its draws; tp: ranks of one engine."""
-    share = partial(sample_groups, sampler, tokenizer, sampling, timed)  # (problems, seed=...)
-    return parallel.map_over_engines(share, problems, seed_of_engine, tp)
+
+    sampler: of engine/sampler.py. seed_of_engine: an engine's number -> the seed of its draws; tp:
+    ranks of one engine, which all do the same; timed: phase -> a context, "sample" and "reward"."""
+    engines, engine = parallel.world() // tp, parallel.rank() // tp
+    share = problems[engine::engines]
+    prompts = [encode(tokenizer, problem, sampling.template) for problem in share]
+    with timed("sample"):
+        completions = sampler.sample(
+            prompts, sampling.samples, seed=seed_of_engine(engine), max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature, top_p=sampling.top_p)
+    with timed("reward"):
+        texts = [[decode(tokenizer, c, prompt) for c in group]
+                 for prompt, group in zip(prompts, completions, strict=True)]
+        graded = grade(share, texts)
+    own = [Group(*fields, rewards=[x.reward for x in results], faults=[x.fault for x in results])
+           for *fields, results in zip(share, prompts, completions, texts, graded)]
+    groups = [None] * len(problems)
+    for number, its in enumerate(parallel.gather(own)[::tp]):
+        groups[number::engines] = its
+    return groups

@@ -60,7 +60,7 @@ def score(trainer, groups, args):
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)
-    # "proximal" is replaced in scored_rollouts, just before it is learnt from
+    # the flag's default is the method's; scored_rollouts replaces "proximal" before it is learnt
     batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
@@ -84,7 +84,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
     run.pending, with the log probabilities of the weights that sampled them."""
     for _ in run.rollouts():
         sampled = [sample_and_grade(sampler, tokenizer, train_set, args, rollout, run.timed)
-                   for rollout in run.to_sample()]
+                   for rollout in run.to_sample()]  # none while enough are pending
         sampler.sleep()
         for groups, all_groups in sampled:
             with run.timed("logp"):

@@ -5,8 +5,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from harness.stats import half_width
-from harness.tables import markdown_table
+from harness.stats import half_width, markdown_table
 
 OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last: of the memory
 

@@ -5,7 +5,7 @@ from math import nan
 
 from anatomy.rollout import logged, signed_gradient, walk
 from harness.curves import draw
-from harness.tables import markdown_table
+from harness.stats import markdown_table
 from losses import weight_on_logprob
 
 

@@ -9,7 +9,7 @@ from anatomy.rollout import HIGH, LOW, walk
 from engine.loading import layers_of
 from engine.policy import backward
 from harness.curves import plt, save
-from harness.tables import markdown_table
+from harness.stats import markdown_table
 from losses import ppo_clip
 
 

@@ -148,16 +148,6 @@ def on_rank0(f, *inputs):
     return value
 
 
-def map_over_engines(f, items, seed_of_engine, tp=1):
-    """f(items of an engine, seed=seed_of_engine(its number)) on every engine -> its results for all
-    items, in the items' order. An engine is `tp` ranks, which all go through the same items."""
-    engines, engine = world() // tp, rank() // tp
-    results, seed = [None] * len(items), seed_of_engine(engine)
-    for i, part in enumerate(gather(f(items[engine::engines], seed=seed))[::tp]):
-        results[i::engines] = part
-    return results
-
-
 # ---------------------------------------------------------------------------- sharded weights
 
 def shard(policy, layers, offload):

@@ -41,9 +41,9 @@ class Trainer:
         self.policy, self.method = policy, method
         self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
         self.optimizer = torch.optim.AdamW(
-            [p for p in policy.parameters() if p.requires_grad], lr=lr, betas=betas,
-            weight_decay=weight_decay, fused=True)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+            [p for p in policy.parameters() if p.requires_grad],  # of LoRA the adapters alone
+            lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+        self.factor, self.steps_taken = factor, 0
         # of float16's gradients; off, it scales by 1 and steps as the optimizer does
         self.scaler = torch.amp.GradScaler(parallel.device().type,
                                            enabled=policy.dtype == "float16")
@@ -85,13 +85,14 @@ class Trainer:
         # without a scaler get_scale() is 1
         if not metrics["loss"].isfinite() or (overflow and self.scaler.get_scale() <= 1):
             raise NotFinite(
-                f"optimizer step {self.schedule.last_epoch + 1}: loss {metrics['loss'].item()}, "
+                f"optimizer step {self.steps_taken + 1}: loss {metrics['loss'].item()}, "
                 f"gradient norm {norm.item()}", minibatch)
+        group, = self.optimizer.param_groups
+        group["lr"] = self.optimizer.defaults["lr"] * self.factor(self.steps_taken)
         self.scaler.step(self.optimizer)  # not where a gradient overflowed
         self.scaler.update()
-        metrics["lr"], metrics["overflow"] = self.optimizer.param_groups[0]["lr"], float(overflow)
-        if not overflow:
-            self.schedule.step()
+        metrics["lr"], metrics["overflow"] = group["lr"], float(overflow)
+        self.steps_taken += not overflow
         self.optimizer.zero_grad()  # to None, now: the sampler needs the memory
         return metrics
 
@@ -108,7 +109,7 @@ class Trainer:
                      for name, p in self.policy.state_dict().items() if "lora_" in name},
             optimizer=gathered.get_optimizer_state_dict(self.policy, self.optimizer,
                                                         options=options),
-            optimizer_steps=self.schedule.last_epoch, scaler=self.scaler.state_dict())
+            optimizer_steps=self.steps_taken, scaler=self.scaler.state_dict())
 
     def restore(self, state):
         """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
@@ -122,10 +123,7 @@ class Trainer:
                                  "the commit that began the run is in its config.json")
         gathered.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"],
                                           options=options)
-        self.schedule.last_epoch = state["optimizer_steps"]
-        (group,), (factor,) = self.optimizer.param_groups, self.schedule.lr_lambdas
-        own = self.optimizer.defaults
-        group.update(lr=own["lr"] * factor(self.schedule.last_epoch),
-                     weight_decay=own["weight_decay"])
+        self.steps_taken, (group,) = state["optimizer_steps"], self.optimizer.param_groups
+        group["weight_decay"] = self.optimizer.defaults["weight_decay"]
         if state["scaler"]:  # {} where the run was not in float16
             self.scaler.load_state_dict(state["scaler"])

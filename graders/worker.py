@@ -27,7 +27,7 @@ from traceback import walk_tb
 from graders import Ungraded
 from graders.sandbox import read_line
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # their kinds
+FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # the first two are Ungraded's
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

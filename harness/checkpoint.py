@@ -36,9 +36,9 @@ OF_RUN = "flags rollout state totals first pending".split()
 # ---------------------------------------------------------------------------- what a run was
 
 def saved_config(args):
-    """-> config.json, by run.begin, of the run that --resume continues, or starts again where it
-    has no checkpoint yet, and trees of losses.py and rewards.py; without values where there is no
-    such run. Raises ValueError where they cannot be read."""
+    """-> flags, derived (names of those that follow others), history and checksums of config.json,
+    by run.begin, and trees of losses.py and rewards.py, of the run that --resume continues, or
+    starts again without a checkpoint; no flags without such a run. Raises ValueError."""
     path = default_out(args) / "config.json"
     if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
         return dict(flags={}, derived=[])

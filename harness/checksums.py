@@ -38,8 +38,10 @@ def reached(tree, roots):
                 nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
             case ast.Assign([ast.Subscript() as row], value):  # below its table
                 nodes[ast.unparse(row)] = value
-            case ast.Assign([ast.Name(name)], value) if not isinstance(value, ast.Tuple | ast.Set):
-                nodes[name] = value  # tuples and sets list functions: a new one changes no run
+            case ast.Assign(_, ast.Tuple([ast.Name(), *_]) | ast.Set([ast.Name(), *_])):
+                pass  # a list of functions: a new one changes no run
+            case ast.Assign([ast.Name(name)], value):
+                nodes[name] = value
     while waiting:
         name = waiting.pop()
         if node := nodes.pop(name, None):

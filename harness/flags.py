@@ -357,7 +357,7 @@ def follow(args, method):
         if getattr(args, name) is None:
             setattr(args, name, value)
             args.origin[name] = FOLLOWS
-    if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):  # SAVED has it already
+    if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):  # a recipe's, too
         args.lr *= 10
         args.origin["lr"] = "ten times full training's, for --lora_rank"  # not again on resume
 

@@ -23,16 +23,16 @@ def named(f):
 
 
 def toy(reference):
-    """-> Tokens [8, 6] and their StepSize. Row 0 has ratio 1, row 3 no token, row 4 A = 0; the
+    """-> Tokens [8, 12] and their StepSize. Row 0 has ratio 1, row 3 no token, row 4 A = 0; the
     halves have other means, and prompts in common. reference: is there a reference model?"""
     rows = torch.arange(8)[:, None]
-    draw, noise, entropy = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0),
+    draw, noise, entropy = torch.rand(3, 8, 12, generator=torch.Generator().manual_seed(0),
                                       dtype=torch.float64)
     logprobs, noise = -0.05 - (6 - rows * 0.7) * draw, rows * (noise - 0.5)
     tokens = Tokens(
-        logprobs, logprobs - noise, advantages=(rows - 4.0).double().expand(8, 6),
-        mask=torch.arange(6) < (5 * rows + 3) % 6, entropy=entropy + 0.2 * (3 * rows % 8),
-        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 6),
+        logprobs, logprobs - noise, advantages=(rows - 4.0).double().expand(8, 12),
+        mask=torch.arange(12) < (5 * rows + 3) % 6 * 2, entropy=entropy + 0.2 * (3 * rows % 8),
+        sampler_logprobs=logprobs - noise / 2, group=(rows % 4).expand(8, 12),
         ref_logprobs=logprobs - noise / 3 if reference else None).masked()
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
@@ -60,8 +60,8 @@ def call(method, f, shape, *inputs, **offered):
                          + order * isinstance(e, TypeError)) from None
     require(before == found(), f"{where} writes into its arguments, as clamp_, += and "
             "tokens.mask = ... do; clamp and a name of its own do not")
-    value, *numbers = value if isinstance(value, tuple) else (
-        value, *(x for x in inputs if isinstance(x, dict)))
+    numbered = isinstance(value, tuple) and f not in method.passes
+    value, *numbers = value if numbered else (value, *(x for x in inputs if isinstance(x, dict)))
     require([*map(type, numbers)] in ([], [dict]),
             f"{where} returns a tuple that is not a tensor and its dict(NAME=number)")
     kind = list(value.shape) if torch.is_tensor(value) else f"a {type(value).__name__}"
@@ -117,7 +117,7 @@ def check_step(method, tokens, size):
     require(draws or torch.equal(one, other) or not torch.equal(
         whole, gradient(method, more, size)), f"{named(method.objective)} adds tokens.entropy, "
             "which has no gradient here: --entropy_coef is such a bonus")
-    wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :6]
+    wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :12]
     require(draws or torch.allclose(wide, whole, 1e-5),
             "its gradient depends on padding: means and sums have to leave it out, as "
             "tokens.mean(x) and (loss * mask).sum() do")
@@ -156,6 +156,8 @@ def check_advantage(method, group_size, shaped):
         require(draws or torch.allclose(advantages_of(turned), expected),
                 f"{named(method.advantage)} depends on the order of a group's completions, as "
                 "argsort does among equal rewards, and rewards.mean(0), which is of other prompts")
+    require(draws or advantages.any() or method.advantage is losses.none,
+            f"{named(method.advantage)} gives every completion 0: there is nothing to learn")
     gain = (advantages * (rewards - rewards.mean(1, True))).sum()
     require(gain >= 0 or not method.like_reinforce,
             f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "

@@ -153,8 +153,8 @@ class Run(AbstractContextManager):
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
-        metrics the entries until now, samples some completions. Raises RunFailed where a verifier
-        failed on a third of the completions."""
+        metrics train.py's entries (log.outcome, `score`, scores), samples some completions. Raises
+        RunFailed where a verifier failed on a third of the completions."""
         seconds = perf_counter() - self.began
         self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)  # adds
         mass_pos, mass_neg = losses.gradient_mass(advantages)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.curves import plt, save
 from harness.files import write
-from harness.tables import markdown_table
+from harness.stats import markdown_table
 from study import mechanism, rule
 from study.runs import HERE, RESULTS, read_bases, read_plan
 from study.updates import UPDATES, UPDATES_OF_GEMMA

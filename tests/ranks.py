@@ -95,7 +95,7 @@ def run(model, name, option="plain"):
         for _, minibatch in policy.minibatches(batch, method, 4, seed=0, rollout=0):
             metrics = trainer.step(minibatch)
             told.append({k: float(v) for k, v in metrics.items()})
-            told[-1].update(scale=trainer.scaler.get_scale(), steps=trainer.schedule.last_epoch)
+            told[-1].update(scale=trainer.scaler.get_scale(), steps=trainer.steps_taken)
     return dict(told=told, weights={k: v.clone() for k, v in parallel.weights(p)})
 
 
@@ -132,8 +132,11 @@ def main(model, out):
             weight.mul_(1.1)
     sampler.load_weights(parallel.weights(p))
     prompts = [[10, 11, 12 + i] for i in range(5)]
-    groups = parallel.map_over_engines(lambda share, seed: sampler.sample(
-        share, 4, seed=seed, temperature=1.0, max_tokens=8), prompts, seed_of)
+    share = sampler.sample(prompts[parallel.rank()::parallel.world()], 4, max_tokens=8,
+                           seed=seed_of(parallel.rank()), temperature=1.0)
+    groups = [None] * len(prompts)
+    for i, part in enumerate(parallel.gather(share)):
+        groups[i::parallel.world()] = part
     batch = policy.make_batch([*zip(prompts, groups)])
     gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
     sampler.close()

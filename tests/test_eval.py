@@ -20,8 +20,14 @@ import helpers
 from engine.completion import Completion, seed_of
 from graders import sandbox
 from harness import stats
-from harness.stats import benchmark_results, interval, pass_at_k, standard_error, summarise
-from harness.tables import results_table
+from harness.stats import (
+    benchmark_results,
+    interval,
+    pass_at_k,
+    results_table,
+    standard_error,
+    summarise,
+)
 from helpers import read_rows, write_rows
 from rewards import REWARDS, Verifier
 

@@ -286,7 +286,7 @@ def test_the_scale_does_not_change_the_update(small, method):
     weights = []
     for enabled in (False, True):
         trainer, batch = setting(small, method, 2.0**10, enabled)
-        assert trainer.step(batch)["overflow"] == 0 and trainer.schedule.last_epoch == 1
+        assert trainer.step(batch)["overflow"] == 0 and trainer.steps_taken == 1
         weights.append(torch.cat([w.detach().flatten() for w in trainer.policy.parameters()]))
     assert torch.equal(*weights)
 
@@ -340,6 +340,6 @@ def test_every_method_has_a_finite_gradient_in_float16_also_without_any_advantag
     # its gradient is 0 and not None, which the scaler would refuse
     trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")
     batch.advantages = torch.zeros_like(batch.advantages)
-    assert trainer.step(batch)["overflow"] == 0 and trainer.schedule.last_epoch == 1
+    assert trainer.step(batch)["overflow"] == 0 and trainer.steps_taken == 1
     taken = trainer.optimizer.state
     assert all(taken[w]["step"] == 1 for w in trainer.policy.parameters())

@@ -377,8 +377,11 @@ def test_a_signal_between_rollouts_waits_and_in_the_last_checkpoint_changes_noth
 
 OWN = '''
 STEP = 1
+ENDS = 1, (2, 3)
+STEPS = {helper, *MORE}
 
 def helper(x):
+    known = ENDS, STEPS
     return x + STEP
 
 def other(x):  # calls a helper
@@ -399,6 +402,7 @@ ROWS["mine"] = Kind(other)
 @pytest.mark.quick
 @pytest.mark.parametrize("old, new, changed", [
     ("x + STEP", "x + 2 * STEP", {"helper"}), ("STEP = 1", "STEP = 2", {"STEP"}),
+    ("(2, 3)", "(2, 4)", {"ENDS"}), ("{helper, *MORE}", "{helper, other, *MORE}", set()),
     ("[0]", "[3]", {"row"}), ("x: 1", "x: 3", {"ROWS['a']"}),
     ("@marked\n", "", {"row"}), ("number = 2", "number = 3", {"Kind"}),
     ("return helper(x)\n", "return 2 * helper(x)\n", set()), ("Kind(other)}", "0}", set()),
@@ -409,7 +413,7 @@ def test_an_edit_counts_where_it_is_reached(old, new, changed):
         for text in (OWN, OWN.replace(old, new, 1), f"{OWN}\ndef x():\n    pass\n"))
     assert before == beside
     assert before.keys() == after.keys() == {
-        "ROWS['a']", "row", "helper", "STEP", "Kind"}
+        "ROWS['a']", "row", "helper", "STEP", "ENDS", "Kind"}
     assert set(differing(before, after)) == changed
     assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}
 

@@ -245,6 +245,9 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(select=lambda t: 0.5), "returns a float"),
     (mine(advantage=plain, objective=centred), "given; a row has advantage, objective, aggregate"),
     (mine(objective=of_other_completions), CUT),
+    (mine(objective=lambda t: losses.acpo(t)), CUT),  # without its mark
+    (mine(select=lambda t: losses.bottom_entropy(t)), CUT),
+    (mine(passes=(lambda t: (t.probs, {}),)), "returns a tuple, where a tensor of shape"),
     (mine(select=lambda t: (t.entropy > t.mean(t.entropy)).float()), CUT),
     (mine(aggregate=lambda loss, mask, size: (loss * mask).sum() / mask.sum()), CUT),
     # each half of the toy step has some of a prompt's completions
@@ -270,6 +273,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
           * (torch.arange(r.shape[1]) == 0)), "the order of a group's"),
     (mine(aggregate=lambda loss, mask, size: ((loss * mask).sum(1) / mask.sum(1)).sum()),
      "returns nan"), (mine(advantage=prefers_failures), "gives successes less than"),
+    (mine(advantage=lambda r, state: losses.passk(r, state, k=16)), "gives every completion 0"),
 ], ids=lambda x: x if isinstance(x, str) else "row")
 def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, capsys):
     monkeypatch.setitem(METHODS, "mine", row)
