@@ -292,10 +292,10 @@ class Parser:
     # -------------------------------------------------------------- lists, items, parts
 
     def answer(self, *closing):
-        """A list, up to one of the tokens `closing`, which stays."""
+        """A list, and one of the tokens `closing` behind it; "" is the end of all."""
         around, self.closing = self.closing, closing
         items, separators, where = [self.item()], [], None
-        while self.kind not in ("", *closing):
+        while self.kind not in closing:
             separator = None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
@@ -305,7 +305,7 @@ class Parser:
                 raise ValueError(f"{self.text!r} after an item")  # but 3 hours 20 minutes
             separators.append(separator or ",")
             items.append(self.item())
-        self.closing = around
+        self.closing, self.i = around, self.i + 1
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
         return ("where", node, *where) if where else node
 
@@ -500,9 +500,7 @@ class Parser:
                 return ("const", "π") if token.kind == "π" else ("inf",)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
-                node = self.answer(closing)
-                self.expect(closing)
-                return ("f", name, node)
+                return ("f", name, self.answer(closing))
             case "√":
                 return self.root(token)
             case "frac" | "binom":
@@ -542,8 +540,7 @@ class Parser:
     def bracket(self, opening):
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
         node = self.answer(")", "]", "[", "}")
-        end = self.expect(")", "]", "[", "}")
-        pair = opening.kind + end.kind
+        pair = opening.kind + self.peek(-1).kind
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
         if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
@@ -555,17 +552,16 @@ class Parser:
         if self.take("\\}"):
             return ("set", (), ())
         node = self.answer("\\}", "|", ":")
-        if self.take("|", ":"):
-            where = self.condition()
-            inner = where or self.answer("\\}")
-            if inner[0] == "chain" and "=" in inner[2]:
-                raise ValueError("a set of equations")
-            node = ("where", node, *where) if where else (
-                inner if inner[0] == "where" else ("union", inner))  # {x | x = kπ, k in Z}
-        elif node[0] not in ("where", "seq"):  # {(1, 2)} is (1, 2)
-            node = ("set", node[1] if node[0] == "list" else (node,), ())
-        self.expect("\\}")
-        return node
+        if self.peek(-1).kind == "\\}":  # {(1, 2)} is (1, 2)
+            return node if node[0] in ("where", "seq") else (
+                "set", node[1] if node[0] == "list" else (node,), ())
+        if where := self.condition():
+            self.expect("\\}")
+            return ("where", node, *where)
+        inner = self.answer("\\}")
+        if inner[0] == "chain" and "=" in inner[2]:
+            raise ValueError("a set of equations")
+        return inner if inner[0] == "where" else ("union", inner)  # {x | x = kπ, k in Z}
 
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""
@@ -605,8 +601,8 @@ class Parser:
     def matrix(self, kind):
         """The rows as a sequence of sequences, a column as one; those of a system as a list."""
         rows = []
-        while not self.take("end"):
-            if not self.take("row"):
+        while self.peek(-1).kind != "end":
+            if not self.take("row", "end"):
                 row = self.answer("row", "end")
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
                     raise ValueError("or in a row")
@@ -726,7 +722,7 @@ def parsed(found, constants):
     items = {}
     for signs in map(iter, itertools.product("+-", repeat=len(texts))):
         signed = [Token(next(signs)) if token.kind == "±" else token for token in found]
-        value = Parser(signed, constants).answer()
+        value = Parser(signed, constants).answer("")
         items |= dict.fromkeys(value[1] if value[0] in ("list", "set") else [value])
     return ("list", (*items,), (",",) * (len(items) - 1)) if texts else value
 
