@@ -311,14 +311,14 @@ class Parser:
 
     def condition(self):
         """", k \\in Z", "(k \\in Z)", "for any integer k" -> its name, its set; else None"""
-        start, bracket, name, found = self.i, self.take("("), None, []
+        start, name, found = self.i, None, []
         while self.kind not in CLOSING and len(found) < 14:
             token = self.take()
             if token.kind == "name" and not name:
                 name = ("name", token.text)
             else:
                 found.append(token.text if token.kind in ("numbers", *LETTERS) else token.kind)
-        if bracket:
+        if "(" in found:
             self.take(")")
         if name and {*found} & {*WORDS["LINKS"]} and {*found} <= {*WORDS["FILLERS"]}:
             return name, next((NAMED_SETS[x] for x in found if x in NAMED_SETS), "R")
@@ -351,12 +351,11 @@ class Parser:
         while self.kind in [*"∩∪∖-"] or self.text == "U":
             kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(self.take().kind, "union")
             node = (kind, node, self.expression())
-        sides = [node]
+        ratios = ()
         while ":" not in self.closing and self.take(":"):
-            sides.append(self.expression())
-        if len(sides) == 1:
-            return node
-        return ("seq", ":", "", tuple(("/", p, q) for p, q in itertools.pairwise(sides)))
+            before, node = node, self.expression()
+            ratios += (("/", before, node),)
+        return ("seq", ":", "", ratios) if ratios else node
 
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
@@ -526,7 +525,7 @@ class Parser:
             first = spelled(text[:at], False)
             if first[0] in ("name", "FUNC", "π", "√", "∞"):
                 break
-        rest = [Token("run" if text[at + 1:] else "name", text[at:])] * (at < len(text))
+        rest = [Token("run", text[at:])] * (at < len(text))
         self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
 
     def argument(self, whole=False):
