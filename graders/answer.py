@@ -274,14 +274,9 @@ class Parser:
 
     def take(self, *kinds):
         """The next token, which is taken if it is of these kinds, or of any; else None."""
-        if self.kind and (not kinds or self.kind in kinds):
+        if not kinds or self.kind in kinds:
             self.i += 1
             return self.tokens[self.i - 1]
-
-    def expect(self, *kinds):
-        if token := self.take(*kinds):
-            return token
-        raise ValueError(f"{self.text!r} in place of {' or '.join(kinds) or 'a sign'}")
 
     def ends(self, ahead=0):
         """Does an item end there, or behind an exponent?"""
@@ -455,8 +450,8 @@ class Parser:
         exponent = self.argument(whole=True)
         if self.take("^"):
             exponent = self.power(exponent)
-        if left[0] == "name" and self.take("_"):  # x^2_1
-            left = ("name", left[1] + self.with_argument())
+        if left[0] == "name":  # x^2_1
+            left = self.name(left[1])
         return ("^", left, negative(exponent) if minus else exponent)
 
     # -------------------------------------------------------------- atoms
@@ -465,7 +460,7 @@ class Parser:
         """A value, or the sign before a product."""
         if self.kind == "run":
             self.segment()
-        token, before = self.expect(), self.peek(-2).kind
+        token, before = self.take(), self.peek(-2).kind
         match token.kind:
             case "+" | "-" if before != "-":
                 node = self.expression(PRODUCT)
@@ -554,8 +549,7 @@ class Parser:
         if self.peek(-1).kind == "\\}":  # {(1, 2)} is (1, 2)
             return node if node[0] in ("where", "seq") else (
                 "set", node[1] if node[0] == "list" else (node,), ())
-        if where := self.condition():
-            self.expect("\\}")
+        if (where := self.condition()) and self.take("\\}"):
             return ("where", node, *where)
         inner = self.answer("\\}")
         if inner[0] == "chain" and "=" in inner[2]:
@@ -565,8 +559,8 @@ class Parser:
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""
         depth, text, token = 0, self.peek(-1).text, None
-        while depth or token is None:
-            token = self.expect()
+        while self.kind and (depth or token is None):
+            token = self.take()
             depth += (token.kind == "{") - (token.kind == "}")
             text += token.text.strip("\\{}")
         return text
@@ -614,7 +608,7 @@ class Parser:
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
         word, before, start = token.text, self.peek(-2).kind, self.peek(-3).kind
         if word.lower() in SQUARES:
-            node = self.unit(self.expect(*LETTERS))
+            node = self.unit(self.take())
             return node and ("^", node, num(SQUARES[word.lower()]))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
