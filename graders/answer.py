@@ -291,14 +291,14 @@ class Parser:
         around, self.closing = self.closing, closing
         items, separators, where = [self.item()], [], None
         while self.kind not in closing:
-            separator = None
+            separator = "," if self.kind == "num" and self.peek(-1).kind == "word" else None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
             if not where and (where := self.condition()):
                 continue
-            if not separator and not (self.kind == "num" and self.peek(-1).kind == "word"):
-                raise ValueError(f"{self.text!r} after an item")  # but 3 hours 20 minutes
-            separators.append(separator or ",")
+            if not separator:  # nor 3 hours 20 minutes
+                raise ValueError(f"{self.text!r} after an item")
+            separators.append(separator)
             items.append(self.item())
         self.closing, self.i = around, self.i + 1
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
@@ -356,7 +356,7 @@ class Parser:
         """Letters with nothing beside them: words, or a run that may be one; else None."""
         n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
         while self.peek(n).kind in (*LETTERS, "-", *title) and not (  # cx for all x
-                n == 1 and len(self.text) < 3 and self.peek(n).text in WORDS["QUANTIFIERS"]):
+                len(self.text) < 3 and self.peek(n).text in WORDS["QUANTIFIERS"]):
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
@@ -402,7 +402,7 @@ class Parser:
                 return self.peek(1).kind not in ("", "∪", *SEPARATORS)
             case "num":
                 return before not in ("num", "°", "unit", "%", "word") or (
-                    token.gap and before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
+                    before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
                 start, condition = self.i, self.condition()
                 self.i = start
@@ -468,7 +468,7 @@ class Parser:
             case "num":
                 return num(token.text)
             case "{" | "(" | "[" | "]":
-                node = self.bracket(token)
+                node = self.bracket()
                 if token.kind == "{" and self.kind == "num":
                     raise ValueError("a number beside a group")
                 return node
@@ -482,7 +482,7 @@ class Parser:
                 return unit("s")
             case "FUNC":
                 return self.function(token.text)
-            case "unit" if self.kind not in ENDS and before not in BEHIND:  # \$5
+            case "unit" if before not in BEHIND:  # \$5
                 return ("*", self.expression(PRODUCT), unit(token.text))
             case "unit" | "word" | "name" if (node := self.unit(token)):
                 return node
@@ -506,7 +506,7 @@ class Parser:
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
-        index = self.bracket(self.take()) if self.kind == "[" else num(2 + (token.text == "∛"))
+        index = self.bracket() if self.take("[") else num(2 + (token.text == "∛"))
         return ("^", self.argument(whole=token.text[0] != "\\"), ("/", num(1), index))
 
     def segment(self):
@@ -529,12 +529,12 @@ class Parser:
         if others.isdigit() and not whole:  # which stay
             self.tokens[self.i] = Token("num", others)
             return num(digit)
-        return self.bracket(self.take()) if self.kind in ("{", "(") else self.prefix()
+        return self.bracket() if self.take("{", "(") else self.prefix()
 
-    def bracket(self, opening):
+    def bracket(self):
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
-        node = self.answer(")", "]", "[", "}")
-        pair = opening.kind + self.peek(-1).kind
+        opening, node = self.peek(-1).kind, self.answer(")", "]", "[", "}")
+        pair = opening + self.peek(-1).kind
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
         if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
@@ -581,8 +581,7 @@ class Parser:
                 exponent = self.power(num(1))[2]
             else:
                 base = self.argument()
-        opening = self.take("(", "[", "{")
-        argument = self.bracket(opening) if opening else self.expression(ARGUMENT)
+        argument = self.bracket() if self.take("(", "[", "{") else self.expression(ARGUMENT)
         argument = replaced(argument, {unit("°"): ("/", ("const", "π"), num(180))})  # in radians
         if exponent == num(-1):
             function, exponent = "arc" + function, None
