@@ -297,7 +297,7 @@ class Parser:
             if not where and (where := self.condition()):
                 continue
             if not separator:  # nor 3 hours 20 minutes
-                raise ValueError(f"{self.text!r} after an item")
+                raise ValueError("no item")
             separators.append(separator)
             items.append(self.item())
         self.closing, self.i = around, self.i + 1
@@ -402,7 +402,7 @@ class Parser:
                 return self.peek(1).kind not in ("", "∪", *SEPARATORS)
             case "num":
                 return before not in ("num", "°", "unit", "%", "word") or (
-                    before == "num" and self.peek(-2).kind == "^")  # 2^3 5^2
+                    self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
                 start, condition = self.i, self.condition()
                 self.i = start
@@ -502,7 +502,7 @@ class Parser:
                 return (*kind, self.argument(), self.argument())
             case "matrix" | "system":
                 return self.matrix(token.kind)
-        raise ValueError(f"no value at {token.text!r}")
+        raise ValueError("no value")
 
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
