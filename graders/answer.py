@@ -26,7 +26,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
 () (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
-common, numbers, word, run (letters, and their product), where, based, mod, choice, dots; and
+common, numbers, word, run (letters, and their product), where, based, mod, choice; and
 unread: the letters of what the grammar does not take.
 """
 
@@ -63,7 +63,7 @@ def aliases(kind):
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
 KINDS |= aliases("name")
-NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'")
+NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'", "word")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
          for prefix, short in [("", ""), *aliases("PREFIXES").items()]
@@ -204,7 +204,7 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"), "(the )?empty set|"
+SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"), "(the )?empty ?set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 OPAQUE = "fghFGH"  # functions that nothing is known of
@@ -337,7 +337,7 @@ class Parser:
         if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
                 self.peek(1).kind in ("run", "word")):
             self.i += 1
-        if node := ("dots",) if self.take("…") else self.words():
+        if node := self.words():
             return node
         if token := self.take("clock"):
             half = self.take().text.lower() if self.word in ("am", "pm") else ""
@@ -474,8 +474,6 @@ class Parser:
                 return node
             case "numbers":
                 return ("numbers", token.text)
-            case "∅":
-                return ("set", (), ())
             case "\\{":
                 return self.set()
             case "FUNC" if token.text == "sec" and before in BEHIND and self.ends():  # 5 m/sec^2
