@@ -170,10 +170,10 @@ def tokens(text, commas=True):
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, braces, before, at, depth = [], [], "", 0, 0
     while match := PIECE.match(text, at):
-        kind, piece, at = match.lastgroup, match[0], match.end()
+        kind, piece = match.lastgroup, match[0]
         if (not commas or depth) and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
             piece = piece.split(",")[0]  # (1,234) has two entries
-            at = match.start() + len(piece)
+        at += len(piece)
         if kind == "brace":
             braces += [before == "FONT"] * (piece == "{")  # is it a font's?
             kind = piece if braces and not braces[-1] else "skip"
@@ -556,12 +556,13 @@ class Parser:
 
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""
-        depth, text, token = 0, self.peek(-1).text, None
-        while self.kind and (depth or token is None):
+        depth, text = 0, self.peek(-1).text
+        while True:
             token = self.take()
             depth += (token.kind == "{") - (token.kind == "}")
             text += token.text.strip("\\{}")
-        return text
+            if not depth or not self.kind:
+                return text
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
@@ -604,9 +605,9 @@ class Parser:
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
         word, before, start = token.text, self.peek(-2).kind, self.peek(-3).kind
-        if word.lower() in SQUARES:
+        if square := SQUARES.get(word.lower()):
             node = self.unit(self.take())
-            return node and ("^", node, num(SQUARES[word.lower()]))
+            return node and ("^", node, num(square))
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
@@ -682,8 +683,8 @@ def typed(text, constants, commas):
         short = len(whole) < 300  # a form within a form: each is read anew
         if picked := short and CHOICE.fullmatch(whole):
             value = picked[2] and read(picked[2], constants)
-            words = {*re.findall(r"(?<!\\)\b[a-z]+", picked[2].lower())}
-            strange = [x for x in words if x not in NAMED and len(x) > 1 and not unit_name(x)]
+            words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
+            strange = [x for x in words if x not in NAMED and not unit_name(x)]
             if not value or not words & {*WORDS["DOUBTS"]} and (
                     value[0] in ("word", "run") or value[0] != "unread" and not strange):
                 return ("choice", picked[1], value or None)
@@ -695,7 +696,7 @@ def typed(text, constants, commas):
                 case ("unread", _):
                     raise ValueError("a remainder")
                 case ("chain", (name, ("num", residue)), how):
-                    return ("mod", name, how, residue % m, m)
+                    node = name, how, residue % m
             return ("mod", node, m)
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
