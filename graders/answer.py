@@ -394,14 +394,13 @@ class Parser:
 
     def starts_a_factor(self):
         """Is a factor next? None is [ that closes ]2, 3[, | that closes |x|, ( of a condition."""
-        token, before = self.peek(), self.peek(-1).kind
-        match token.kind:
+        match self.kind:
             case "|":
                 return "|" not in self.closing
             case "[":
                 return self.peek(1).kind not in ("", "∪", *SEPARATORS)
             case "num":
-                return before not in ("num", "°", "unit", "%", "word") or (
+                return self.peek(-1).kind not in ("num", "°", "unit", "%", "word") or (
                     self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
                 start, condition = self.i, self.condition()
@@ -410,7 +409,7 @@ class Parser:
             case "run" | "word":
                 return self.word not in ("am", "pm") and (  # 5 each
                     self.text not in WORDS["QUANTIFIERS"] or self.ends(1))
-        return token.kind in FACTORS
+        return self.kind in FACTORS
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
@@ -437,7 +436,7 @@ class Parser:
             case "!":
                 return ("f", "factorial2" if self.take("!") else "factorial", left)
             case "%" | "°":
-                if kind == "°" and self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
+                if self.kind == "num" and self.peek(1).kind == "'":  # 30° 15'
                     left = ("+", left, num(Fraction(self.take().text) / 60))
                     self.i += 1
                 return ("*", left, unit(kind))
