@@ -248,7 +248,7 @@ def named(node):
     """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
     to be equal besides. A value without a name has that of the last one, or None."""
     names, values, claims, name = [], [], [], None
-    for item in items_of(node) if node[0] == "list" else [node]:
+    for item in items_of(node) if node[0] == "list" and not is_set(node) else [node]:
         chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
         sides = [*item[1]] if chained else [item]
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
@@ -337,7 +337,7 @@ def members(node, tests):
             return members(every, tests) - members(but, tests)
         case ("numbers", "R"):
             return {*tests}
-        case ("chain", (name, found), ("∈",) | ("=",)) if found[0] in SETS and label(name):
+        case ("chain", (name, found), ("∈",)) if found[0] in SETS and label(name):
             return members(found, tests)
         case ("chain", sides, relations):
             return {x for x in tests if all(
@@ -355,7 +355,7 @@ def members(node, tests):
 
 def same_reals(a, b):
     """Are two sets of real numbers the same? Their members are, at all ends and between them."""
-    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple) and n[-1][0] not in SETS
+    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
              for part in n if part[0] not in (*SETS, "list", "chain")]
     if len({*map(unknown, parts)} - {None}) > 1:
         return False
@@ -429,7 +429,7 @@ def words(a, b):
 
 def real_sets(a, b):
     """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
-    if not is_set(a) and not is_set(b):
+    if not is_set(a) and not is_set(b) or ("=",) in (a[-1], b[-1]):
         return None
     if b[0] == "list" and not is_set(b):
         return False
