@@ -26,6 +26,7 @@ BITS = 140_000            # of a power, some 40,000 digits; a larger one has no 
 NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
 COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
+LETTERS = [*"ABCDEFGHIJ"]  # of choices
 SETS = ("seq", "set", "union", "minus", "numbers")
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
@@ -391,11 +392,11 @@ def all_alike(x, y):
 
 def choices(a, b):
     """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
-    letters = [node[1].upper() if node[0] in ("choice", "name") else "" for node in (a, b)]
-    said = [node[2] if node[0] == "choice" else None for node in (a, b)]
-    if not all(letters) or b[1] not in [*"ABCDEFGHIJ"]:
-        return alike(said[0] or a, said[1] or b) if any(said) else None
-    return letters[0] == letters[1] and (None in said or alike(*said))
+    match a, b:
+        case ("choice" | "name", mine, *said), ("choice" | "name", its, *told) if its in LETTERS:
+            return mine.upper() == its and all(map(alike, filter(None, said), filter(None, told)))
+        case (("choice", _, tuple(x)), y) | (x, ("choice", _, tuple(y))):
+            return alike(x, y)
 
 
 def conditions(a, b):
