@@ -21,6 +21,7 @@ mp = mpmath.mp.clone()
 mp.dps = 120
 inexact = mp.convert  # of a Fraction
 SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of their size
+TINY = mp.mpf(10) ** -60  # from the end of a set of real numbers to the place behind it
 CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
 NATURALS = {*range(9001)}  # as many have factorials and binomials
@@ -333,7 +334,7 @@ def members(node, tests):
         case ("set", items, _):
             return {*map(end, items)}
         case ("union", *sets):
-            return set().union(*(members(item, tests) for item in sets))
+            return {x for item in sets for x in members(item, tests)}
         case ("minus", every, but):
             return members(every, tests) - members(but, tests)
         case ("numbers", "R"):
@@ -355,18 +356,17 @@ def members(node, tests):
 
 
 def same_reals(a, b):
-    """Are two sets of real numbers the same? Their members are, at all ends and between them."""
+    """Are two sets of real numbers the same? Their members are, at all ends and behind them."""
     parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
              for part in n if part[0] not in (*SETS, "list", "chain")]
     if len({*map(unknown, parts)} - {None}) > 1:
         return False
     try:
-        found = sorted({x for part in parts if not unknown(part)
-                        for x in (end(part), -end(part)) if mp.isfinite(x)}) or [mp.mpf(0)]
-        if len(found) > 99:
+        ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
+        if len(ends) > 50:
             return False
-        tests = [*found, *((x + y) / 2 for x, y in itertools.pairwise(found)),
-                 found[0] - 1, found[-1] + 1]
+        tests = {sign * (x + behind * (1 + x))
+                 for x in ends for sign in (1, -1) for behind in (0, TINY)}
         found = members(a, tests)
         return bool(found) and found == members(b, tests)
     except NO_VALUE:
