@@ -250,8 +250,9 @@ def named(node):
     """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
     to be equal besides. A value without a name has that of the last one, or None."""
     names, values, claims, name = [], [], [], None
-    for item in items_of(node) if node[0] == "list" and not is_set(node) else [node]:
-        chained = item[0] == "chain" and {*item[2]} <= {*"=≈∈"}
+    for item in items_of(node) if node[0] == "list" and not has_set(node) else [node]:
+        chained = item[0] == "chain" and (
+            {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
         sides = [*item[1]] if chained else [item]
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
                 not names_of(sides[0])):
@@ -269,8 +270,6 @@ def named(node):
             del rest[-1]
         claims += itertools.pairwise(rest)
         last = rest[-1]
-        if last[0] == "seq" and chained and "∈" in item[2]:
-            last = ("union", last)  # no pair, an interval
         if name and name[0] == last[0] == "seq" and len(name[3]) == len(last[3]):
             names += name[3]
             values += last[3]
@@ -297,12 +296,11 @@ def put_together(names, values, order):
 
 # ------------------------------------------------------------------ sets of real numbers
 
-def is_set(node):
-    """Is it a set of real numbers that is no list, tuple or open interval?"""
-    return node[0] in ("union", "minus", "numbers") or (
-        node[0] == "list" and any(map(is_set, node[1]))) or (
-        node[0] == "chain" and bool(COMPARE.keys() & node[2])) or (
-        node[0] == "seq" and node[1] + node[2] in ("(]", "[)"))
+@functools.lru_cache(maxsize=4096)
+def has_set(node):
+    """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
+    return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or (
+        n[0] == "seq" and n[1] + n[2] in ("(]", "[)")) for n in inside(node))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -431,12 +429,11 @@ def words(a, b):
 
 def real_sets(a, b):
     """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
-    if not is_set(a) and not is_set(b) or ("=",) in (a[-1], b[-1]):
+    if not has_set(a) and not has_set(b) or ("=",) in (a[-1], b[-1]):
         return None
-    if b[0] == "list" and not is_set(b):
+    if a[0] != "chain" and b[0] == "list" and not has_set(b):
         return False
-    return a == b or same_reals(a, b) or same_equation(a, b) or (
-        a[0] == b[0] == "list" and ("or" in a[2]) == ("or" in b[2]) and lists(a, b))
+    return same_reals(a, b) or None
 
 
 def equations(a, b):
@@ -445,7 +442,8 @@ def equations(a, b):
     kinds = {item[0] for item in (*items_of(a), *items_of(b))}
     if "chain" not in kinds or a[:2] == b[:2] == ("seq", ""):  # rows of cases
         return None
-    if a == b or same_equation(a, b) or kinds == {"chain"} and lists(a, b):
+    if a == b or same_equation(a, b) or (
+            kinds == {"chain"} and ("or" in a[2]) == ("or" in b[2]) and lists(a, b)):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
@@ -488,12 +486,11 @@ def lists(a, b):
     x, y = items_of(a), items_of(b)
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
-        if "" in brackets:  # a matrix: [1, 2] is a column, and 1, 2 is none
-            return kinds == {"seq"} and all_alike(x, y)
-        if "list" in kinds and (":" in brackets or "or" in (*a[2], *b[2]) or (
+        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[2], *b[2]) or (
                 INFINITIES.keys() & y or b[1] == "[" and len(y) == 2)):
             return False
-        return "set" not in kinds and (len(x) > 2 or len(brackets) < 2) and all_alike(x, y) or (
+        return "set" not in kinds and all_alike(x, y) and (
+            len(x) > 2 or len(brackets - {""}) < 2) or (  # [1, 2] is a column, too
             ":" in brackets and (("/", *y) in (a, *x) or ("/", *x) in (b, *y)))
     left = [*x]
     for gold in y:
