@@ -549,8 +549,10 @@ class Parser:
         if (where := self.condition()) and self.take("\\}"):
             return ("where", node, *where)
         inner = self.answer("\\}")
-        if inner[0] == "chain" and "=" in inner[2]:
-            raise ValueError("a set of equations")
+        if node[0] == "chain" and node[1][1] == ("numbers", "R"):  # {x in R | x > 2}
+            node = node[1][0]
+        if node not in inside(inner) or inner[0] == "chain" and "=" in inner[2]:
+            raise ValueError("a set of others, or of equations")
         return inner if inner[0] == "where" else ("union", inner)  # {x | x = kπ, k in Z}
 
     def with_argument(self):

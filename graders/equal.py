@@ -419,8 +419,8 @@ def words(a, b):
         return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
         texts = a[1], b[1]
-        mine, its = (text.lower() if re.fullmatch(r"(?i:no|yes)|(?!.*\B[A-Z])...+", text) else text
-                     for text in texts)
+        no_points = re.compile(r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+")
+        mine, its = (text.lower() if no_points.fullmatch(text) else text for text in texts)
         word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
         if mine == its or any(map(word.fullmatch, texts)):
             return mine == its
