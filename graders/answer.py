@@ -204,10 +204,11 @@ BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"), "(the )?empty ?set|"
+SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
+        "(the set of )?(all )?integers": ("numbers", "Z"), "(the )?empty ?set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
-OPAQUE = "fghFGH"  # functions that nothing is known of
+ALWAYS, OFTEN = ("f", "zeta", "Gamma"), "ghFGH"  # functions: a factor in front makes OFTEN names
 LISTS = "list set seq chain word numbers".split()
 
 
@@ -221,6 +222,11 @@ def scaled(kind, left, right):
         if node[:2] == ("seq", "") and other[0] not in LISTS:
             return ("seq", "", "", tuple(scaled(kind, entry, other) for entry in node[3]))
     return (kind, left, right)
+
+
+def of_argument(name, argument):
+    """f(x), and f(x, y)"""
+    return ("f", name, *(argument[3] if argument[0] == "seq" else [argument]))
 
 
 def unit(name):
@@ -420,8 +426,8 @@ class Parser:
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
         right = self.expression(DEGREES)
-        if bracket and (right[0] in ("seq", "num") or left[1] in OPAQUE or left[1][-1] == "'"):
-            return ("f", left[1], *(right[3] if right[0] == "seq" else [right]))
+        if bracket and (right[0] in ("seq", "num") or left[1] in OFTEN or left[1][-1] == "'"):
+            return of_argument(left[1], right)
         return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
 
     def infix(self, left, kind):
@@ -449,7 +455,7 @@ class Parser:
         exponent = self.argument(whole=True)
         if self.take("^"):
             exponent = self.power(exponent)
-        if left[0] == "name":  # x^2_1
+        if left[0] == "name" and exponent != num(-1):  # x^2_1, but f^{-1}(x) is a name
             left = self.name(left[1])
         return ("^", left, negative(exponent) if minus else exponent)
 
@@ -569,9 +575,10 @@ class Parser:
         """A letter with subscript and primes, or the constant that it is."""
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
+        applied = name in ALWAYS
         while sign := self.take("_", "'"):
             name += self.with_argument() if sign.kind == "_" else sign.text
-        return ("name", name)
+        return of_argument(name, self.bracket()) if applied and self.take("(") else ("name", name)
 
     def function(self, function):
         """\\sin^2 x, \\log_2(8), \\sin 2x \\cos x: of brackets, or of the factors up to others."""

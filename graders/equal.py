@@ -103,7 +103,8 @@ INTEGER = {"floor": math.floor, "ceil": math.ceil,
            "factorial2": whole(lambda n: math.prod(range(n, 0, -2)))}
 FUNCTIONS = {
     **INTEGER, "abs": abs, "ln": mp.log, "exp": lambda x: power(mp.e, x),
-    **{name: analytic(name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()},
+    **{name: analytic(name.lower())
+       for name in "sin cos tan cot sec csc sinh cosh tanh coth erf zeta Gamma".split()},
     **{f"arc{name}": analytic(f"a{name}") for name in "sin cos tan sinh cosh tanh".split()},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
     "^": power}
@@ -443,7 +444,8 @@ def equations(a, b):
     if "chain" not in kinds or a[:2] == b[:2] == ("seq", ""):  # rows of cases
         return None
     if a == b or same_equation(a, b) or (
-            kinds == {"chain"} and ("or" in a[2]) == ("or" in b[2]) and lists(a, b)):
+            kinds == {"chain"} and not (
+                has_set(b) and ("or" in a[2]) != ("or" in b[2])) and lists(a, b)):
         return True
     (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
     if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
@@ -519,7 +521,7 @@ def same_value(x, y):
     if y in INFINITIES:
         return x == y
     if not names_of(without_unit(y)) and (
-            functions_of(x) - functions_of(y) & {*"abs floor ceil binom".split()}):
+            functions_of(x) - functions_of(y) & {*"abs floor ceil binom zeta Gamma erf".split()}):
         return False  # of a number these are the question
     if same_expression(x, y) or same_but_constants(x, y, False):
         return True
@@ -542,10 +544,12 @@ def same_but_constants(a, b, named_function):
 
 
 def rounds(decimal, other, least=10**5):
-    """Is a decimal another number, whose digits have no end, rounded to six digits or more?"""
+    """Is a decimal another number, whose digits have no end, rounded to six digits or more? With a
+    `least` of 1, any other number, rounded to any digit?"""
     have_ends = [exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
                  for x in (decimal, other)]
-    if other is None or have_ends != [True, False] or decimal.denominator > CANCEL:
+    if None in (decimal, other) or decimal == other or not have_ends[0] or (
+            have_ends[1] and least > 1 or decimal.denominator > CANCEL):
         return False
     last = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
     half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
