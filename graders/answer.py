@@ -220,7 +220,8 @@ def scaled(kind, left, right):
     """A product or a quotient; a factor of a matrix is one of all entries."""
     for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
         if node[:2] == ("seq", "") and other[0] not in LISTS:
-            return ("seq", "", "", tuple(scaled(kind, entry, other) for entry in node[3]))
+            return ("seq", "", "", tuple(
+                entry if entry == num(0) else scaled(kind, entry, other) for entry in node[3]))
     return (kind, left, right)
 
 
