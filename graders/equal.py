@@ -28,7 +28,6 @@ NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
 COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
 LETTERS = [*"ABCDEFGHIJ"]  # of choices
-SETS = ("seq", "set", "union", "minus", "numbers")
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
@@ -190,7 +189,8 @@ def same_number(a, b):
 
 @functools.lru_cache(maxsize=4096)
 def same_expression(a, b):
-    """Have two expressions the same value, wherever both have one? Without names both must."""
+    """Have two expressions the same value, wherever both have one? Without names both must, but
+    what is no number, or too large a one, equals itself."""
     if not names_of(a) or not names_of(b):
         found = tried(a), tried(b)
         return a == b and found[0] in ("large", "none") or bool(same_number(*found))
@@ -200,11 +200,10 @@ def same_expression(a, b):
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     for at in points(a, b, integers):
         found = [tried(node, at, "i" not in functions) for node in (a, b)]
-        if "complex" in found and "abs" in functions and found[0] != found[1]:
+        same = same_number(*found)
+        if same is False or "abs" in functions and "complex" in found and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
-        if (same := same_number(*found)) is False:
-            return False
-        equal += same is True
+        equal += bool(same)
     return equal > 2
 
 
@@ -285,12 +284,13 @@ def put_together(names, values, order):
     where y is before x or the name is one; of sequences where names come again, else of pairs."""
     each = [*dict.fromkeys(order or names)]
     n = len(each)
-    rows = [dict(zip(names[i:i + n], values[i:i + n])) for i in range(0, len(names), n)]
+    pairs = [*zip(names, values)]
+    rows = [dict(pairs[i:i + n]) for i in range(0, len(pairs), n)]
     in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
     if n > 1 and in_order and all(len(row) == n for row in rows):
         values = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
     elif 1 < n < len(names) and all(names):
-        values = [("seq", "(", ")", pair) for pair in zip(names, values)]
+        values = [("seq", "(", ")", pair) for pair in pairs]
     kind = "set" if names[0] and order is not names else "list"
     return values[0] if len(values) == 1 else (kind, (*values,), ())
 
@@ -357,7 +357,7 @@ def members(node, tests):
 def same_reals(a, b):
     """Are two sets of real numbers the same? Their members are, at all ends and behind them."""
     parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
-             for part in n if part[0] not in (*SETS, "list", "chain")]
+             for part in n if part[0] not in "list seq set union minus numbers chain".split()]
     if len({*map(unknown, parts)} - {None}) > 1:
         return False
     try:
@@ -377,7 +377,7 @@ def same_reals(a, b):
 def alike(a, b, *first):
     """Are two typed values the same? a: of an answer, b: of the gold answer. first: rules before
     RULES."""
-    return bool(next(verdict for rule in (*first, *RULES) if (verdict := rule(a, b)) is not None))
+    return next(verdict for rule in (*first, *RULES) if (verdict := rule(a, b)) is not None)
 
 
 def items_of(node):
@@ -418,8 +418,8 @@ def words(a, b):
         return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
         texts = a[1], b[1]
-        no_points = re.compile(r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+")
-        mine, its = (text.lower() if no_points.fullmatch(text) else text for text in texts)
+        no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
+        mine, its = (text.lower() if re.fullmatch(no_points, text) else text for text in texts)
         word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
         if mine == its or any(map(word.fullmatch, texts)):
             return mine == its
@@ -516,8 +516,6 @@ def quantities(a, b):
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
-    if y in INFINITIES:
-        return x == y
     if not names_of(without_unit(y)) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom zeta Gamma erf".split()}):
         return False  # of a number these are the question
