@@ -27,7 +27,7 @@ BITS = 140_000            # of a power, some 40,000 digits; a larger one has no 
 NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
 COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
-LETTERS = [*"ABCDEFGHIJ"]  # of choices
+LETTERS = "ABCDEFGHIJ"  # of choices
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
@@ -231,9 +231,9 @@ def label(node):
             return True
         case ("*", left, _):
             return label(left)
-        case ("+" | "^" | "chain", *_):
+        case ("+" | "^", *_):
             return False
-    return node[0] == "f" and node[1] not in FUNCTIONS or bool(names_of(node))
+    return node[0] == "f" and node[1] not in FUNCTIONS or names_of(node)
 
 
 def bare(name):
@@ -300,8 +300,8 @@ def put_together(names, values, order):
 @functools.lru_cache(maxsize=4096)
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
-    return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or (
-        n[0] == "seq" and n[1] + n[2] in ("(]", "[)")) for n in inside(node))
+    return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or
+               n[1:3] in (("(", "]"), ("[", ")")) for n in inside(node))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -486,8 +486,8 @@ def lists(a, b):
     x, y = items_of(a), items_of(b)
     if "seq" in kinds:
         brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
-        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[2], *b[2]) or (
-                INFINITIES.keys() & y or b[1] == "[" and len(y) == 2)):
+        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[2], *b[2])
+                                or INFINITIES.keys() & y or b[1] == "[" and len(y) == 2):
             return False
         return "set" not in kinds and all_alike(x, y) and (
             len(x) > 2 or len(brackets - {""}) < 2) or (  # [1, 2] is a column, too
