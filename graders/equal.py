@@ -154,8 +154,7 @@ def names_of(node):
 def functions_of(node):
     """Its functions and constants. (-1)^n is a function of whole numbers."""
     return {n[1] for n in inside(node) if n[0] in ("f", "const")} | {
-        "floor" for n in inside(node)
-        if n[0] == "^" and n[1][-1] in (-1, num(-1)) and names_of(n[2])}
+        "floor" for n in inside(node) if n[:2] == ("^", num(-1)) and names_of(n[2])}
 
 
 def points(a, b, integers=0):
@@ -257,11 +256,10 @@ def named(node):
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
                 not names_of(sides[0])):
             sides.reverse()  # 3 = x
-        if len(sides) > 1 and sides[0] == ("const", "e"):  # an eccentricity
+        if chained and sides[0] == ("const", "e"):  # an eccentricity
             sides[0] = ("name", "e")
         own = [*itertools.takewhile(label, sides[:-1])]
-        if len(sides) > 2 and sides[1] != sides[-1] and (
-                {n[0] for n in inside(sides[0])} == {"+", "name"}):
+        if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
             own = sides[:1]  # m + n = 64 + 9 = 73
         rest = sides[len(own):]
         if own:  # of x = y = 1 both
