@@ -189,10 +189,11 @@ def same_number(a, b):
 @functools.lru_cache(maxsize=4096)
 def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must, but
-    what is no number, or too large a one, equals itself."""
+    equal to itself is what is too large, infinite, or no sum."""
     if not names_of(a) or not names_of(b):
         found = tried(a), tried(b)
-        return a == b and found[0] in ("large", "none") or bool(same_number(*found))
+        itself = a == b and (found[0] == "large" or a in INFINITIES or a[0] not in "+*/^f")
+        return itself or bool(same_number(*found))
     if a == b:
         return True
     functions, equal = functions_of(a) | functions_of(b), 0
