@@ -231,7 +231,7 @@ def label(node):
             return True
         case ("*", left, _):
             return label(left)
-        case ("+" | "^", *_):
+        case ("+" | "^" | "chain", *_):
             return False
     return node[0] == "f" and node[1] not in FUNCTIONS or names_of(node)
 
