@@ -66,7 +66,7 @@ KINDS |= aliases("name")
 NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'", "word")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
-         for prefix, short in [("", ""), *aliases("PREFIXES").items()]
+         for prefix, short in aliases("PREFIXES").items()
          for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
 UNITS |= aliases("COUNTED")
 NUMBER_WORDS, NAMED_SETS, SQUARES = map(aliases, ("NUMBERS", "SETS", "SQUARES"))
@@ -114,10 +114,10 @@ PIECE = re.compile(r"""
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+
         |[ds](?=\}?\ *\())(?(group)\ *\}))
     |(?P<times_ten>(?:(?<=[0-9])|(?<=[0-9]\ ))x(?=\ ?10\ *\^))
-    |(?P<letters>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|\\mathbb\ *\{?\ *[EP]\ *\}?
-        |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|[A-Za-z]+)
-    |(?P<command>\\not\ *=|\\[A-Za-z]+)
-    |(?P<brace>[{}](?![,:]\}))|(?P<sign>\\.|\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<brace>[{}](?![,:]\}))
+    |(?P<sign>[aApP]\.\ ?[mM]\b|per\ cent|US\\\$|\\mathbb\ *\{?\ *[EP]\ *\}?
+        |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)
+        |\\not\ *=|\\?[A-Za-z]+|\\.|\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
 
 # ------------------------------------------------------------------ tokens
@@ -179,7 +179,7 @@ def tokens(text, commas=True):
             kind = piece if braces and not braces[-1] else "skip"
             if piece == "}":
                 del braces[-1:]
-        elif kind in ("letters", "command", "sign"):
+        elif kind == "sign":
             kind, piece = spelled(piece, any(braces))
         else:
             kind, piece = special(kind, piece)
@@ -208,7 +208,6 @@ SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
         "(the set of )?(all )?integers": ("numbers", "Z"), "(the )?empty ?set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("set", (), ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
-ALWAYS, OFTEN = ("f", "zeta", "Gamma"), "ghFGH"  # functions: a factor in front makes OFTEN names
 LISTS = "list set seq chain word numbers".split()
 
 
@@ -271,6 +270,11 @@ class Parser:
         return self.peek().kind
 
     @property
+    def last(self):
+        """The kind of the token that was taken before."""
+        return self.peek(-1).kind
+
+    @property
     def text(self):
         return self.peek().text
 
@@ -298,7 +302,7 @@ class Parser:
         around, self.closing = self.closing, closing
         items, separators, where = [self.item()], [], None
         while self.kind not in closing:
-            separator = "," if self.kind == "num" and self.peek(-1).kind == "word" else None
+            separator = "," if self.kind == "num" and self.last == "word" else None
             while token := self.take(*SEPARATORS):
                 separator = token.kind
             if not where and (where := self.condition()):
@@ -407,7 +411,7 @@ class Parser:
             case "[":
                 return self.peek(1).kind not in ("", "∪", *SEPARATORS)
             case "num":
-                return self.peek(-1).kind not in ("num", "°", "unit", "%", "word") or (
+                return self.last not in ("num", "°", "unit", "%", "word") or (
                     self.peek(-2).kind == "^")  # 2^3 5^2
             case "(":
                 start, condition = self.i, self.condition()
@@ -425,9 +429,10 @@ class Parser:
             return ("*", left, num(number))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
-        bracket = self.kind == "(" and left[0] == "name" and self.peek(-1).kind != ")"
+        bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
         right = self.expression(DEGREES)
-        if bracket and (right[0] in ("seq", "num") or left[1] in OFTEN or left[1][-1] == "'"):
+        # h(a + b) is a function where no factor is in front of h
+        if bracket and (right[0] in ("seq", "num") or left[1] in "ghFGH" or left[1][-1] == "'"):
             return of_argument(left[1], right)
         return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
 
@@ -516,7 +521,7 @@ class Parser:
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
         text = self.text
-        if self.peek(-1).kind in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
+        if self.last in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
                 self.peek().gap or not text.isupper()):
             self.tokens[self.i] = Token("word", text)
             return
@@ -537,8 +542,8 @@ class Parser:
 
     def bracket(self):
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
-        opening, node = self.peek(-1).kind, self.answer(")", "]", "[", "}")
-        pair = opening + self.peek(-1).kind
+        opening, node = self.last, self.answer(")", "]", "[", "}")
+        pair = opening + self.last
         if node[0] == "list" and "{" not in pair and "or" not in node[2]:
             return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
         if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
@@ -550,7 +555,7 @@ class Parser:
         if self.take("\\}"):
             return ("set", (), ())
         node = self.answer("\\}", "|", ":")
-        if self.peek(-1).kind == "\\}":  # {(1, 2)} is (1, 2)
+        if self.last == "\\}":  # {(1, 2)} is (1, 2)
             return node if node[0] in ("where", "seq") else (
                 "set", node[1] if node[0] == "list" else (node,), ())
         if (where := self.condition()) and self.take("\\}"):
@@ -576,7 +581,7 @@ class Parser:
         """A letter with subscript and primes, or the constant that it is."""
         if name in self.constants and self.kind not in ("_", "'"):
             return ("const", name)
-        applied = name in ALWAYS
+        applied = name in ("f", "zeta", "Gamma")
         while sign := self.take("_", "'"):
             name += self.with_argument() if sign.kind == "_" else sign.text
         return of_argument(name, self.bracket()) if applied and self.take("(") else ("name", name)
@@ -601,7 +606,7 @@ class Parser:
     def matrix(self, kind):
         """The rows as a sequence of sequences, a column as one; those of a system as a list."""
         rows = []
-        while self.peek(-1).kind != "end":
+        while self.last != "end":
             if not self.take("row", "end"):
                 row = self.answer("row", "end")
                 if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
@@ -629,8 +634,7 @@ class Parser:
             ) if token.kind == "name" else (
             before in BEHIND or before == "{" and start in ("frac", "}"))
         if (name := unit_name(word)) and (len(word) > 1 or letter):
-            if speed:
-                self.tokens[self.i + 1] = Token("word", "s")
+            self.tokens[self.i - 1] = Token("word", word)  # behind it and / a letter is a unit
             return unit(name)
 
 
@@ -696,10 +700,10 @@ def typed(text, constants, commas):
             strange = [x for x in words if x not in NAMED and not unit_name(x)]
             if not value or not words & {*WORDS["DOUBTS"]} and (
                     value[0] in ("word", "run") or value[0] != "unread" and not strange):
-                return ("choice", picked[1], value or None)
+                return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
-        if modulus := short and "mod" in whole and MODULUS.fullmatch(whole):
+        if modulus := short and MODULUS.fullmatch(whole):
             m, node = int(modulus[2]), read(modulus[1], constants)
             match node:
                 case ("unread", _):
