@@ -27,7 +27,7 @@ A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /,
 () (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
 common, numbers, word, run (letters, and their product), where, based, mod, choice; and
-unread: the letters of what the grammar does not take.
+unread: the text of what the grammar does not take.
 """
 
 import contextlib
@@ -271,8 +271,7 @@ class Parser:
 
     @property
     def last(self):
-        """The kind of the token that was taken before."""
-        return self.peek(-1).kind
+        return self.peek(-1).kind  # of the token just taken
 
     @property
     def text(self):
@@ -471,7 +470,7 @@ class Parser:
         """A value, or the sign before a product."""
         if self.kind == "run":
             self.segment()
-        token, before = self.take(), self.peek(-2).kind
+        before, token = self.last, self.take()
         match token.kind:
             case "+" | "-" if before != "-":
                 node = self.expression(PRODUCT)
@@ -713,9 +712,7 @@ def typed(text, constants, commas):
             return ("mod", node, m)
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(
-            t.text if t.text.isalnum() or t.kind in ("num", "clock", "TODO", "ACCENT") else t.kind
-            for t in found))
+        return ("unread", whole)
 
 
 def parsed(found, constants):
