@@ -179,10 +179,8 @@ def tokens(text, commas=True):
             kind = piece if braces and not braces[-1] else "skip"
             if piece == "}":
                 del braces[-1:]
-        elif kind == "sign":
-            kind, piece = spelled(piece, any(braces))
         else:
-            kind, piece = special(kind, piece)
+            kind, piece = spelled(piece, any(braces)) if kind == "sign" else special(kind, piece)
         depth += (kind in ("(", "[", "\\{")) - (kind in (")", "]", "\\}"))
         if kind not in UNSEEN:
             found.append(Token(kind, piece, before in UNSEEN))
@@ -199,8 +197,8 @@ LETTERS = ["word", "run", "name"]
 BEHIND = "num unit / * } ) end π word °".split()  # behind these a unit may stand
 BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the function's before them
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
-SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 10, 20, 30, 35, 40, 50
-BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT),
+PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 20, 30, 35, 40, 50
+BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", 10), **dict.fromkeys("*/", PRODUCT),
          **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
@@ -310,7 +308,8 @@ class Parser:
                 raise ValueError("no item")
             separators.append(separator)
             items.append(self.item())
-        self.closing, self.i = around, self.i + 1
+        self.closing = around
+        self.take()
         node = ("list", tuple(items), tuple(separators)) if separators else items[0]
         return ("where", node, *where) if where else node
 
@@ -697,7 +696,7 @@ def typed(text, constants, commas):
             value = picked[2] and read(picked[2], constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
             strange = [x for x in words if x not in NAMED and not unit_name(x)]
-            if not value or not words & {*WORDS["DOUBTS"]} and (
+            if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
                     value[0] in ("word", "run") or value[0] != "unread" and not strange):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
