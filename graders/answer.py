@@ -60,9 +60,9 @@ def aliases(kind):
     return {name: names.split("/")[0] for names in WORDS[kind] for name in names.split("/")}
 
 
-WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
-KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
-KINDS |= aliases("name")
+WORDS = table("words.txt")
+KINDS = aliases("name") | {
+    spelling: kind for kind, names in table("spellings.txt").items() for spelling in names}
 NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'", "word")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
@@ -275,11 +275,6 @@ class Parser:
     def text(self):
         return self.peek().text
 
-    @property
-    def word(self):
-        """The next token in small letters, if it is letters; else ""."""
-        return self.text.lower() if self.kind in LETTERS else ""
-
     def take(self, *kinds):
         """The next token, which is taken if it is of these kinds, or of any; else None."""
         if not kinds or self.kind in kinds:
@@ -343,13 +338,13 @@ class Parser:
     def part(self):
         """Words, a time; or a sum, a ratio or a set, with \\cup and \\setminus between sets."""
         self.take("≈")
-        if self.word in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
+        if self.text.lower() in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
                 self.peek(1).kind in ("run", "word")):
             self.i += 1
         if node := self.words():
             return node
         if token := self.take("clock"):
-            half = self.take().text.lower() if self.word in ("am", "pm") else ""
+            half = self.take().text.lower() if self.text.lower() in ("am", "pm") else ""
             return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
         node = self.expression()
         while self.kind in [*"∩∪∖-"] or self.text == "U":
@@ -363,7 +358,7 @@ class Parser:
 
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
-        n, title = 0, ["num"] * (len(self.word) > 2 and self.text.istitle())  # May 5
+        n, title = 0, ["num"] * bool(re.fullmatch("[A-Z][a-z]{2,}", self.text))  # May 5
         while self.peek(n).kind in (*LETTERS, "-", *title) and not (  # cx for all x
                 len(self.text) < 3 and self.peek(n).text in WORDS["QUANTIFIERS"]):
             n += 1
@@ -416,13 +411,13 @@ class Parser:
                 self.i = start
                 return not condition
             case "run" | "word":
-                return self.word not in ("am", "pm") and (  # 5 each
+                return self.text.lower() not in ("am", "pm") and (  # 5 each
                     self.text not in WORDS["QUANTIFIERS"] or self.ends(1))
         return self.kind in FACTORS
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
-        if number := NUMBER_WORDS.get(self.word):
+        if number := NUMBER_WORDS.get(self.text.lower()):
             self.i += 1
             return ("*", left, num(number))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
