@@ -706,7 +706,7 @@ def typed(text, constants, commas):
             return ("mod", node, m)
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", whole)
+        return ("unread", " ".join(t.text for t in found))
 
 
 def parsed(found, constants):
