@@ -60,9 +60,9 @@ def aliases(kind):
     return {name: names.split("/")[0] for names in WORDS[kind] for name in names.split("/")}
 
 
-WORDS = table("words.txt")
-KINDS = aliases("name") | {
-    spelling: kind for kind, names in table("spellings.txt").items() for spelling in names}
+WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
+KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
+KINDS |= aliases("name")
 NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'", "word")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
