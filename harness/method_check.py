@@ -156,8 +156,6 @@ def check_advantage(method, group_size, shaped):
         require(draws or torch.allclose(advantages_of(turned), expected),
                 f"{named(method.advantage)} depends on the order of a group's completions, as "
                 "argsort does among equal rewards, and rewards.mean(0), which is of other prompts")
-    require(draws or advantages.any() or method.advantage is losses.none,
-            f"{named(method.advantage)} gives every completion 0: there is nothing to learn")
     gain = (advantages * (rewards - rewards.mean(1, True))).sum()
     require(gain >= 0 or not method.like_reinforce,
             f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "
