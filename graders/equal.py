@@ -103,7 +103,7 @@ INTEGER = {"floor": math.floor, "ceil": math.ceil,
 FUNCTIONS = {
     **INTEGER, "abs": abs, "ln": mp.log, "exp": lambda x: power(mp.e, x),
     **{name: analytic(name.lower())
-       for name in "sin cos tan cot sec csc sinh cosh tanh coth erf zeta Gamma".split()},
+       for name in "sin cos tan cot sec csc sinh cosh tanh coth erf Gamma".split()},
     **{f"arc{name}": analytic(f"a{name}") for name in "sin cos tan sinh cosh tanh".split()},
     "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
     "^": power}
@@ -516,7 +516,7 @@ def quantities(a, b):
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
     if not names_of(without_unit(y)) and (
-            functions_of(x) - functions_of(y) & {*"abs floor ceil binom zeta Gamma erf".split()}):
+            functions_of(x) - functions_of(y) & {*"abs floor ceil binom Gamma erf".split()}):
         return False  # of a number these are the question
     if same_expression(x, y) or same_but_constants(x, y, False):
         return True
