@@ -33,6 +33,7 @@ unread: the text of what the grammar does not take.
 import contextlib
 import functools
 import itertools
+import operator
 import re
 import unicodedata
 from fractions import Fraction
@@ -96,7 +97,8 @@ PIECE = re.compile(r"""
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
-        \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\})
+        \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
+        |(?<=P\()[A-Z]\ ?(?:\||\\mid)\ ?[A-Z](?=\)))  # given
     |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
     |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
@@ -109,7 +111,7 @@ PIECE = re.compile(r"""
         |\A\s*\\mathbf\ *\{R\}(?=[\s.]*\Z)
         |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
             [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
-        (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast)\ *\}?|\*(?=[)\s]*$))?)
+        (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast|>\ *0)\ *\}?|\*(?=[)\s]*$))?)
     |(?P<degree>\^\ *(?:\{\ *(?:\\circ|°)\ *\}|\\circ(?![A-Za-z])|°))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+
         |[ds](?=\}?\ *\())(?(group)\ *\}))
@@ -153,9 +155,9 @@ def special(kind, piece):
             nines = 10 ** len(tail) * (10 ** len(period) - 1)
             return "num", f"{int(digits + period) - int(digits or 0)}/{nines}"
         case "derivative":
-            return "name", re.sub(r"\\(?:[dt]?frac|mathrm)|[ {}\\]", "", piece)
+            return "name", re.sub(r"\\(?:[dt]?frac|mathrm|mid)|[ {}|\\]", "", piece)
         case "numbers":
-            letter, *more = re.findall("[A-Z*+]|ast", unicodedata.normalize("NFKC", piece))
+            letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
             return kind, letter + "+" * bool(more)  # N^*
         case "mark":
             return "'", "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[*'ds]", piece))
@@ -710,16 +712,20 @@ def typed(text, constants, commas):
 
 
 def parsed(found, constants):
-    """-> the value of tokens; with ± a list of those of all signs, or of their entries, once."""
-    texts = [token.text for token in found if token.kind == "±"]
-    if len(texts) > 4 or len({*texts}) > 1:
-        raise ValueError("more than sixteen values, or \\pm with \\mp")
+    """-> the value of tokens; with ± a list of those of all signs, or of their entries, once. Where
+    ∓ is, too, all signs change together."""
+    marks = [token.text in ("\\mp", "∓") for token in found if token.kind == "±"]
+    if len(marks) > 4:
+        raise ValueError("more than sixteen values")
     items = {}
-    for signs in map(iter, itertools.product("+-", repeat=len(texts))):
-        signed = [Token(next(signs)) if token.kind == "±" else token for token in found]
+    for signs in itertools.product((False, True), repeat=len(marks)):
+        if len({*marks}) > 1 and len({*map(operator.eq, signs, marks)}) > 1:
+            continue
+        minus = iter(signs)
+        signed = [Token("+-"[next(minus)]) if token.kind == "±" else token for token in found]
         value = Parser(signed, constants).answer("")
         items |= dict.fromkeys(value[1] if value[0] in ("list", "set") else [value])
-    return ("list", (*items,), (",",) * (len(items) - 1)) if texts else value
+    return ("list", (*items,), (",",) * (len(items) - 1)) if marks else value
 
 
 # ------------------------------------------------------------------ boxes
