@@ -630,6 +630,9 @@ class Parser:
             before in BEHIND or before == "{" and start in ("frac", "}"))
         if (name := unit_name(word)) and (len(word) > 1 or letter):
             self.tokens[self.i - 1] = Token("word", word)  # behind it and / a letter is a unit
+            if self.text == "of" and re.fullmatch("(?!no)[a-z]+", self.peek(1).text) and (
+                    self.ends(2)):  # 8 slices of pizza
+                self.i += 2
             return unit(name)
 
 
@@ -730,9 +733,11 @@ def parsed(found, constants):
 
 # ------------------------------------------------------------------ boxes
 
-# Boxes that are one answer, as in "\boxed{2} and $x = \boxed{3}$".
-BOXES = re.compile(rf"{BOX.pattern}(?:(?:[\s$]|\\q?quad|\\[,; ]|\\text *\{{)*+"
-                   r"(?:,|,? *\b(?:and|or)\b)(?:[\s$}]|\\q?quad|\\[,; ]|\b\w{1,3} *=)*+"
+# Boxes that are one answer, as in "\(\boxed{2}\) and \(x = \boxed{3}\)".
+GAP = r"(?:[\s$*}]|\\[()\[\],;: ]|\\q?quad|\\text *\{)"
+BOXES = re.compile(rf"{BOX.pattern}(?:"
+                   rf"(?:{GAP}*+(?:[,;，、或和]|\b(?:and|or)\b(?: also| else| maybe)?))++"
+                   rf"(?:{GAP}|(?:\\[a-z]+ *)?\w{{0,3}}(?:_\{{\w+\}})?(?:\(\w+\))? *=)*+"
                    rf"{BOX.pattern})*", re.S)
 
 

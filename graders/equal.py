@@ -223,8 +223,8 @@ def label(node):
     word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
     match node:
         case ("word" | "run", text, *_):
-            return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}", text) and (
-                text.lower() not in WORDS["NO NAMES"] + WORDS["DOUBTS"])
+            return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
+                not {*text.lower().split()} & {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
         case ("/", *parts) | ("seq", _, _, parts):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
