@@ -1,6 +1,7 @@
 """Problems, tokenizer, sampler and trainer, as flags name them; what cannot be used is refused."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -142,17 +143,19 @@ def load_sampler(args, trainer, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
-    """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
-    Refuses a model that it cannot train."""
+    """-> the Trainer, with its reference and its teacher, and the weights and the state of
+    checkpoint.resumed where there is one. Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(encode(tokenizer, problem, args.template)[:64], eos[0])
+
+    def named(names):
+        return {name: getattr(args, name) for name in names.split()}
     compute = loading.Compute(
         longest=args.max_prompt_tokens + args.max_tokens, budget=args.tokens_per_micro_batch,
-        temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
-        share_prompts=args.share_prompts, activation_checkpointing=args.activation_checkpointing,
-        offload=args.offload, lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
+        **named("temperature dtype head_dtype share_prompts activation_checkpointing offload "
+                "lora_rank lora_alpha"))
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)  # each takes all steps
     if args.teacher:
         with refusing("--teacher, as "):
@@ -160,14 +163,22 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
+    second = bool(args.kl_coef and not args.lora_rank)  # adapters can be off: no second model
+    # with adapters, which come with the state, on top of the model's own weights
+    weights = resumed["folder"] if resumed and not args.lora_rank else args.model
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
-        trainer = Trainer.load(
-            args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
-            teacher=args.teacher, max_tokens=args.max_tokens, lr=args.lr,
-            factor=lr_factor(args.warmup, args.schedule, steps), weight_decay=args.weight_decay,
-            max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased,
-            entropy_coef=args.entropy_coef)
+        policy = loading.load(weights, eos, probe, compute, beside=second + bool(args.teacher))
+        trainer = Trainer(
+            policy, method, factor=lr_factor(args.warmup, args.schedule, steps),
+            **named("max_tokens lr weight_decay max_grad_norm kl_coef kl_unbiased entropy_coef"))
+        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
+        if second:
+            trainer.reference = loading.load(args.model, eos, probe, alike, frozen=True)
+        elif args.kl_coef:
+            trainer.reference = loading.WithoutAdapters(policy)
+        if args.teacher:
+            trainer.teacher = loading.load(args.teacher, eos, probe, alike, frozen=True)
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once
