@@ -10,9 +10,8 @@ def reach(name):
         if not os.path.exists(name) and not constants.is_offline_mode():
             get_session().head(constants.ENDPOINT, timeout=10)
     except Exception as e:  # of the HTTP client, whose classes change with its versions
-        raise ConnectionError(
-            f"{constants.ENDPOINT} does not answer ({e}); HF_HUB_OFFLINE=1 reads the cache"
-        ) from None
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer ({e}); HF_HUB_OFFLINE=1 reads "
+                              "the cache") from None
 
 
 def reason(error):

@@ -7,23 +7,18 @@ from losses import require
 from rewards import grade
 
 
-def row_of(line):
-    """A line of completions.jsonl -> its row, not graded. Raises for one that no run wrote."""
-    row = json.loads(line)
-    return dict(benchmark=row["benchmark"], id=str(row["id"]), completion="" + row["completion"],
-                reward=None,  # None below: nobody has counted
-                tokens=row.get("tokens") and int(float(row["tokens"])),
-                truncated=row.get("truncated") and row["truncated"] is True)
-
-
 def read_rows(path):
-    """-> {(benchmark, id): rows} of a file of completions. Raises ValueError for a line that is no
-    row, but for the last one, which a killed process was writing."""
+    """-> {(benchmark, id): rows} of a file of completions, not graded. Raises ValueError for a line
+    that is no row, but for the last one, which a killed process was writing."""
     found = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                row = row_of(line)
+                x = json.loads(line)
+                row = dict(benchmark=x["benchmark"], id=str(x["id"]),
+                           completion="" + x["completion"], reward=None,
+                           tokens=x.get("tokens") and int(float(x["tokens"])),  # None: not counted
+                           truncated=x.get("truncated") and x["truncated"] is True)
                 found.setdefault((row["benchmark"], row["id"]), []).append(row)
             except Exception as e:  # such a line may raise anything
                 require(not line.endswith(b"\n"),
