@@ -92,14 +92,12 @@ class Trainer:
         """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
         ValueError for adapters that it lacks, and other errors for another state."""
         options = gathered.StateDictOptions(full_state_dict=True, strict=False)
-        if state["adapter"]:  # {} without LoRA: load took the checkpoint's weights
-            _, unknown = gathered.set_model_state_dict(self.policy, state["adapter"],
-                                                       options=options)
-            if unknown:  # ignored otherwise, the optimizer's moments of them, too
-                raise ValueError(f"it has adapters that this model lacks, {unknown[0]} for one: "
-                                 "the commit that began the run is in its config.json")
-        gathered.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"],
-                                          options=options)
+        _, unknown = gathered.set_state_dict(  # adapter: {} without LoRA, for load took the weights
+            self.policy, self.optimizer, model_state_dict=state["adapter"],
+            optim_state_dict=state["optimizer"], options=options)
+        if unknown:  # ignored otherwise, the optimizer's moments of them, too
+            raise ValueError(f"it has adapters that this model lacks, {unknown[0]} for one: the "
+                             "commit that began the run is in its config.json")
         self.steps_taken, (group,) = state["optimizer_steps"], self.optimizer.param_groups
         group["weight_decay"] = self.optimizer.defaults["weight_decay"]
         if state["scaler"]:  # {} where the run was not in float16
