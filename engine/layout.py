@@ -67,11 +67,10 @@ def attention_inputs(segments, by_kernel):
         return dict(blocks=attention_blocks(segments))
     start, length, context, context_length = segments
     seen = context_length + length
-    borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)) for x in (length, seen))
+    borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)).int() for x in (length, seen))
     of, nth = places_of(seen)  # each segment and its keys
     keys = nth + torch.where(nth < context_length[of], context[of], (start - context_length)[of])
-    return dict(varlen=(keys, borders.int(), seen_borders.int(), int(length.max()),
-                        int(seen.max())))
+    return dict(varlen=(keys, borders, seen_borders, int(length.max()), int(seen.max())))
 
 
 class Block(NamedTuple):
