@@ -123,14 +123,13 @@ def padded_attention(module, query, key, value, attention_mask, **options):
 
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
-                         sliding_window=None, s_aux=None, softcap=None, blocks=None, varlen=None,
-                         **_):
+                         sliding_window=None, blocks=None, varlen=None, **others):
     """Attention of layout.Segments, [1, heads, places, d] each -> [1, places, heads, d].
 
     varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
     and keys, and their longest. blocks, elsewhere: of layout.attention_blocks. Raises TypeError for
     sinks, a softcap, or a mask that the model makes itself."""
-    if s_aux is not None or softcap is not None:
+    if others.get("s_aux") is not None or others.get("softcap") is not None:
         raise TypeError("its attention has sinks or a softcap")
     if attention_mask is not None and (
             attention_mask.numel() > 1 or attention_mask.item() != sliding_window):
@@ -142,8 +141,7 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
     keys, *lengths = varlen
     # rotations may have made float32 of q and k
     q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)
-    # causal, aligned at the end: query 0 sees the whole prompt
-    window = sliding_window - 1 if sliding_window else -1, 0
+    window = sliding_window - 1 if sliding_window else -1, 0  # query 0 sees the whole prompt
     return varlen_attn(q, k, v, *lengths, window_size=window, scale=scaling,
                        enable_gqa=q.shape[1] != k.shape[1])[None], None
 

@@ -31,9 +31,8 @@ def eos_ids(model, tokenizer):
     found = [tokenizer.eos_token_id, getattr(config, "eos_token_id", None)]
     with suppress(OSError):  # of a folder without generation_config.json
         found.append(GenerationConfig.from_pretrained(model).eos_token_id)
-    # some folders have -1 for none
     return sorted({i for ids in found for i in (ids if isinstance(ids, list) else [ids])
-                   if i in range(config.vocab_size)})
+                   if i in range(config.vocab_size)})  # some folders have -1 for none
 
 
 def layers_of(model):

@@ -17,9 +17,8 @@ from torch import cuda
 
 
 def start(deterministic=False):
-    """Joins the process group of torchrun, or of srun with the same variables.
-
-    deterministic: the trainer's GPU kernels sum in one order."""
+    """Joins the process group of torchrun, or of srun with the same variables. deterministic: GPU
+    kernels sum in one order."""
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)

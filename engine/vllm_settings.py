@@ -35,8 +35,7 @@ class Resources(NamedTuple):
 def of_this_machine(resources, max_length):
     """-> arguments of vllm.LLM. Raises ValueError where less memory is free."""
     memory, max_num_seqs, tp = resources or Resources()
-    # weights are handed over within this process
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # weights stay in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if not cuda.is_available():
         # without it, vLLM binds this process to one core, and the trainer with it

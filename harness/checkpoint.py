@@ -3,9 +3,8 @@
 the method's state, totals, its first record, pending rollouts).
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
-(seed, rollout) and an engine's number. A run continues on any other number of ranks.
-What a resumed run is compared with, and its files, are here; flags.parse_args merges its flags,
-Trainer.restore and Run take over trainer.pt.
+(seed, rollout) and an engine's number. A run continues on any other number of ranks. Its flags are
+merged by flags.parse_args, and Trainer.restore and Run take over trainer.pt.
 """
 
 import ast
@@ -30,8 +29,7 @@ CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
-# a Run's attributes in trainer.pt
-OF_RUN = "flags rollout state totals first pending".split()
+OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes in trainer.pt
 
 # ---------------------------------------------------------------------------- what a run was
 

@@ -25,8 +25,7 @@ OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: l
 def read(path):
     """The run of a folder of train.py: a dict of its name (the folder's, less the seed), seed,
     flags, records (of the rollouts, in order) and steps (records of the optimizer steps). A
-    record's "mean@n" and "pass@n" are those of the largest n, with their standard errors,
-    "mean@n_stderr" and "pass@n_stderr"."""
+    record's "mean@n", "mean@n_stderr", "pass@n" and "pass@n_stderr" are those of the largest n."""
     flags = json.loads((path / "config.json").read_text())["flags"]
     # a run that was killed may have cut its last line off: it has no line end
     records = [json.loads(x) for x in (path / "metrics.jsonl").read_text().split("\n")[:-1]]
@@ -91,8 +90,7 @@ def line_of(records, name, x):
 
 def draw_curves(groups, out, panels=PANELS, kept="records", x="rollout"):
     """Panels of {label: [run]} over rollouts; kept="steps": over a rollout's optimizer steps x."""
-    drawn = {label: {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
-                     line_of([record for run in runs for record in run[kept]], name, x)
-                     for group, runs in groups.items()}
-             for name, label in panels.items()}
-    draw(drawn, out, OF_SEEDS, x)
+    records = {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
+               [record for run in runs for record in run[kept]] for group, runs in groups.items()}
+    draw({label: {line: line_of(its, name, x) for line, its in records.items()}
+          for name, label in panels.items()}, out, OF_SEEDS, x)

@@ -26,12 +26,10 @@ OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
     "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
-# they have no place in config.json
-OF_THIS_START = set("out resume force check help origin roots saved state group".split())
+OF_THIS_START = set("out resume force check help origin roots saved state group".split())  # unsaved
 # where a value comes from that is not the flag's own default, or the model's recipe
 GIVEN, SAVED, FOLLOWS = "given", "the run's config.json", "follows from other flags"
-# flags that say something of another flag
-NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")
+NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")  # flag: one to be given
 
 
 # ---------------------------------------------------------------------------- parsing
@@ -244,7 +242,7 @@ def parse_args(argv, description, rehearsal=False):
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
             f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
-    follow(args, method)
+    follow(args)
     check(args, method, rehearsal)
     settings = Settings()
     vars(settings).update(vars(args), saved=config, roots=[
@@ -349,7 +347,7 @@ def check(args, method, rehearsal):
         require(not wrong, sentence)
 
 
-def follow(args, method):
+def follow(args):
     """Sets the flags that were not given and follow from others."""
     for name, value in dict(
             sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,

@@ -25,8 +25,7 @@ NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_lo
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",
              capped_frac="clip/capped_frac", learnt_tokens="optim/learnt_tokens")
 GAP = "sampler/logp_absdiff_mean"
-# of real models at most, by the trainer's dtype (docs/scaling.md)
-USUAL_GAP = dict(float32=1e-4, float16=5e-3, bfloat16=0.03)
+USUAL_GAP = dict(float32=1e-4, float16=5e-3, bfloat16=0.03)  # of real models, docs/scaling.md
 # on the console; the numbers of an evaluation come after them
 SHOWN = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_frac": "unread",
          "len/truncated_frac": "cut", "policy/entropy": "entropy", "len/mean": "length",
@@ -83,8 +82,7 @@ def optimizer_steps(records):
     return {**{name: mean_of_some(step[name] for step in steps)
                for name in (steps[0] if steps else ())},  # --mask_truncated may leave no token
             "steps": steps,
-            # not taken, in float16
-            "optim/overflows": sum(step["optim/overflow"] for step in steps),
+            "optim/overflows": sum(step["optim/overflow"] for step in steps),  # not taken (float16)
             # all of their groups were uniform: AdamW's moments alone moved the weights
             "optim/no_gradient": sum(step["optim/grad_norm"] == 0 for step in steps)}
 
@@ -110,8 +108,7 @@ def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
     shown, values = {**SHOWN}, []
     for n, name in scores(record, "mean").items():
-        of_data = name.removesuffix(f"mean@{n}")
-        shown.update({name: f"mean@{n}", f"{of_data}pass@{n}": f"pass@{n}"})
+        shown.update({name: f"mean@{n}", scores(record, "pass").get(n): f"pass@{n}"})
     for name, short in shown.items():
         if record.get(name) is not None:
             error = record.get(f"{name}_stderr")

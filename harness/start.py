@@ -63,8 +63,7 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
 
 
 def check_prompts(model, config, eos, prompts):
-    """Raises ValueError for prompts (lists of ids) that a model cannot take. config: of its text
-    model; eos: ids that end a completion."""
+    """Raises ValueError for prompts (lists of ids) that a model cannot take, or without eos ids."""
     require(eos, f"--model {model} names no end-of-sequence token, in its tokenizer or its "
             "configuration")
     largest = max(map(max, prompts), default=0)

@@ -14,8 +14,7 @@ from rewards import verifier
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one: the unbiased
-    estimate of arXiv 2107.03374, eq. 1."""
+    """The chance that k of n samples hold a correct one, unbiased: arXiv 2107.03374, eq. 1."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
