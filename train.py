@@ -141,7 +141,7 @@ def main(argv=None):
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,
-                           train_set, test_set))
+                           train_set))
 
     with Run(args, trainer, tokenizer, resumed, sums, len(test_set)) as run:
         sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first

@@ -125,8 +125,7 @@ def livecodebench(row):
 
 
 def code_contests(row):
-    tests = [dict(input=given, output=expected)
-             for kind in CONTEST_TESTS
+    tests = [dict(input=given, output=expected) for kind in CONTEST_TESTS
              for given, expected in zip(row[kind]["input"], row[kind]["output"])]
     return programming(row["description"], "", tests)
 

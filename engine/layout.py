@@ -51,10 +51,9 @@ def lay(batch, name, by_kernel=False):
                         torch.cat([torch.zeros_like(prompt_len), prompt_len[group]]))
     prompt, place = places_of(prompt_len)
     enters = t < length[P + row]  # segment P + row: of the row's completion
-    inputs = dict(
-        input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
-        position_ids=torch.cat([place, column[enters]])[None],
-        **attention_inputs(segments, by_kernel))
+    inputs = dict(input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
+                  position_ids=torch.cat([place, column[enters]])[None],
+                  **attention_inputs(segments, by_kernel))
     after_prompt = (start[:P] + prompt_len)[group][row]
     return inputs, torch.where(t == 0, after_prompt, start[P + row] + t) - 1, targets
 

@@ -150,9 +150,8 @@ def on_rank0(f, *inputs):
 # ---------------------------------------------------------------------------- sharded weights
 
 def shard(policy, layers, offload):
-    """FSDP2: each layer, and the rest, is gathered while it is computed and sharded otherwise.
-
-    16-bit computation is on copies; shards, their gradients and the optimizer are float32."""
+    """FSDP2: each layer, and the rest, is gathered while it is computed. 16-bit computation is on
+    copies; shards, their gradients and the optimizer are float32."""
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
     halved = None if policy.dtype == "float32" else getattr(torch, policy.dtype)
@@ -161,9 +160,8 @@ def shard(policy, layers, offload):
     mesh = init_device_mesh(device().type, (world(),))
     for module in (*layers, policy):
         # the root is resharded after its forward, too: its parameters are always shards
-        fsdp.fully_shard(
-            module, mesh=mesh, offload_policy=place, reshard_after_forward=True,
-            mp_policy=fsdp.MixedPrecisionPolicy(halved, halved and torch.float32))
+        fsdp.fully_shard(module, mesh=mesh, offload_policy=place, reshard_after_forward=True,
+                         mp_policy=fsdp.MixedPrecisionPolicy(halved, halved and torch.float32))
         # the losses' denominators are the whole step's, so gradients add up over the ranks
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

@@ -26,11 +26,10 @@ def lr_factor(warmup, schedule, steps):
 
 
 class Trainer:
-    """Takes optimizer steps by a method.
+    """Takes optimizer steps of a Policy, on its parameters with a gradient, by a losses.Method.
 
-    policy: engine.policy.Policy, whose parameters with a gradient are trained. method: a
-    losses.Method. max_tokens: of a completion. factor: optimizer step -> factor of the learning
-    rate. options: kl_coef, kl_unbiased, entropy_coef."""
+    max_tokens: of a completion. factor: optimizer step -> factor of the learning rate. options:
+    kl_coef, kl_unbiased, entropy_coef."""
 
     reference = None  # what scores for a KL penalty: a Policy, or one without its adapters
     teacher = None    # a Policy
@@ -61,9 +60,8 @@ class Trainer:
         metrics["grad_norm"], overflow = norm, not norm.isfinite()
         # without a scaler get_scale() is 1
         if not metrics["loss"].isfinite() or (overflow and self.scaler.get_scale() <= 1):
-            raise NotFinite(
-                f"optimizer step {self.steps_taken + 1}: loss {metrics['loss'].item()}, "
-                f"gradient norm {norm.item()}", minibatch)
+            raise NotFinite(f"optimizer step {self.steps_taken + 1}: loss {metrics['loss'].item()}"
+                            f", gradient norm {norm.item()}", minibatch)
         group, = self.optimizer.param_groups
         group["lr"] = self.optimizer.defaults["lr"] * self.factor(self.steps_taken)
         self.scaler.step(self.optimizer)  # not where a gradient overflowed
@@ -81,12 +79,11 @@ class Trainer:
         """-> what a checkpoint has beside the weights: adapters, optimizer, schedule and scaler, of
         all ranks, on the CPU. Every rank must call it."""
         options = gathered.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return dict(
-            adapter={name: parallel.full(p).cpu()
-                     for name, p in self.policy.state_dict().items() if "lora_" in name},
-            optimizer=gathered.get_optimizer_state_dict(self.policy, self.optimizer,
-                                                        options=options),
-            optimizer_steps=self.steps_taken, scaler=self.scaler.state_dict())
+        adapter = {name: parallel.full(p).cpu() for name, p in self.policy.state_dict().items()
+                   if "lora_" in name}
+        optimizer = gathered.get_optimizer_state_dict(self.policy, self.optimizer, options=options)
+        return dict(adapter=adapter, optimizer=optimizer, optimizer_steps=self.steps_taken,
+                    scaler=self.scaler.state_dict())
 
     def restore(self, state):
         """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises

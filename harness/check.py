@@ -135,7 +135,7 @@ def check_sync(s):
     yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2)[1])
 
 
-def run(args, trainer, sampler, tokenizer, eos, train_set, test_set):
+def run(args, trainer, sampler, tokenizer, eos, train_set):
     """Prints the rows as they come -> the exit code: 0 if all are right, else 1."""
     s = SimpleNamespace(**locals(), policy=trainer.policy,
                         exact=args.dtype == args.sampler_dtype == "float32")

@@ -134,9 +134,8 @@ def warnings(record, first, advantages, args):
             "some. Other --data, another --template, more --max_tokens or a larger --group_size "
             "may help; python examples/own_file.py FILE tries a verifier")
     if record["reward/mean"] > 1:
-        found["rewards"] = (
-            f"the mean reward is {record['reward/mean']:.3f}, and mean@n, pass@k and the solved "
-            "groups count a reward of exactly 1 alone")
+        found["rewards"] = (f"the mean reward is {record['reward/mean']:.3f}, and mean@n, pass@k "
+                            "and the solved groups count a reward of exactly 1 alone")
     if record[cut] > min(0.5, first[cut] + 0.2):
         found["cut off"] = (
             f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "

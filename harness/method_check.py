@@ -85,9 +85,8 @@ def gradient(method, tokens, size):
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
     for f in dict.fromkeys([*method.selects, *method.passes]):
         weight = call(method, f, tokens.mask.shape, tokens)
-        require(not weight.requires_grad,
-                f"{named(f)} returns a weight with a gradient: a select weighs tokens, and "
-                ".detach() makes a weight without one")
+        require(not weight.requires_grad, f"{named(f)} returns a weight with a gradient: a select "
+                "weighs tokens, and .detach() makes a weight without one")
         require(weight.min() >= 0, f"{named(f)} returns a weight below 0")
     token_loss = call(method, method.objective, tokens.mask.shape, tokens)
     require(token_loss.requires_grad,
@@ -117,9 +116,8 @@ def check_step(method, tokens, size):
         whole, gradient(method, more, size)), f"{named(method.objective)} adds tokens.entropy, "
             "which has no gradient here: --entropy_coef is such a bonus")
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :12]
-    require(draws or torch.allclose(wide, whole, 1e-5),
-            "its gradient depends on padding: means and sums have to leave it out, as "
-            "tokens.mean(x) and (loss * mask).sum() do")
+    require(draws or torch.allclose(wide, whole, 1e-5), "its gradient depends on padding: means "
+            "and sums have to leave it out, as tokens.mean(x) and (loss * mask).sum() do")
     if not method.whole_step:
         halves = gradient_of(lambda x: x[:4]), gradient_of(lambda x: x[4:])
         require(draws or torch.allclose(torch.cat(halves), whole, 1e-5),
@@ -156,6 +154,5 @@ def check_advantage(method, group_size, shaped):
                 f"{named(method.advantage)} depends on the order of a group's completions, as "
                 "argsort does among equal rewards, and rewards.mean(0), which is of other prompts")
     gain = (advantages * (rewards - rewards.mean(1, True))).sum()
-    require(gain >= 0 or not method.like_reinforce,
-            f"{named(method.advantage)} gives successes less than failures; like_reinforce=False "
-            "in the row says that this is meant")
+    require(gain >= 0 or not method.like_reinforce, f"{named(method.advantage)} gives successes "
+            "less than failures; like_reinforce=False in the row says that this is meant")

@@ -22,9 +22,8 @@ from rewards import announce
 
 def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
     """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
-    completion, and the number of tokens of each problem's prompt, which is encoded again when it is
-    sampled. longest: tokens of a prompt and its completion. Raises ValueError, a sentence, for a
-    model that cannot make prompts of the problems, or cannot take so many tokens."""
+    completion, and the number of tokens of each problem's prompt. longest: of a prompt and its
+    completion. Raises ValueError for a model that cannot make the prompts or take such lengths."""
     from transformers import AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, text_config

@@ -115,8 +115,6 @@ def benchmark_results(problems, groups):
     return results
 
 
-# ---------------------------------------------------------------------------- Markdown
-
 def markdown_table(head, rows):
     """head: the columns' titles. rows: lists of cells, in which numbers are formatted already."""
     first, *others = ["| " + " | ".join(map(str, cells)) + " |" for cells in (head, *rows)]
