@@ -1,7 +1,6 @@
 """Reading problems: from the Hub, from local JSONL files with the Hub's fields, from a user's file.
 
-A fault in a row is a DataError that names the file and the line. Problems whose gold answer the
-verifier cannot grade are left out and named.
+A fault in a row is a DataError that names the file and the line.
 """
 
 import json

@@ -1,6 +1,5 @@
 """Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
-`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, OF_RUN (flags, rollout,
-the method's state, totals, its first record, pending rollouts).
+`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, OF_RUN of a Run.
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout) and an engine's number. A run continues on any other number of ranks. Its flags are

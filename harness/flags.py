@@ -214,10 +214,9 @@ class Settings(argparse.Namespace):
 
 @refusing()
 def parse_args(argv, description, rehearsal=False):
-    """-> args, and the Method with its hyperparameters. args.origin says where values come from
-    that are not the flags' own defaults: {flag: words}; args.saved is checkpoint.saved_config's;
-    args.roots names the functions of losses.py at which the method begins. rehearsal: vLLM may be
-    absent, and the run's folder may hold a run."""
+    """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.saved of
+    checkpoint.saved_config, and args.roots names the functions of losses.py at which the method
+    begins. rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.section)
