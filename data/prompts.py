@@ -13,10 +13,9 @@ R1_ZERO = (
     "User with the answer. The reasoning process is enclosed within <think> </think> and answer is "
     "enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here "
     "</think> <answer> answer here </answer>.")
-ORZ = (
-    " You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
-    "</answer>. And your final answer will be extracted automatically by the \\boxed{{}} tag. "
-    "This is the problem:")
+ORZ = (" You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here "
+       "</answer>. And your final answer will be extracted automatically by the \\boxed{{}} tag. "
+       "This is the problem:")
 TURNS = "\nUser: {question}\nAssistant: <think>"
 PLAIN = dict(r1_zero=R1_ZERO + TURNS, orz=R1_ZERO + ORZ + TURNS, none="{question}")
 TEMPLATES = ("chat", "qwen_boxed", *PLAIN)  # the first two use a chat template

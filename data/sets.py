@@ -87,9 +87,8 @@ CONTEST_TESTS = "public_tests private_tests generated_tests".split()
 CODER = (
     "You are an expert Python programmer. You will be given a question (problem specification) and "
     "will generate a correct Python program that matches the specification and passes all tests.")
-WITH_STARTER = (
-    "You will use the following starter code to write the solution to the problem and enclose your "
-    "code within delimiters.\n```python\n{starter}\n```")
+WITH_STARTER = ("You will use the following starter code to write the solution to the problem and "
+                "enclose your code within delimiters.\n```python\n{starter}\n```")
 FROM_STDIN = (
     "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
     "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
