@@ -58,8 +58,6 @@ def lay(batch, name, by_kernel=False):
     return inputs, torch.where(t == 0, after_prompt, start[P + row] + t) - 1, targets
 
 
-# ---------------------------------------------------------------------------- attention end to end
-
 def attention_inputs(segments, by_kernel):
     """-> the arguments of kernels.end_to_end_attention that describe the segments."""
     if not by_kernel:
@@ -114,8 +112,6 @@ def attention_block(segments):
     sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
     return Block(queries, torch.cat([keys, queries], 1), sees[:, None]), real
 
-
-# ---------------------------------------------------------------------------- how many at once
 
 def micro_batches(batch, budget, layout="padded", ranks=1):
     """Lists of rows of at most `budget` tokens each, rows of like lengths together.

@@ -116,8 +116,6 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# ---------------------------------------------------------------------------- collectives
-
 def all_reduce(x):
     """The sum of a tensor over the ranks, in place."""
     if world() > 1:
@@ -146,8 +144,6 @@ def on_rank0(f, *inputs):
         raise error
     return value
 
-
-# ---------------------------------------------------------------------------- sharded weights
 
 def shard(policy, layers, offload):
     """FSDP2: each layer, and the rest, is gathered while it is computed. 16-bit computation is on

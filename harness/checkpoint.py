@@ -30,7 +30,6 @@ CHANGEABLE = {"held-out problems", *(
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes in trainer.pt
 
-# ---------------------------------------------------------------------------- what a run was
 
 def saved_config(args):
     """-> flags, derived (names of those that follow others), history and checksums of config.json,
@@ -91,8 +90,6 @@ def finished(args):
         parallel.say(f"{out}: all {newest} rollouts are done; a larger --rollouts continues")
     return done
 
-
-# ---------------------------------------------------------------------------- trainer.pt
 
 def read_pickle(path, **options):
     """-> the tensors and plain values of a file of torch.save. Raises ValueError for anything else:
