@@ -92,9 +92,7 @@ def memory():
 
 def usable_memory():
     """`memory` without the part that other programs, such as a screen's, use at this moment."""
-    if cuda.is_available():
-        return cuda.mem_get_info()[0] + cuda.memory_reserved()
-    return memory()
+    return cuda.mem_get_info()[0] + cuda.memory_reserved() if cuda.is_available() else memory()
 
 
 UNCOUNTED = 0  # GPU bytes in use that torch does not count; negative: counted, and unmapped by vLLM

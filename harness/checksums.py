@@ -36,12 +36,10 @@ def reached(tree, roots):
                 nodes[node.name] = node
             case ast.Assign([ast.Name(table)], ast.Dict(keys, rows)):
                 nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
-            case ast.Assign([ast.Subscript() as row], value):  # below its table
-                nodes[ast.unparse(row)] = value
-            case ast.Assign(_, ast.Tuple([ast.Name(), *_]) | ast.Set([ast.Name(), *_])):
+            case ast.Assign([ast.Name()], ast.Tuple([ast.Name(), *_]) | ast.Set([ast.Name(), *_])):
                 pass  # a list of functions: a new one changes no run
-            case ast.Assign([ast.Name(name)], value):
-                nodes[name] = value
+            case ast.Assign([ast.Name() | ast.Subscript() as target], value):
+                nodes[ast.unparse(target)] = value  # or a row, below its table
     while waiting:
         name = waiting.pop()
         if node := nodes.pop(name, None):

@@ -361,9 +361,8 @@ def follow(args):
 
 def with_origins(args, names):
     """Flags that have a value, as "lr 5e-05 (given), dtype float32 (default)"."""
-    known = {n: x for n in names.split() if (x := getattr(args, n)) is not None}
     return ", ".join(f"{n} {f'{x:g}' if type(x) is float else x} ({args.origin.get(n, 'default')})"
-                     for n, x in known.items())
+                     for n in names.split() if (x := getattr(args, n)) is not None)
 
 
 def dtype_of_sampler(args):
