@@ -231,17 +231,17 @@ def parse_args(argv, description, rehearsal=False):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
     found, unknown = parser.parse_known_args(argv)
-    given, files = vars(found), (  # the last wins
-        (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved))
+    given, files = vars(found), [  # the last wins
+        (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved)]
     if "help" in given:
         parser.show_help(parser.merge({}, *files))
+    files[2:2] = following(parser.merge(given, *files))  # a recipe's lr, too, but not a saved one
     args = parser.merge(given, *files)
     check_known(unknown, chosen.loss, method, parser.rows)
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
             f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
-    follow(args)
     check(args, method, rehearsal)
     settings = Settings()
     vars(settings).update(vars(args), saved=config, roots=[
@@ -346,17 +346,12 @@ def check(args, method, rehearsal):
         require(not wrong, sentence)
 
 
-def follow(args):
-    """Sets the flags that were not given and follow from others."""
-    for name, value in dict(
-            sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
-            head_dtype="model" if args.dtype == "float32" else "float32").items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-            args.origin[name] = FOLLOWS
-    if args.lora_rank and args.origin.get("lr") not in (GIVEN, SAVED):  # a recipe's, too
-        args.lr *= 10
-        args.origin["lr"] = "ten times full training's, for --lora_rank"  # not again on resume
+def following(args):
+    """Yields the values of flags that follow from others, as files of `merge`."""
+    yield FOLLOWS, dict(sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
+                        head_dtype="model" if args.dtype == "float32" else "float32")
+    if args.lora_rank:
+        yield "ten times full training's, for --lora_rank", dict(lr=10 * args.lr)
 
 
 def with_origins(args, names):
