@@ -228,8 +228,7 @@ def add_adapters(model, rank, alpha):
 
 @torch.no_grad()
 def layout_agrees(policy, probe, backward=False):
-    """-> whether the layout "shared", which the policy then keeps, has the log probabilities of
-    "padded", and if asked a backward pass."""
+    """-> whether the layout "shared", which the policy then keeps, computes what "padded" does."""
     padded = policy(probe)[0]
     policy.use_layout("shared")
     try:

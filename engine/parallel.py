@@ -17,8 +17,7 @@ from torch import cuda
 
 
 def start(deterministic=False):
-    """Joins the process group of torchrun, or of srun with the same variables. deterministic: GPU
-    kernels sum in one order."""
+    """Joins the process group of torchrun or srun. deterministic: GPU kernels sum in one order."""
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)

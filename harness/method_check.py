@@ -139,8 +139,7 @@ def check_step(method, tokens, size):
 
 
 def check_advantage(method, group_size, shaped):
-    """Tries an advantage on two mixed groups, one that is all right, and one that is all wrong.
-    shaped: rewards are other than 0 and 1."""
+    """Tries an advantage on mixed, all right and all wrong groups. shaped: rewards not 0 and 1."""
     rewards = (torch.arange(4 * group_size).view(4, -1) % 3 == 0).double()
     rewards[2:] = torch.tensor([[1.0], [0.0]])
     def advantages_of(rewards):

@@ -30,9 +30,8 @@ def standard_error(values, clusters):
 def by_problem(groups):
     """{mean@n, pass@k: [the value of each problem]} of the n rows of each; k: 1, 2, 4, ..."""
     n, correct = len(groups[0]), [sum(row["reward"] == 1 for row in rows) for rows in groups]
-    return {f"mean@{n}": [c / n for c in correct],
-            **{f"pass@{2**i}": [pass_at_k(n, c, 2**i) for c in correct]
-               for i in range(n.bit_length())}}
+    return {f"mean@{n}": [c / n for c in correct], **{
+        f"pass@{2**i}": [pass_at_k(n, c, 2**i) for c in correct] for i in range(n.bit_length())}}
 
 
 def paired(problems, groups, others):
