@@ -12,7 +12,7 @@ LOCKED = set()  # folders that this process has locked, as (device, inode): name
 
 
 def lock(out):
-    """Makes a folder, this process's alone while it lives. Raises BlockingIOError or OSError."""
+    """Makes a folder, this process's alone while it lives. Raises BlockingIOError for another's."""
     out.mkdir(parents=True, exist_ok=True)
     place = out.stat().st_dev, out.stat().st_ino
     if place not in LOCKED:

@@ -109,7 +109,7 @@ def check_step(method, tokens, size):
         part = Tokens(**{name: change(x) for name, x in vars(tokens).items() if x is not None})
         return gradient(method, part, size)
     whole = gradient(method, tokens, size)
-    draws = not torch.equal(whole, gradient(method, tokens, size))  # others for another shape
+    draws = not torch.equal(whole, gradient(method, tokens, size))  # random numbers
     more = replace(tokens, entropy=tokens.entropy + 1)
     one, other = (call(method, method.objective, x.mask.shape, x) for x in (tokens, more))
     require(draws or torch.equal(one, other) or not torch.equal(

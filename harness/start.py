@@ -161,9 +161,9 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    second = bool(args.kl_coef and not args.lora_rank)  # adapters can be off: no second model
-    # with adapters, which come with the state, on top of the model's own weights
+    # adapters, which come with the state, are on top of the model's own weights; they can be off
     weights = resumed["folder"] if resumed and not args.lora_rank else args.model
+    second = bool(args.kl_coef and not args.lora_rank)
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
         policy = loading.load(weights, eos, probe, compute, beside=second + bool(args.teacher))
