@@ -139,8 +139,7 @@ def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=N
         return attention_by_blocks(q, k, v, *blocks, sliding_window, scaling)[None], None
     from torch.nn.attention.varlen import varlen_attn  # takes long to import
     keys, *lengths = varlen
-    # rotations may have made float32 of q and k
-    q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)
+    q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)  # rotations may widen q, k
     window = sliding_window - 1 if sliding_window else -1, 0  # query 0 sees the whole prompt
     return varlen_attn(q, k, v, *lengths, window_size=window, scale=scaling,
                        enable_gqa=q.shape[1] != k.shape[1])[None], None
