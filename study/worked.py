@@ -19,6 +19,7 @@ steps earn nothing themselves.
 import json
 import random
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -48,31 +49,19 @@ MINIATURE = dict(steps=90, batch=8, demonstrations=512, hidden=32, mlp=32, layer
 
 def combine(a, op, b):
     """a op b, None where it is no number of the vocabulary, or a is none."""
-    if a is None:
-        return None
-    value = {"+": a + b, "-": a - b, "*": a * b}[op]
-    return value if 0 <= value <= LARGEST else None
-
-
-def chain(rng, nums):
-    """Applies the numbers in a random order, by random operators.
-
-    -> [(operator, number)], the first with the operator +, and their results one after the other;
-    behind one that is no number of the vocabulary, and for it, None."""
-    order = rng.sample(nums, len(nums))
-    links, results = [("+", order[0])], [order[0]]
-    for n in order[1:]:
-        links.append((rng.choice(OPERATORS), n))
-        results.append(combine(results[-1], *links[-1]))
-    return links, results
+    if a is not None and 0 <= (value := countdown.OPERATIONS[op](a, b)) <= LARGEST:
+        return value
 
 
 def puzzle(seed, index, split):
-    """-> the numbers, the target, and the links and results of a solution of puzzle `index`."""
+    """-> the numbers of puzzle `index`, its target, and a solution: links, [(operator, number)],
+    and results, of which the first is the number that the links begin from."""
     rng = random.Random(f"worked {seed} {index} {split}")
     while True:
         nums = [rng.randint(1, DRAWN) for _ in range(NUMBERS)]
-        links, results = chain(rng, nums)
+        first, *others = rng.sample(nums, len(nums))
+        links = [(rng.choice(OPERATORS), n) for n in others]
+        results = [*accumulate(links, lambda x, link: combine(x, *link), initial=first)]
         if results[-1] in TARGETS and countdown.split_of(nums, results[-1]) == split:
             return nums, results[-1], links, results
 
@@ -114,18 +103,17 @@ def missed(rng, nums, target):
     """-> links and results of a chain that works back from the target by random steps and does
     not meet its first number: as a solution looks whose last step is wrong."""
     while True:
-        order, results = rng.sample(nums, len(nums)), [target]
-        links = [(rng.choice(OPERATORS), n) for n in order[1:]]
-        for op, n in reversed(links[1:]):
-            results.append(inverse(results[-1], op, n))
-        if results[-1] is not None and combine(order[0], *links[0]) != results[-1]:
-            return [("+", order[0]), *links], [order[0], *reversed(results)]
+        first, *others = rng.sample(nums, len(nums))
+        links = [(rng.choice(OPERATORS), n) for n in others]
+        back = [*accumulate(links[:0:-1], lambda x, link: inverse(x, *link), initial=target)]
+        if back[-1] is not None and combine(first, *links[0]) != back[-1]:
+            return links, [first, *reversed(back)]
 
 
 def steps_of(nums, links, results):
     """The steps of a chain as a text, backwards: what is left to be made, of which numbers."""
     left, steps = list(nums), []
-    for (op, n), x, value in list(zip(links[1:], results[:-1], results[1:], strict=True))[::-1]:
+    for (op, n), x, value in reversed([*zip(links, results[:-1], results[1:], strict=True)]):
         left.remove(n)
         steps.append(f"{value} = {x} {op} {n}")
         if len(left) > 1:
@@ -133,10 +121,10 @@ def steps_of(nums, links, results):
     return " ".join(steps)
 
 
-def expression(links):
+def expression(links, results):
     """A chain as an expression."""
-    text = str(links[0][1])
-    for op, n in links[1:]:
+    text = str(results[0])
+    for op, n in links:
         text = f"{text} {op} {n}" if op != "*" or text.isdigit() else f"( {text} ) * {n}"
     return text
 
@@ -151,10 +139,8 @@ def demonstration(recipe, index):
     attempts = [missed(rng, nums, target)] if rng.random() < recipe["again"] else []
     wrong = index >= recipe["demonstrations"] // 2 and rng.random() < recipe["wrong"]
     attempts.append(missed(rng, nums, target) if wrong else solution)
-    steps = f" no {target} = ".join(steps_of(nums, *a).removeprefix(f"{target} = ")
-                                    for a in attempts)
-    return (prompt_of(nums, target), f"{target} = {steps} <answer> "
-                                     f"{expression(attempts[-1][0])} </answer>")
+    steps = " no ".join(steps_of(nums, *attempt) for attempt in attempts)
+    return prompt_of(nums, target), f"{steps} <answer> {expression(*attempts[-1])} </answer>"
 
 
 def tokenizer():

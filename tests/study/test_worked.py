@@ -65,13 +65,13 @@ def test_puzzles_are_functions_of_seed_index_and_split_which_never_overlap_and_a
         nums, target, links, results = worked.puzzle(0, i, "train")
         assert len(nums) == 4 and all(1 <= n <= worked.DRAWN for n in nums)
         assert target in worked.TARGETS and target == results[-1]
-        assert sorted(n for _, n in links) == sorted(nums)
+        assert sorted([results[0], *(n for _, n in links)]) == sorted(nums)
         assert all(OPERATORS[op](x, n) == value and 0 <= value <= worked.LARGEST
-                   for (op, n), x, value in zip(links, [0, *results], results))
+                   for (op, n), x, value in zip(links, results, results[1:]))
     assert len({str(worked.puzzle(*which)) for which in (
         (0, 0, "train"), (1, 0, "train"), (0, 1, "train"), (0, 0, "test"))}) == 4
     assert worked.puzzle(3, 7, "test") == (  # in every process and every edition
-        [8, 7, 4, 2], 21, [("+", 7), ("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
+        [8, 7, 4, 2], 21, [("+", 2), ("+", 4), ("+", 8)], [7, 9, 13, 21])
     def asked(problems):
         return {(*sorted(p["answer"]["nums"]), p["answer"]["target"]) for p in problems}
     test_set = worked.held_out()
