@@ -46,14 +46,12 @@ def empty_model(recipe, vocabulary, kind=Qwen2ForCausalLM, positions=4096):
     """The untrained model, its weights a function of recipe["seed"]. Its vocabulary begins with
     <pad> and <eos>."""
     torch.manual_seed(recipe["seed"])
-    model = kind(kind.config_class(
+    return kind(kind.config_class(
         vocab_size=vocabulary, hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
         num_hidden_layers=recipe["layers"], num_attention_heads=recipe["heads"],
         num_key_value_heads=recipe.get("kv_heads", recipe["heads"]),
         max_position_embeddings=positions, tie_word_embeddings=recipe.get("tied", False),
         bos_token_id=None, eos_token_id=1, pad_token_id=0))
-    model.generation_config.eos_token_id = 1
-    return model
 
 
 def demonstration(recipe, index):
