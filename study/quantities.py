@@ -124,9 +124,8 @@ def measured_steps(kept, count=None):
                 spread, slope_of_step = ratio_spread(tokens), own_slope(kept.tokens(last))
         if rows is not None:
             own = kept.tokens(rows)
-            with_advantage = own.mask & (own.advantages != 0)
-            met.append([int(with_advantage.sum()),
-                        int((with_advantage & (own.probs < LOW)).sum())])
+            with_advantage = own.probs[own.mask & (own.advantages != 0)]
+            met.append([len(with_advantage), int((with_advantage < LOW).sum())])
             statuses.append(clip_status(own, kept.method, probs[rows], entropy[rows]))
         last = rows
     joined = map(torch.cat, zip(*statuses, strict=True))

@@ -3,7 +3,6 @@
 Nothing here needs a run or a model. Every function returns plain numbers.
 """
 
-import functools
 import math
 from itertools import groupby
 from statistics import NormalDist, linear_regression
@@ -14,6 +13,7 @@ import torch
 from study.quantities import BANDS
 
 NORMAL = NormalDist()
+NODES, WEIGHTS = map(torch.from_numpy, np.polynomial.legendre.leggauss(400))  # from -1 to 1
 
 
 def expected_gradient(s, low, high, eq=53):
@@ -44,15 +44,6 @@ def proposition_1(clip=0.2):
                     for s, (mean, error) in drawn.items()) for eq in (53, 56)}
 
 
-@functools.cache
-def nodes_from_0_to_1():
-    """-> nodes and weights of Gauss-Legendre, raised so that most nodes lie near 0: all of the
-    integral is there where kappa is small."""
-    node, weight = map(torch.from_numpy, np.polynomial.legendre.leggauss(400))
-    u = (node + 1) / 2
-    return u**6, weight / 2 * 6 * u**5
-
-
 def band_mean(kappa, band, low=0.2, high=0.2, eq=53):
     """ACPO's eq. 54 or 55 before the absolute value: the mean of E[G | pi] over pi uniform in the
     band (start, end), for sigma_A = 1 and ratios of std s = kappa (1 - pi)^2, with E[G | pi] by
@@ -61,11 +52,10 @@ def band_mean(kappa, band, low=0.2, high=0.2, eq=53):
     -> its sign and the natural logarithm of its size, which falls to e^-100000 where s is small: no
     float64 holds that. Phi(e_h / s) - Phi(e_l / s) of eq. 53 is taken as Phi(-e_l / s) -
     Phi(-e_h / s): no digits cancel."""
-    def log_density(x):
-        return -x * x / 2 - math.log(2 * math.pi) / 2
+    log_density = torch.distributions.Normal(0.0, 1.0).log_prob
     start, end = band
-    node, weight = nodes_from_0_to_1()
-    rest = 1 - start - (end - start) * node
+    u = (NODES + 1) / 2  # its sixth power is near 0 where all of the integral is for a small kappa
+    rest, weight = 1 - start - (end - start) * u**6, 3 * WEIGHTS * u**5
     s = kappa * rest ** 2
     first, second = (-low / s, -high / s) if eq == 53 else (high / s, -low / s)
     logs = torch.stack([torch.special.log_ndtr(first), torch.special.log_ndtr(second),
@@ -96,15 +86,19 @@ def scan(high, low=0.2):
     return dict(low=low, high=high, kappas=grid[::50], log10=log10, reversed=ranges)
 
 
-def tabular_model(n, vocabulary, lr=1e-3):
+def tabular_model(n, vocabulary):
     """The slope of log std(rho) on log(1 - pi), which Lemma 1 has at 2, in its own tabular model.
 
     Each token has logits of its own: pi is uniform, and what it leaves is spread over the other
     tokens by a softmax of N(0, 1), whatever pi is. It takes one policy-gradient step on its own
-    advantage (eq. 11), A ~ N(0, 1), drawn 100 times; groups of tokens are narrow_groups. By eq. 14
-    log rho is lr A times (1 - pi)^2 plus the sum of the other pi_j^2; eq. 15, and so the lemma, has
-    the first term alone. The slope is 2 also where the second is a fixed share of the first, as
-    with a vocabulary of 2, where they are equal.
+    advantage (eq. 11), A ~ N(0, 1), drawn 100 times. By eq. 14 log rho is lr A times (1 - pi)^2
+    plus the sum of the other pi_j^2; eq. 15, and so the lemma, has the first term alone. The slope
+    is 2 also where the second is a fixed share of the first, as with a vocabulary of 2, where they
+    are equal.
+
+    A group of tokens has the same log(1 - pi) within 0.25, since in a wide one the std is that of
+    the largest 1 - pi and the place the mean of all: groups of equal size, of which the last are
+    wide, give slopes of 1.7 to 1.9 where narrow ones give 1.95 to 2.
     -> slope, and `left_out`: the mean over the tokens of the second term over the first"""
     g = torch.Generator().manual_seed(0)
     size = max(1, 10**6 // vocabulary)  # a hundred thousand logits a token: some tokens at a time
@@ -115,20 +109,10 @@ def tabular_model(n, vocabulary, lr=1e-3):
         parts.append((pi.sum(-1, dtype=torch.float64), (pi ** 2).sum(-1, dtype=torch.float64)))
     rest, others = (torch.cat(column) for column in zip(*parts, strict=True))
     advantages = torch.randn(n, 100, generator=g, dtype=torch.float64)
-    rho = (lr * advantages * (rest ** 2 + others)[:, None]).exp()
+    rho = (1e-3 * advantages * (rest ** 2 + others)[:, None]).exp()  # lr is 1e-3
+    place = (rest.log() / 0.25).floor()
+    groups = [(place == x) & (rest > 1e-3) for x in place.unique()]
     points = [(rest[part].log().mean().item(), rho[part].std().log().item())
-              for part in narrow_groups(rest)]
+              for part in groups if part.sum() >= 16]
     return dict(slope=linear_regression(*zip(*points)).slope,
                 left_out=(others / rest ** 2)[rest > 1e-3].mean().item())
-
-
-def narrow_groups(rest, width=0.25, least=16):
-    """Masks of tokens whose log(1 - pi) is the same within `width`; a group has at least so many
-    tokens, and 1 - pi is above 0.001.
-
-    In a wide group the std is that of the tokens with the largest 1 - pi, while the place of the
-    group is the mean of all: groups of equal size, of which the last are wide, give slopes of 1.7
-    to 1.9 where narrow ones give 1.95 to 2."""
-    place = (rest.log() / width).floor()
-    groups = [(place == x) & (rest > 1e-3) for x in place.unique()]
-    return [group for group in groups if group.sum() >= least]
