@@ -5,7 +5,6 @@ are one family for Holm's procedure. The verdict follows from the corrected inte
 about the setting that was measured.
 """
 
-import math
 import re
 import statistics
 import tomllib
@@ -93,15 +92,13 @@ def of_test(scores, kind):
 def score(run, kind):
     """One number of a finished run: one of SCORES at its end, early, best or peak of its
     evaluations, or the mean over it of a metric of train.py."""
-    after = [(value, -rollout) for rollout, value in run["validation"] if rollout]
     if kind in SCORES:
         return of_test(run["test"], kind)
-    if kind == "early":
-        return after[0][0]
-    if kind in ("best", "peak"):
-        best, at = max(after)
-        return best if kind == "best" else -at
-    return run["mean"][kind]
+    if kind not in ("early", "best", "peak"):
+        return run["mean"][kind]
+    after = [(value, -rollout) for rollout, value in run["validation"] if rollout]
+    best, at = max(after)
+    return dict(early=after[0][0], best=best, peak=-at)[kind]
 
 
 def read_runs(parts):
@@ -219,7 +216,7 @@ class Row(NamedTuple):
 GEMMA = ["gemma", "gemma_16", "gemma_4", "gemma_fp8"]  # the parts of its runs
 
 
-def read_claims(gemma=False):
+def read_claims(gemma):
     """The claims, with the fields that they leave to their defaults; or those of Gemma."""
     claims = tomllib.loads((HERE / "claims.toml").read_text())["claim"]
     claims = [dict(score="test", parts=["map"], over="rates", own=True) | claim for claim in claims]
@@ -227,12 +224,12 @@ def read_claims(gemma=False):
             for claim in claims if "gemma" in claim] if gemma else claims
 
 
-def rows(claims=None):
+def rows(gemma=False):
     """-> the Rows of all claims, and the claims whose runs are not all trained. Beside a claim
     about mean@16 of the map stands the same at each setting's own rate, and beside one about
     ACPO's table 1 the best validation score, which that reports."""
     found, missing = [], []
-    for claim in claims or read_claims():
+    for claim in read_claims(gemma):
         runs = read_runs(claim["parts"])
         beside = [("", claim["score"], claim["over"])]
         if claim["own"] and claim["score"] == "test" and claim["over"] == "rates":
@@ -249,8 +246,8 @@ def rows(claims=None):
     return [row._replace(level=level) for row, level in zip(found, levels, strict=True)], missing
 
 
-def gain(runs, base, task="countdown"):
-    """What GRPO adds to the base's mean@16: the mean over the seeds after 16 steps at its best
-    rate, less the base's. nan without runs."""
-    return max((statistics.fmean(score(run, "test") for run in seeds.values())
-                for seeds in runs[task, "grpo", 16].values()), default=math.nan) - base
+def gain(runs, task, base):
+    """What GRPO adds to mean@16 of a task's base, whose scores these are: the mean over the seeds
+    after 16 steps at its best rate, less the base's."""
+    return max(statistics.fmean(score(run, "test") for run in seeds.values())
+               for seeds in runs[task, "grpo", 16].values()) - of_test(base, "test")
