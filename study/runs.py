@@ -26,10 +26,12 @@ import sys
 import time
 import tomllib
 import zlib
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import data
+from examples import comparisons
 from harness.files import append, checkpoint_folders, lock, numbers, write
 from harness.log import scores
 
@@ -95,9 +97,8 @@ class Planned(NamedTuple):
 
 
 def read_plan(path=HERE / "plan.toml"):
-    """{part: its Planned runs}
-
-    Raises KeyError for a part without one of the fields, TypeError for one of another shape."""
+    """{part: its Planned runs}. Raises KeyError for a part without one of the fields, TypeError for
+    one of another shape."""
     plan = {}
     for part, of in tomllib.loads(Path(path).read_text()).items():
         first, last = of["seeds"]
@@ -126,8 +127,6 @@ def read_bases():
 def distinct_puzzles(task):
     """A task's held-out problems, one of each puzzle: prompts that differ in the order of the
     numbers alone are one puzzle. Their order is that of a hash."""
-    import data
-    from examples import comparisons
     from study import worked
     problems = (worked.held_out() if task == "worked" else data.load(task, "test")
                 if task == "countdown" else [comparisons.problem(i, True) for i in range(320)])
@@ -138,7 +137,6 @@ def distinct_puzzles(task):
 
 def write_problems(task, folder):
     """The files of problems of a task's runs: TASK_test.jsonl and so on, worked's own aside."""
-    from examples import comparisons
     from study import worked
     if task == "worked":
         worked.write_problems()
@@ -195,14 +193,15 @@ def score_base(task, out):
     write(RESULTS / "bases.json", json.dumps(bases) + "\n")
 
 
-def train_run(run, out, bases):
+def train_run(run, out):
     """Trains, evaluates, and keeps the numbers. out: in the folder of the files of problems."""
     import train
     print(run.command(out.parent), flush=True)
     train.main([*shlex.split(run.command(out.parent)), "--out", str(out)])
     spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    base = zlib.crc32((TASKS[run.task].base / "model.safetensors").read_bytes())
     kept = dict(
-        id=run.id, **run._asdict(), base=bases[run.task], code=code_of(run.flags, run.task),
+        id=run.id, **run._asdict(), base=base, code=code_of(run.flags, run.task),
         test=score(checkpoint_folders(out)[-1], run.task, out.parent, out / "eval"),
         core_seconds=round(spent), **numbers_of(out))
     append(RESULTS / f"{run.part}.jsonl", [kept])
@@ -223,18 +222,15 @@ def code_of(flags, task):
             for name, text in checksums.reached(ast.parse(code), roots).items()}
 
 
-def of_other_code(runs, finished):
-    """-> {run: names of what differs}, of the runs whose finished line is of other code than
-    today's. finished: {part: {id: line}}"""
-    codes = {run: finished[run.part].get(run.id, {}).get("code") for run in runs}
-    changed = {run: {name for name, _ in code.items() ^ code_of(run.flags, run.task).items()}
-               for run, code in codes.items() if code}
+def of_other_code(finished):
+    """-> {run: names of what differs}, of {run: its line} those of other code than today's."""
+    changed = {run: {x for x, _ in line["code"].items() ^ code_of(run.flags, run.task).items()}
+               for run, line in finished.items() if "code" in line}
     return {run: names for run, names in changed.items() if names}
 
 
 def warm_up(tasks, folder):
-    """Imports what every run needs, for one core, and writes the problems into a folder.
-    -> {task: checksum of its base's weights}"""
+    """Imports what every run needs, for one core, and writes the problems into a folder."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # before torch is imported
     import matplotlib.pyplot  # noqa: F401
     import torch
@@ -247,8 +243,6 @@ def warm_up(tasks, folder):
         if not TASKS[task].base.exists():
             sys.exit(f"study.runs: {TASKS[task].base} is missing: ./run_all.sh gemma makes it")
         write_problems(task, folder)
-    return {task: zlib.crc32((TASKS[task].base / "model.safetensors").read_bytes())
-            for task in tasks}
 
 
 def child(work, run, folder):
@@ -304,8 +298,9 @@ def main():
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(plan)}")
     parts = args.parts or [part for part, of in plan.items() if of[0].task != "comparisons"]
     runs = [run for part in parts for run in plan[part]]
-    finished = {part: read_finished(part) for part in parts}
-    missing = [run for run in runs if run.id not in finished[run.part]]
+    lines = {part: read_finished(part) for part in parts}
+    finished = {run: lines[run.part][run.id] for run in runs if run.id in lines[run.part]}
+    missing = [run for run in runs if run not in finished]
     print(f"{len(missing)} runs are missing", flush=True)
     if args.plan:
         return
@@ -316,16 +311,15 @@ def main():
         sys.exit(f"{folder} is another process's at this moment; --folder names another")
     for path in folder.glob("run-*"):  # of runs that were interrupted
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    bases = warm_up(tasks, folder)
-    others = of_other_code(runs, finished)
+    warm_up(tasks, folder)
+    others = of_other_code(finished)
     if others and not args.force:
         first, names = next(iter(others)), sorted(set.union(*others.values()))
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {first.id} in "
                  f"{first.part}, are of other code: {', '.join(names)} changed since. --force "
                  f"keeps them; without their lines in {RESULTS} they are trained again")
     failed = fork_all(sorted(tasks - {*read_bases()}), score_base, folder, jobs=1)
-    failed += fork_all(sorted(missing, key=lambda run: run.seed), partial(train_run, bases=bases),
-                       folder, args.jobs)
+    failed += fork_all(sorted(missing, key=lambda run: run.seed), train_run, folder, args.jobs)
     if failed:
         sys.exit(f"study.runs: {len(failed)} runs failed; the same command again tries them again")
 
