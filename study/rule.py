@@ -32,11 +32,8 @@ def student_p(t, freedom):
 
 def student_quantile(level, freedom):
     """The t whose two-sided p is `level`."""
-    low, high = 0.0, 1e3
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_p(middle, freedom) > level else (low, middle)
-    return high
+    t = mpmath.findroot(lambda t: student_p(t, freedom) - level, (0, 1e9), solver="bisect")
+    return float(t)
 
 
 class Interval(NamedTuple):
@@ -66,7 +63,8 @@ class Interval(NamedTuple):
         return self.error * student_quantile(level, self.n - 1)
 
     def ends(self, level=LEVEL):
-        return self.mean - self.half(level), self.mean + self.half(level)
+        half = self.half(level)
+        return self.mean - half, self.mean + half
 
 
 def holm_levels(p_values, level=LEVEL):
