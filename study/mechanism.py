@@ -43,23 +43,22 @@ def as_text(interval, unit):
 
 def numbers_of(rollout):
     """{name: number}, by which CLAIMS have them."""
-    clipped, passed, by_entropy = rollout["clipped"].values()
-    *others, top = (group["clipped"] for group in by_entropy)
+    clipped, rates = rollout["clipped"], rollout["solve_rates"]
+    *others, top = (group["clipped"] for group in clipped["by_entropy"])
     low, high = rollout["ratio_std"].values()
     found = {"spread": low / high, "slope": rollout["own_slope"], "top": top,
-             "others": fmean(others)}
-    for name, tokens in (("clipped", clipped), ("passed", passed)):
-        found.update({f"pi, {name}": tokens["probability"],
-                      f"entropy, {name}": tokens["entropy_if_low"]})
+             "others": fmean(others), "alpha 1": effective_problems(rates, 1),
+             "alpha 3": effective_problems(rates, 3)}
+    for name in ("clipped", "passed"):
+        found.update({f"pi, {name}": clipped[name]["probability"],
+                      f"entropy, {name}": clipped[name]["entropy_if_low"]})
     for walk in (rollout["near"], rollout.get("far", {})):
         for taken, (low, high) in walk.items():
             when = f"{taken} of {list(walk)[-1]}"
             found.update({f"|G_L| {when}": low, f"|G_H| {when}": high,
                           f"log {when}": math.log10(abs(low / high))})
     for name, subset in rollout.get("subsets", {}).items():
-        found.update({f"{key}, {name}": subset[key] for key in subset})
-    for alpha in (1, 3):
-        found[f"alpha {alpha}"] = effective_problems(rollout["solve_rates"], alpha)
+        found.update({f"{key}, {name}": x for key, x in subset.items()})
     return found
 
 

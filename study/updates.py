@@ -36,9 +36,9 @@ def write_updates(path, measure_one, flags, **more):
     seeds = []
     for seed in range(8):
         with tempfile.TemporaryDirectory() as folder:
-            train.main(["--out", f"{folder}/run", "--seed", str(seed), *flags.split(), *(
-                "--loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
-                "--sampler transformers").split()])
+            train.main(["--out", f"{folder}/run", *(
+                f"--seed {seed} --loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
+                f"--sampler transformers {flags}").split()])
             seeds.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
     path.write_text(json.dumps(four_digits(dict(more, seeds=seeds))) + "\n")
 
