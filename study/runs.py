@@ -177,19 +177,19 @@ def numbers_of(out):
                if not name.startswith(("time", "adv/mass"))}))
 
 
-def score(model, task, folder, out):
+def score(model, task, out):
     """mean@n and pass@k of a model on a task's test puzzles: {name: score}, the largest k last."""
     import eval as evaluation
-    flags, n = TASKS[task].flags.split(), TASKS[task].samples
-    evaluation.main(["--model", str(model), "--benchmarks", str(folder / f"{task}_test.jsonl"),
-                     "--samples", str(n), "--sampler", "transformers", *flags, "--out", str(out)])
+    n, puzzles, out = TASKS[task].samples, out.parent / f"{task}_test.jsonl", out / "eval"
+    evaluation.main(["--model", str(model), "--benchmarks", str(puzzles), "--samples", str(n),
+                     "--sampler", "transformers", *TASKS[task].flags.split(), "--out", str(out)])
     result, = json.loads((out / "eval.json").read_text())["results"].values()
     return four_digits({name: result[name] for name in (f"mean@{n}", "pass@4", f"pass@{n}")})
 
 
 def score_base(task, out):
     """Scores a task's base; one at a time."""
-    bases = {**read_bases(), task: score(TASKS[task].base, task, out.parent, out)}
+    bases = {**read_bases(), task: score(TASKS[task].base, task, out)}
     write(RESULTS / "bases.json", json.dumps(bases) + "\n")
 
 
@@ -200,11 +200,10 @@ def train_run(run, out):
     train.main([*shlex.split(run.command(out.parent)), "--out", str(out)])
     spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     base = zlib.crc32((TASKS[run.task].base / "model.safetensors").read_bytes())
-    kept = dict(
+    append(RESULTS / f"{run.part}.jsonl", [dict(
         id=run.id, **run._asdict(), base=base, code=code_of(run.flags, run.task),
-        test=score(checkpoint_folders(out)[-1], run.task, out.parent, out / "eval"),
-        core_seconds=round(spent), **numbers_of(out))
-    append(RESULTS / f"{run.part}.jsonl", [kept])
+        test=score(checkpoint_folders(out)[-1], run.task, out), core_seconds=round(spent),
+        **numbers_of(out))])
 
 
 # ---------------------------------------------------------------------------- all of them
