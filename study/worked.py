@@ -19,6 +19,7 @@ steps earn nothing themselves.
 import json
 import random
 import sys
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -40,9 +41,13 @@ OPERATORS = "+-*"
 WORDS = ["<pad>", "<eos>", "<answer>", "</answer>", "+", "-", "*", "(", ")", "=", ";", ":", "no",
          *map(str, range(LARGEST + 1))]  # the vocabulary
 
+# heads share one head of keys and values: copying these is most of what sampling costs
 RECIPE = dict(seed=0, steps=1200, batch=64, lr=3e-3, weight_decay=0.1, demonstrations=100_000,
               wrong=0.2, again=0.2, hidden=128, mlp=256, layers=3, heads=4, kv_heads=1)
 MINIATURE = dict(steps=90, batch=8, demonstrations=512, hidden=32, mlp=32, layers=1, heads=2)
+# of the type llama, for which transformers opens a saved tokenizer of any class
+empty_model = partial(tiny.empty_model, vocabulary=len(WORDS), kind=LlamaForCausalLM,
+                      positions=1024)
 
 
 # ------------------------------------------------------------------ puzzles
@@ -150,13 +155,6 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>",
                                    clean_up_tokenization_spaces=False)
-
-
-def empty_model(recipe):
-    """The untrained model. It is of the type llama, for which transformers opens a saved tokenizer
-    of any class. Heads share one head of keys and values, because copying these is most of what
-    sampling costs."""
-    return tiny.empty_model(recipe, len(WORDS), LlamaForCausalLM, positions=1024)
 
 
 def batches(recipe, pairs, generator):
