@@ -1,8 +1,7 @@
 """What the papers claim of single updates, a claim an entry: measured on the first rollout of each
 of eight seeds, or computed from the paper's own assumptions (study/results/updates.json).
 
-The quantities are defined in study/quantities.py and study/theory.py, and measured by
-study/updates.py."""
+study/quantities.py and study/theory.py define the quantities, study/updates.py measures them."""
 
 import math
 from collections import namedtuple
@@ -182,8 +181,7 @@ def draw_steps(name, rollouts, spread, by_step):
 
 
 def draw(updates, gemma, file):
-    """Lemma 1's spread and the reversal by step, of both models; the reversal by kappa; norms and
-    angles of subsets."""
+    """What draw_steps draws, of both models; the reversal by kappa; norms and angles of subsets."""
     rollouts, found = updates["seeds"], columns(updates["seeds"])
     figure, axes = plt.subplots(3, 2, figsize=(9.5, 10.4))
     by_kappa, parts = axes[2]

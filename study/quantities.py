@@ -1,9 +1,5 @@
 """ACPO's measures of an update, as the paper defines them, of the tokens of one optimizer step or
-of a whole rollout, and the walk along which study/updates.py has them.
-
-The functions take losses.Tokens, or their numbers in one dimension, and return plain numbers or
-masks.
-"""
+of a whole rollout: of losses.Tokens, or of their numbers in one dimension."""
 
 import math
 from statistics import linear_regression
@@ -21,8 +17,7 @@ def uniform_mean(values, probs, band, parts=10):
     eq. 54 and 55 before the absolute value. None without tokens.
 
     Tokens are not uniform: most of those above 0.8 are nearly at 1. So it is the plain mean over
-    `parts` equal sub-bins of the mean of the tokens in each. A sub-bin without a token is left
-    out, and the mean is over the others."""
+    those of `parts` equal sub-bins that have a token, of the mean of the tokens in each."""
     start, end = band
     inside = (probs >= start) & (probs <= end)
     values = values[inside].double()
@@ -74,10 +69,8 @@ def quantiles(entropy):
 
 def ratio_spread(tokens, bins=20):
     """[(log(1 - pi), log std(rho))] of `bins` equally large groups of tokens by pi_old. By ACPO's
-    Lemma 1 they lie on a line of slope 2.
-
-    Tokens with 1 - pi below 1e-4 are left out: their log probability is all rounding in
-    float32."""
+    Lemma 1 they lie on a line of slope 2. Tokens with 1 - pi below 1e-4 are left out: their log
+    probability is all rounding in float32."""
     rest = -tokens.old_logprobs[tokens.mask].double().expm1()
     ratio, rest = tokens.ratio[tokens.mask][rest > 1e-4].double(), rest[rest > 1e-4]
     groups = [part for part in rest.argsort().chunk(bins) if len(part) > 1]
@@ -109,10 +102,10 @@ def measured_steps(kept, count=None):
     """Ratios, gradients and clipping along the optimizer steps of a method of one pass.
 
     The whole rollout is looked at before the first step and after 1, 2, 4, 8, ... and the last: its
-    reversal (Remark 1), and after one step its ratio_spread (Lemma 1); own_slope is of that
-    step's own tokens alone. ratio_std is of the rollout after the last step; met has of each step
-    how many of its tokens have an advantage, and how many of these are in the lowest of ACPO's
-    five bins, pi < 0.2; clipped is of all steps' tokens as these met them."""
+    reversal (Remark 1), after one step its ratio_spread (Lemma 1), and after the last its
+    ratio_std. own_slope is of the first step's own tokens; met has of each step how many of its
+    tokens have an advantage, and how many of these are in the lowest of ACPO's five bins, pi < 0.2;
+    clipped is of all steps' tokens as these met them."""
     reversals, met, statuses, last = {}, [], [], None
     for taken, rows in walk(kept, count):
         if taken & (taken - 1) == 0 or rows is None:  # 0, 1, 2, 4, ...

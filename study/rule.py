@@ -26,8 +26,7 @@ SCORES = {"test": "mean@", "pass": "pass@"}  # at 16 completions, of Gemma at 4
 
 def student_p(t, freedom):
     """The two-sided p of Student's t."""
-    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t),
-                                regularized=True))
+    return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
 
 
 def student_quantile(level, freedom):
@@ -58,8 +57,7 @@ class Interval(NamedTuple):
         return student_p(self.mean / self.error, self.n - 1)
 
     def half(self, level=LEVEL):
-        """Half of its width: the difference that is seen half the time, since the interval then
-        just excludes 0."""
+        """Half its width: a mean as large is seen half the time, as it then just excludes 0."""
         return self.error * student_quantile(level, self.n - 1)
 
     def ends(self, level=LEVEL):
@@ -69,8 +67,7 @@ class Interval(NamedTuple):
 
 def holm_levels(p_values, level=LEVEL):
     """The level at which Holm's procedure (1979) takes each of a family's intervals: level / m for
-    the smallest p, then level / (m - 1), ...; from the first that does not pass on, all have its
-    level."""
+    the smallest p, then level / (m - 1), ...; from the first that fails, all have its level."""
     levels, at = [0.0] * len(p_values), None
     for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         levels[i] = at or level / (len(p_values) - rank)
@@ -126,10 +123,9 @@ def by_seed(runs, task, contrast, kind="test", over="rates"):
 
 
 def own_rate(setting):
-    """The learning rate at which a parabola through the validation scores of a setting's three
-    rates, in log lr, is largest; between the least and the largest of them.
-
-    -> its place from -1 to 1, and the rate. A validation score is the mean of a run's last two."""
+    """Where a parabola through the validation scores of a setting's three learning rates, in log
+    lr, is largest between the least and the largest of them. -> its place from -1 to 1, and the
+    rate. A validation score is the mean of a run's last two."""
     rates = sorted(setting)
     left, middle, right = (statistics.fmean(value for run in setting[lr].values()
                                             for _, value in run["validation"][-2:]) for lr in rates)
@@ -151,10 +147,8 @@ def number(setting, seed, kind, over):
 
 
 def values(runs, contrasts, kind="test", over="rates"):
-    """{seed: number}: the mean over the tasks and the contrasts, of which each is taken over the
-    learning rates that its settings share, or of each setting at its own.
-
-    Raises ValueError where no seed has all of the runs."""
+    """{seed: number}: the mean over the tasks and the contrasts, each as of by_seed. Raises
+    ValueError where fewer than two seeds have all of the runs."""
     tasks = sorted({task for task, *_ in runs})
     found = [of for contrast in contrasts for task in tasks
              if (of := by_seed(runs, task, contrast, kind, over)) is not None]
@@ -168,8 +162,7 @@ def values(runs, contrasts, kind="test", over="rates"):
 
 
 def of_side(right, number, size):
-    """The verdict of an interval on one side, which may be the right one. size: the paper's number,
-    or None."""
+    """The verdict of an interval on one side, the right one or not. size: the paper's, or None."""
     if not right:
         return "opposite"
     if size is None:
@@ -179,8 +172,7 @@ def of_side(right, number, size):
 
 class Row(NamedTuple):
     """A claim, or what stands beside one, with its interval. beside: "" for the claim itself, own
-    for mean@16 at each setting's own rate, best for the best validation score; level: of Holm's
-    procedure."""
+    for mean@16 at each setting's own rate, best for the best validation score; level: Holm's."""
 
     claim: dict
     beside: str

@@ -211,8 +211,7 @@ def train_run(run, out):
 
 @cache
 def code_of(flags, task):
-    """{definition: checksum} of the code of the row that these flags choose, and of a task's
-    verifier."""
+    """{definition: checksum} of the code of the row that these flags choose and of the verifier."""
     import train
     from harness import checksums
     args, _ = train.parse_args(shlex.split(flags))

@@ -1,7 +1,5 @@
 """Closed forms, and the simulations that test them: ACPO's Proposition 1, Remark 1 and Lemma 1.
-
-Nothing here needs a run or a model. Every function returns plain numbers.
-"""
+Nothing here needs a run or a model."""
 
 import math
 from itertools import groupby
@@ -17,9 +15,8 @@ NODES, WEIGHTS = map(torch.from_numpy, np.polynomial.legendre.leggauss(400))  # 
 
 
 def expected_gradient(s, low, high, eq=53):
-    """E[rho A 1(not clipped)] sqrt(2 pi) / sigma_A for ratios of std s, by ACPO's eq. 53 or 56.
-
-    Eq. 56 has Phi(-e_l / s) where eq. 53 has Phi(e_l / s)."""
+    """E[rho A 1(not clipped)] sqrt(2 pi) / sigma_A for ratios of std s, by ACPO's eq. 53, or by
+    eq. 56, which has Phi(-e_l / s) where eq. 53 has Phi(e_l / s)."""
     lower = NORMAL.cdf(low / s if eq == 53 else -low / s)
     densities = NORMAL.pdf(high / s) + NORMAL.pdf(low / s)
     return NORMAL.cdf(high / s) - lower - s * densities
@@ -37,8 +34,7 @@ def monte_carlo(s, low, high, n=10**6):
 
 
 def proposition_1(clip=0.2):
-    """By how many standard errors of a Monte Carlo eq. 53 and eq. 56 are off at most, where ratios
-    spread more and more."""
+    """{eq: by how many standard errors of a Monte Carlo it is off at most}, over spreads of rho."""
     drawn = {s: monte_carlo(s, clip, clip) for s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
     return {eq: max(abs(mean - expected_gradient(s, clip, clip, eq)) / error
                     for s, (mean, error) in drawn.items()) for eq in (53, 56)}

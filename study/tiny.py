@@ -30,10 +30,8 @@ TAGS = ["<answer>", "</answer>"]  # one token each: the answer's frame should no
 
 
 def tokenizer():
-    """A tokenizer with a token for each character (outside ASCII for each byte) and for each tag.
-
-    It is of Qwen2's class, without merges: transformers loads that class for the model type qwen2,
-    also where another was saved."""
+    """A tokenizer with a token for each character (outside ASCII for each byte) and for each tag;
+    of Qwen2's class, without merges, which transformers loads for any model of type qwen2."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(SPECIAL + TAGS + alphabet)}
     tok = Qwen2Tokenizer(vocabulary, merges=[], pad_token="<pad>", eos_token="<eos>",
@@ -43,8 +41,7 @@ def tokenizer():
 
 
 def empty_model(recipe, vocabulary, kind=Qwen2ForCausalLM, positions=4096):
-    """The untrained model, its weights a function of recipe["seed"]. Its vocabulary begins with
-    <pad> and <eos>."""
+    """The untrained model, as recipe["seed"] has it. A vocabulary begins with <pad> and <eos>."""
     torch.manual_seed(recipe["seed"])
     return kind(kind.config_class(
         vocab_size=vocabulary, hidden_size=recipe["hidden"], intermediate_size=recipe["mlp"],
@@ -73,11 +70,9 @@ def drawn(recipe, step, count, generator):
 
 
 def train_base(recipe, tok, model, demonstration, batches):
-    """-> model, tokenizer, loss of the last step. Minimises the cross-entropy of the completions'
-    tokens, with AdamW, warm-up and linear decay.
-
-    demonstration: recipe, index -> prompt and completion. batches: recipe, all pairs of these in
-    tokens, generator -> the pairs of each step."""
+    """Minimises the cross-entropy of the completions' tokens, with AdamW, warm-up and linear decay.
+    -> model, tokenizer, loss of the last step. demonstration: recipe, index -> prompt and
+    completion. batches: recipe, pairs of these in tokens, generator -> the pairs of each step."""
     steps = recipe["steps"]
     rows = [demonstration(recipe, i) for i in range(recipe["demonstrations"])]
     pairs = demonstrations([dict(prompt=p, completion=c) for p, c in rows], tok, tok.eos_token_id)

@@ -30,8 +30,7 @@ def anatomy_of(file):
 
 
 def write_updates(path, measure_one, flags, **more):
-    """Writes measure_one(file) of the first rollout of GRPO's runs of eight seeds, to four
-    digits."""
+    """Writes measure_one(file) of the first rollout of GRPO's runs of eight seeds."""
     import train
     seeds = []
     for seed in range(8):

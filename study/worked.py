@@ -135,10 +135,9 @@ def expression(links, results):
 
 
 def demonstration(recipe, index):
-    """-> prompt and completion for training puzzle `index`.
-
-    The completion is a solution; the share `again` of them come after an attempt that missed. In
-    the second half of the demonstrations the share `wrong` answers with a miss."""
+    """-> prompt and completion for training puzzle `index`: a solution, in the share `again` after
+    an attempt that missed. In the second half of the demonstrations the share `wrong` answers with
+    a miss."""
     rng = random.Random(f"{recipe['seed']} {index}")
     nums, target, *solution = puzzle(recipe["seed"], index, "train")
     attempts = [missed(rng, nums, target)] if rng.random() < recipe["again"] else []
