@@ -21,7 +21,7 @@ Row = namedtuple("Row", "place claim paper measured verdict gemma gemma_verdict"
                  defaults=("", ""))
 
 
-def judge(says, interval, than=0, size=None):
+def judge(says, interval, than, size):
     """A verdict by a 95% interval, no part of the family of study/rule.py. says: more or less
     `than`, equal to `size`, which is the paper's, or "" for what is not judged."""
     low, high = interval.ends()

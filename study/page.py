@@ -6,8 +6,8 @@ There are two models: the toy (data/base and study/worked/base), and Gemma 3 270
 
 import csv
 import json
-import statistics
 from collections import Counter
+from statistics import fmean, median
 from typing import NamedTuple
 
 from harness.curves import plt, save
@@ -22,9 +22,8 @@ MAP = ("grpo", "dapo", "acpo", "cispo_gated", "cispo", "p3o", "dr_grpo", "power"
 GRID = (("countdown", 16), ("countdown", 2), ("comparisons", 16), ("comparisons", 4))
 SUMMARY = dict(acpo_grpo="ACPO", p3o_grpo="P3O", fade_grpo="FADE")
 LEAD = 0.033  # ACPO's over DAPO in its table 1, as a share of the gain there
-CASES = {  # P3O's own: a part of the plan, its steps per rollout, its words
-    "hot": (16, "sampler at T = 1.2"), "old": (2, "data eight rollouts old"),
-    "fp8": (16, "sampler in FP8")}
+CASES = dict(  # P3O's own: a part of the plan, its steps per rollout, its words
+    hot=(16, "sampler at T = 1.2"), old=(2, "data eight rollouts old"), fp8=(16, "sampler in FP8"))
 RIVALS = {"grpo_{}": "GRPO", "grpo_{}_sampler": "ratio against the sampler",
           "decoupled_{}": "ratio decoupled", "grpo_{}_masked": "sequences masked",
           "dapo_{}": "DAPO"}
@@ -77,8 +76,7 @@ def signed(row):
 def mean_and_error(values):
     """'0.321 +- 0.004' over seeds; nothing for fewer than two."""
     values = list(values)
-    x = rule.Interval.of(values) if len(values) > 1 else None
-    return f"{x.mean:.3f} +- {x.error:.3f}" if x else ""
+    return "{:.3f} +- {:.3f}".format(*rule.Interval.of(values)) if len(values) > 1 else ""
 
 
 def claims_table(toy, gemma):
@@ -126,7 +124,7 @@ def traces_table(runs):
             if name in names and of:
                 means = [run["mean"][metric] for run in of]
                 found = means + [x for run in of for x in run["trace"].get(metric, ())]
-                lines.append((label, name, task, str(steps), f"{statistics.fmean(means):.3g}",
+                lines.append((label, name, task, str(steps), f"{fmean(means):.3g}",
                               f"{min(found):.3g} to {max(found):.3g}"))
     return markdown_table(("quantity", "setting", "task", "steps", "mean", "range"), lines)
 
@@ -239,7 +237,7 @@ def numbers(model, suffix=""):
     counts = sorted(Counter(verdicts.values()).items())
     seen = {name: row.interval.half(row.level) for name, row in model.claims.items()
             if row.score == "test"}
-    median, least, most = statistics.median(seen.values()), min(seen.values()), max(seen.values())
+    middle, least, most = median(seen.values()), min(seen.values()), max(seen.values())
 
     def share(x):
         return f"{100 * x / gain:.0f}%"
@@ -248,7 +246,7 @@ def numbers(model, suffix=""):
         counted=f"{len(verdicts)} ({', '.join(f'{n} *{name}*' for name, n in counts)})",
         seen_three=", ".join(share(seen[name]) for name in SUMMARY),
         margin=f"{rule.MARGIN * gain:.4f}", base=f"{base:.3f}",
-        base_pass=rule.of_test(model.base, "pass"), seen=f"{median:.3f}", seen_share=share(median),
+        base_pass=rule.of_test(model.base, "pass"), seen=f"{middle:.3f}", seen_share=share(middle),
         seen_range=f"{share(least)} to {share(most)}",
         missing="\nNot trained yet: {}.\n".format("; ".join(
             claim["words"] for claim in model.missing)) if model.missing else "",
@@ -284,8 +282,8 @@ def write_results():
             "averages", "gemma_half"})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
-        met=statistics.fmean(met), met_least=min(met), met_most=max(met),
-        low=statistics.fmean(low), low_least=min(low), low_most=max(low),
+        met=fmean(met), met_least=min(met), met_most=max(met),
+        low=fmean(low), low_least=min(low), low_most=max(low),
         **numbers(toy), **numbers(gemma, "_gemma"))
     pages = {"RESULTS.in.md": HERE.parent / "RESULTS.md", "tables.in.md": RESULTS / "tables.md"}
     for template, path in pages.items():

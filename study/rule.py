@@ -6,9 +6,9 @@ about the setting that was measured.
 """
 
 import re
-import statistics
 import tomllib
 from collections import defaultdict
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import mpmath
@@ -46,8 +46,7 @@ class Interval(NamedTuple):
     def of(cls, values):
         """values: one of each seed, two or more."""
         values = list(values)
-        return cls(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5,
-                   len(values))
+        return cls(fmean(values), stdev(values) / len(values) ** 0.5, len(values))
 
     @property
     def p(self):
@@ -127,8 +126,8 @@ def own_rate(setting):
     lr, is largest between the least and the largest of them. -> its place from -1 to 1, and the
     rate. A validation score is the mean of a run's last two."""
     rates = sorted(setting)
-    left, middle, right = (statistics.fmean(value for run in setting[lr].values()
-                                            for _, value in run["validation"][-2:]) for lr in rates)
+    left, middle, right = (fmean(value for run in setting[lr].values()
+                                 for _, value in run["validation"][-2:]) for lr in rates)
     bend, slope = (left + right) / 2 - middle, (right - left) / 2
     ends = max((left, -1.0), (right, 1.0))[1]
     place = max(-1.0, min(1.0, -slope / (2 * bend))) if bend < 0 else ends
@@ -143,7 +142,7 @@ def number(setting, seed, kind, over):
         x, _ = own_rate(setting)
         left, middle, right = scores
         return left * x * (x - 1) / 2 + middle * (1 - x * x) + right * x * (x + 1) / 2
-    return max(scores) - min(scores) if over == "spread" else statistics.fmean(scores)
+    return max(scores) - min(scores) if over == "spread" else fmean(scores)
 
 
 def values(runs, contrasts, kind="test", over="rates"):
@@ -155,7 +154,7 @@ def values(runs, contrasts, kind="test", over="rates"):
     seeds = set.intersection(*map(set, found)) if found else set()
     if len(seeds) < 2:
         raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")
-    return {seed: statistics.fmean(of[seed] for of in found) for seed in sorted(seeds)}
+    return {seed: fmean(of[seed] for of in found) for seed in sorted(seeds)}
 
 
 # ---------------------------------------------------------------------------- verdicts
@@ -239,5 +238,5 @@ def rows(gemma=False):
 def gain(runs, task, base):
     """What GRPO adds to mean@16 of a task's base, whose scores these are: the mean over the seeds
     after 16 steps at its best rate, less the base's."""
-    return max(statistics.fmean(score(run, "test") for run in seeds.values())
+    return max(fmean(score(run, "test") for run in seeds.values())
                for seeds in runs[task, "grpo", 16].values()) - of_test(base, "test")

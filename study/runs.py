@@ -21,13 +21,13 @@ import os
 import resource
 import shlex
 import shutil
-import statistics
 import sys
 import time
 import tomllib
 import zlib
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import data
@@ -160,7 +160,7 @@ def ranges(steps):
     """-> the mean over a rollout's tokens of ACPO's clip range; None for another method."""
     found = [sum(s[f"clip/range/bin{i}"] * s[f"policy/bin_frac/bin{i}"] for i in range(5))
              for s in steps if "clip/range/bin0" in s and s.get("policy/bin_frac/bin0") is not None]
-    return statistics.fmean(found) if found else None
+    return fmean(found) if found else None
 
 
 def numbers_of(out):
@@ -172,7 +172,7 @@ def numbers_of(out):
     columns["clip/range"] = [ranges(r.get("steps", [])) for r in records]
     columns = {name: x for name, x in columns.items() if None not in x}
     return four_digits(dict(
-        validation=validation, mean={name: statistics.fmean(x) for name, x in columns.items()},
+        validation=validation, mean={name: fmean(x) for name, x in columns.items()},
         trace={name: x[4::5] for name, x in columns.items()
                if not name.startswith(("time", "adv/mass"))}))
 
@@ -218,13 +218,6 @@ def code_of(flags, task):
     roots = [*args.roots, f"REWARDS[{TASKS[task].verifier!r}]"]
     return {name: zlib.crc32(text.encode()) for code in checksums.CODE.values()
             for name, text in checksums.reached(ast.parse(code), roots).items()}
-
-
-def of_other_code(finished):
-    """-> {run: names of what differs}, of {run: its line} those of other code than today's."""
-    changed = {run: {x for x, _ in line["code"].items() ^ code_of(run.flags, run.task).items()}
-               for run, line in finished.items() if "code" in line}
-    return {run: names for run, names in changed.items() if names}
 
 
 def warm_up(tasks, folder):
@@ -310,7 +303,8 @@ def main():
     for path in folder.glob("run-*"):  # of runs that were interrupted
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     warm_up(tasks, folder)
-    others = of_other_code(finished)
+    others = {run: names for run, line in finished.items() if "code" in line and (
+        names := {x for x, _ in line["code"].items() ^ code_of(run.flags, run.task).items()})}
     if others and not args.force:
         first, names = next(iter(others)), sorted(set.union(*others.values()))
         sys.exit(f"study.runs: {len(others)} finished runs, the first of them {first.id} in "
