@@ -21,9 +21,6 @@ FACTOR = 1.5   # a magnitude within this factor of the paper's is reproduced
 SCORES = {"test": "mean@", "pass": "pass@"}  # at 16 completions, of Gemma at 4
 
 
-# ---------------------------------------------------------------------------- intervals
-
-
 def student_p(t, freedom):
     """The two-sided p of Student's t."""
     return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
@@ -73,9 +70,6 @@ def holm_levels(p_values, level=LEVEL):
         if p_values[i] > levels[i]:
             at = levels[i]
     return levels
-
-
-# ---------------------------------------------------------------------------- scores and contrasts
 
 
 def of_test(scores, kind):
@@ -155,9 +149,6 @@ def values(runs, contrasts, kind="test", over="rates"):
     if len(seeds) < 2:
         raise ValueError(f"{'; '.join(contrasts)}: fewer than two seeds have all of the runs")
     return {seed: fmean(of[seed] for of in found) for seed in sorted(seeds)}
-
-
-# ---------------------------------------------------------------------------- verdicts
 
 
 def of_side(right, number, size):

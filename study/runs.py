@@ -148,9 +148,6 @@ def write_problems(task, folder):
         write(folder / f"{task}_{name}.jsonl", "".join(json.dumps(p) + "\n" for p in problems))
 
 
-# ---------------------------------------------------------------------------- one run
-
-
 def four_digits(content):
     """The floats of what JSON can hold, rounded; None for nan and infinity."""
     return json.loads(json.dumps(numbers(content)), parse_float=lambda x: float(f"{float(x):.4g}"))
@@ -204,9 +201,6 @@ def train_run(run, out):
         id=run.id, **run._asdict(), base=base, code=code_of(run.flags, run.task),
         test=score(checkpoint_folders(out)[-1], run.task, out), core_seconds=round(spent),
         **numbers_of(out))])
-
-
-# ---------------------------------------------------------------------------- all of them
 
 
 @cache

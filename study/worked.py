@@ -50,8 +50,6 @@ empty_model = partial(tiny.empty_model, vocabulary=len(WORDS), kind=LlamaForCaus
                       positions=1024)
 
 
-# ------------------------------------------------------------------ puzzles
-
 def combine(a, op, b):
     """a op b, None where it is no number of the vocabulary, or a is none."""
     if a is not None and 0 <= (value := countdown.OPERATIONS[op](a, b)) <= LARGEST:
@@ -94,8 +92,6 @@ def write_problems():
         if not (FOLDER / name).exists():
             write(FOLDER / name, "".join(json.dumps(p) + "\n" for p in problems))
 
-
-# ------------------------------------------------------------------ the base
 
 def inverse(value, op, n):
     """The x with x op n = value, None where there is none in the vocabulary, or value is none."""
