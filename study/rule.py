@@ -28,8 +28,8 @@ def student_p(t, freedom):
 
 def student_quantile(level, freedom):
     """The t whose two-sided p is `level`."""
-    t = mpmath.findroot(lambda t: student_p(t, freedom) - level, (0, 1e9), solver="bisect")
-    return float(t)
+    root = mpmath.findroot(lambda t: student_p(t, freedom) - level, (0, 1e9), solver="bisect")
+    return float(root)
 
 
 class Interval(NamedTuple):

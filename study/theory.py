@@ -50,7 +50,7 @@ def band_mean(kappa, band, low=0.2, high=0.2, eq=53):
     Phi(-e_h / s): no digits cancel."""
     log_density = torch.distributions.Normal(0.0, 1.0).log_prob
     start, end = band
-    u = (NODES + 1) / 2  # its sixth power is near 0 where all of the integral is for a small kappa
+    u = (NODES + 1) / 2  # most of u^6 lies near 0: all of the integral is there for a small kappa
     rest, weight = 1 - start - (end - start) * u**6, 3 * WEIGHTS * u**5
     s = kappa * rest ** 2
     first, second = (-low / s, -high / s) if eq == 53 else (high / s, -low / s)
