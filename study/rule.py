@@ -53,7 +53,7 @@ class Interval(NamedTuple):
         return student_p(self.mean / self.error, self.n - 1)
 
     def half(self, level=LEVEL):
-        """Half its width: a mean as large is seen half the time, as it then just excludes 0."""
+        """Half its width: a difference as large is seen half the time, as this then ends at 0."""
         return self.error * student_quantile(level, self.n - 1)
 
     def ends(self, level=LEVEL):

@@ -52,7 +52,8 @@ def runs_of(finished):
 
 
 def test_intervals_are_those_of_the_tables_and_holm_stops_at_the_first_that_fails():
-    for level, freedom, t in ((0.05, 1, 12.706), (0.05, 7, 2.3646), (0.01, 7, 3.4995)):
+    for level, freedom, t in ((0.05, 1, 12.706), (0.05, 7, 2.3646), (0.01, 7, 3.4995),
+                              (0.0005, 1, 1273.239)):
         assert rule.student_quantile(level, freedom) == pytest.approx(t, abs=1e-3)
         assert rule.student_p(t, freedom) == pytest.approx(level, rel=1e-3)
     x = Interval.of([1.0, 2.0, 3.0])
