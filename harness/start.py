@@ -22,8 +22,9 @@ from rewards import announce
 
 def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
     """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
-    completion, and the number of tokens of each problem's prompt. longest: of a prompt and its
-    completion. Raises ValueError for a model that cannot make the prompts or take such lengths."""
+    completion, and the number of tokens of each problem's prompt, which is encoded again when it is
+    sampled. longest: tokens of a prompt and its completion. Raises ValueError for a model that
+    cannot make the prompts or take such lengths."""
     from transformers import AutoTokenizer  # takes seconds: flags are refused first
 
     from engine.loading import eos_ids, text_config
@@ -147,13 +148,11 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
     probe = loading.probe_batch(encode(tokenizer, problem, args.template)[:64], eos[0])
-
-    def named(names):
-        return {name: getattr(args, name) for name in names.split()}
     compute = loading.Compute(
         longest=args.max_prompt_tokens + args.max_tokens, budget=args.tokens_per_micro_batch,
-        **named("temperature dtype head_dtype share_prompts activation_checkpointing offload "
-                "lora_rank lora_alpha"))
+        temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
+        share_prompts=args.share_prompts, activation_checkpointing=args.activation_checkpointing,
+        offload=args.offload, lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
     steps = args.rollouts * args.steps_per_rollout * len(method.passes)  # each takes all steps
     if args.teacher:
         with refusing("--teacher, as "):
@@ -168,8 +167,10 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
     with refusing(f"--model {models} "), room_for("loading"):
         policy = loading.load(weights, eos, probe, compute, beside=second + bool(args.teacher))
         trainer = Trainer(
-            policy, method, factor=lr_factor(args.warmup, args.schedule, steps),
-            **named("max_tokens lr weight_decay max_grad_norm kl_coef kl_unbiased entropy_coef"))
+            policy, method, max_tokens=args.max_tokens, lr=args.lr,
+            factor=lr_factor(args.warmup, args.schedule, steps), weight_decay=args.weight_decay,
+            max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased,
+            entropy_coef=args.entropy_coef)
         alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
         if second:
             trainer.reference = loading.load(args.model, eos, probe, alike, frozen=True)
