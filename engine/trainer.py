@@ -1,11 +1,12 @@
-"""Optimizer steps, and the state of training that a checkpoint has beside the weights."""
+"""The weights in training and all that goes with them, from loading to a checkpoint."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.distributed.checkpoint import state_dict as gathered
 
-from engine import parallel
+from engine import loading, parallel
 from engine.policy import backward
 
 
@@ -45,6 +46,28 @@ class Trainer:
         # of float16's gradients; off, it scales by 1 and steps as the optimizer does
         self.scaler = torch.amp.GradScaler(parallel.device().type,
                                            enabled=policy.dtype == "float16")
+
+    @classmethod
+    def load(cls, model, eos, probe, method, compute, *, weights=None, kl_coef=0.0, teacher=None,
+             **training):
+        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0, and
+        with the teacher of a folder or id.
+
+        compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
+        come with its state, on top of the model's own weights. training: of Trainer. Raises
+        ValueError as loading.load does."""
+        second = bool(kl_coef and not compute.lora_rank)
+        policy = loading.load(model if compute.lora_rank else weights or model, eos, probe, compute,
+                              beside=second + bool(teacher))
+        trainer = cls(policy, method, kl_coef=kl_coef, **training)
+        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
+        if second:
+            trainer.reference = loading.load(model, eos, probe, alike, frozen=True)
+        elif kl_coef:
+            trainer.reference = loading.WithoutAdapters(policy)
+        if teacher:
+            trainer.teacher = loading.load(teacher, eos, probe, alike, frozen=True)
+        return trainer
 
     def step(self, minibatch):
         """One optimizer step on a Batch, whose gradient is added to .grad. Returns its metrics.

@@ -1,7 +1,6 @@
 """Problems, tokenizer, sampler and trainer, as flags name them; what cannot be used is refused."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -142,8 +141,8 @@ def load_sampler(args, trainer, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
-    """-> the Trainer, with its reference and its teacher, and the weights and the state of
-    checkpoint.resumed where there is one. Refuses a model that it cannot train."""
+    """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
+    Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
@@ -160,24 +159,14 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    # adapters, which come with the state, are on top of the model's own weights; they can be off
-    weights = resumed["folder"] if resumed and not args.lora_rank else args.model
-    second = bool(args.kl_coef and not args.lora_rank)
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
-        policy = loading.load(weights, eos, probe, compute, beside=second + bool(args.teacher))
-        trainer = Trainer(
-            policy, method, max_tokens=args.max_tokens, lr=args.lr,
+        trainer = Trainer.load(
+            args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
+            teacher=args.teacher, max_tokens=args.max_tokens, lr=args.lr,
             factor=lr_factor(args.warmup, args.schedule, steps), weight_decay=args.weight_decay,
             max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased,
             entropy_coef=args.entropy_coef)
-        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
-        if second:
-            trainer.reference = loading.load(args.model, eos, probe, alike, frozen=True)
-        elif args.kl_coef:
-            trainer.reference = loading.WithoutAdapters(policy)
-        if args.teacher:
-            trainer.teacher = loading.load(args.teacher, eos, probe, alike, frozen=True)
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once
