@@ -331,10 +331,10 @@ class Parser:
         while token := self.take(*RELATIONS):
             relations.append(token.kind)
             parts.append(self.part())
-        if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡"}:
-            raise ValueError("relations that do not go together")
         if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
+        if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡>≥"}:
+            raise ValueError("relations that do not go together")
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
     def part(self):
@@ -630,8 +630,8 @@ class Parser:
             before in BEHIND or before == "{" and start in ("frac", "}"))
         if (name := unit_name(word)) and (len(word) > 1 or letter):
             self.tokens[self.i - 1] = Token("word", word)  # behind it and / a letter is a unit
-            if self.text in ("of", "a") and self.ends(2) and (
-                    re.fullmatch("(?!no)[a-z]+", self.peek(1).text)):  # 8 slices of pizza
+            if self.text in ("of", "a") and self.ends(2) and re.fullmatch(
+                    "(?!no)[a-z]+", self.peek(1).text):  # 8 slices of pizza
                 self.i += 2
             return unit(name)
 

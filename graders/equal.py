@@ -26,7 +26,7 @@ CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no va
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
 NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
-COMPARE = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "≠": operator.ne}
+COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 LETTERS = "ABCDEFGHIJ"  # of choices
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
@@ -306,7 +306,7 @@ def has_set(node):
 @functools.lru_cache(maxsize=4096)
 def end(node):
     """A real number or an infinity. One with more digits than are compared is none."""
-    x = INFINITIES.get(node) or value(without_unit(node), real=True)
+    x = INFINITIES.get(node) or value(without_unit(node))  # of a complex one mpf makes none
     if exact(x) and x.denominator > CANCEL**3:
         raise NoValue("none")
     return mp.mpf(mp.nstr(inexact(x), 80))  # \sqrt{8}/2 and \sqrt{2} differ in the 120th
