@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST = 5000  # characters of an answer
+cached = functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
 
 
 class Token(NamedTuple):
@@ -670,7 +671,7 @@ LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: 
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
 
 
-@functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
+@cached
 def read(text, constants="ei", commas=True):
     """-> the typed value of an answer. constants: the letters of "ei" that are no names; commas:
     may one part the thousands of a number, as in 1,000?"""
@@ -743,7 +744,7 @@ BOXES = re.compile(rf"{BOX.pattern}(?:"
 
 def last_boxed(text):
     """The content of the last complete \\boxed{...} in a text, behind those of other boxes that
-    "and", "or" or a comma joins to it; None without one."""
+    "and", "or", a comma or a semicolon joins to it; None without one."""
     if joined := [*BOXES.finditer(text)]:
         answers = [last_boxed(box) or box for box in BOX.findall(joined[-1][0])]
         return ", ".join(dict.fromkeys(answers))

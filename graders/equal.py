@@ -4,7 +4,6 @@ Expressions are compared at points. A value is a Fraction where it is rational, 
 mpmath with 120 digits, of which 80 count.
 """
 
-import functools
 import itertools
 import math
 import operator
@@ -15,7 +14,7 @@ from fractions import Fraction
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import UNITS, WORDS, inside, negative, num, read, replaced, unit
+from graders.answer import UNITS, WORDS, cached, inside, negative, num, read, replaced, unit
 
 mp = mpmath.mp.clone()
 mp.dps = 120
@@ -145,12 +144,12 @@ def closed(node):
     return None if isinstance(found, str) else found
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def names_of(node):
     return frozenset(n for n in inside(node) if n[0] == "name")
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def functions_of(node):
     """Its functions and constants. (-1)^n is a function of whole numbers."""
     return {n[1] for n in inside(node) if n[0] in ("f", "const")} | {
@@ -186,7 +185,7 @@ def same_number(a, b):
     return abs(a - b) <= SAME * max(abs(a), abs(b))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must, but
     equal to itself is what is too large, infinite, or no sum."""
@@ -296,14 +295,14 @@ def put_together(names, values, order):
 
 # ------------------------------------------------------------------ sets of real numbers
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
     return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or
                n[1:3] in (("(", "]"), ("[", ")")) for n in inside(node))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def end(node):
     """A real number or an infinity. One with more digits than are compared is none."""
     x = INFINITIES.get(node) or value(without_unit(node))  # of a complex one mpf makes none
@@ -577,7 +576,7 @@ def equal(pred, gold):
         return False
 
 
-@functools.lru_cache(maxsize=1024)
+@cached
 def readable(gold):
     """Is a gold answer read, and equal to itself?"""
     text = final(gold)
