@@ -162,7 +162,7 @@ def points(a, b, integers=0):
     names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10]
-    sizes += [1000, 10**6 + 3]
+    sizes += [1000, 1_000_003]
     for k in range(12 + 4 * len(sizes)):
         at = {}
         for name in names:
