@@ -4,6 +4,7 @@
 import dataclasses
 import inspect
 import re
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -21,41 +22,21 @@ from losses import METHODS
 from ranks import load, rollout
 
 
-class FakeEngine:
-    """A vLLM engine that refuses weights and samples where the real one lacks the memory."""
-    awake, forgets = {"weights", "kv_cache"}, True
-
-    def sleep(self, level):
-        assert level == 2 and self.awake
-        self.awake = set()
-
-    def wake_up(self, tags):
-        self.awake = {*self.awake, *tags}
-
-    def collective_rpc(self, method, kwargs):
-        assert method == "reload_weights" and "weights" in self.awake
-        self.stale = True
-
-    def reset_prefix_cache(self):
-        assert "kv_cache" in self.awake
-        self.stale = not self.forgets
-        return self.forgets
-
-
 def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     monkeypatch.setattr(parallel, "watch_memory", lambda: None)
-    sampler = VLLMSampler.__new__(VLLMSampler)
-    sampler.engine, sampler.sleeps, sampler.asleep = FakeEngine(), True, False
+    sampler, engine = VLLMSampler.__new__(VLLMSampler), Mock()
+    sampler.engine, sampler.sleeps, sampler.asleep = engine, True, False
     sampler.model = torch.nn.Module()
     sampler.load_weights([])  # it is awake
     sampler.sleep()
     sampler.sleep()  # nothing more
-    assert not sampler.engine.awake
     sampler.wake()
-    assert sampler.engine.awake == {"weights"}
     sampler.load_weights([])
-    assert sampler.engine.awake == {"weights", "kv_cache"} and not sampler.engine.stale
-    sampler.engine.forgets = False  # vLLM's answer, where blocks are held
+    load, reset = call.collective_rpc("reload_weights", kwargs=ANY), call.reset_prefix_cache()
+    assert engine.mock_calls == [
+        load, reset, call.sleep(level=2), call.wake_up(tags=["weights"]), load,
+        call.wake_up(tags=["kv_cache"]), reset]
+    engine.reset_prefix_cache.return_value = False  # vLLM's answer, where blocks are held
     with pytest.raises(RuntimeError, match="keys and values of the old weights"):
         sampler.load_weights([])
 
