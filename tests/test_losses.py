@@ -5,7 +5,8 @@ import inspect
 import json
 import math
 import re
-from dataclasses import FrozenInstanceError, replace
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -550,35 +551,28 @@ def test_completions_without_a_token_do_not_count(name):
 
 def test_rows_of_two_frameworks_equal_a_plain_reference():
     tokens = random_tokens()
-    new, old, advantages = ([[x for x, m in zip(*row) if m] for row in zip(
-        field.tolist(), tokens.mask.tolist())]
-        for field in (tokens.logprobs, tokens.old_logprobs, tokens.advantages))
-    of_prompt = [[i for i in range(9) if i % 4 == p] for p in range(4)]
-    count = sum(map(len, new))
-    right = [i for i in range(9) if advantages[i][0] > 0]
-    rft = [[-a * (i in right) / sum(len(new[j]) for j in right) for a in advantages[i]]
-           for i in range(9)]
+    real = list(zip(*(x[tokens.mask].tolist() for x in (
+        tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.group))))
+    of_prompt, right = Counter(group for *_, group in real), sum(a > 0 for _, _, a, _ in real)
+    rft = [-a * (a > 0) / right for _, _, a, _ in real]
+    scale_rl = [-math.exp(x - y) * a / 4 / of_prompt[group] for x, y, a, group in real]
 
-    def kept(i, t, low, high, kl):
-        p, q, a = math.exp(old[i][t]), math.exp(new[i][t]), advantages[i][t]
+    def kept(x, y, a, low, high, kl):
+        p, q = math.exp(y), math.exp(x)
         divergence = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
         return not ((q - p > high if a > 0 else p - q > low) or (q - p) * a > 0 and divergence > kl)
 
     def dppo(*bounds):
-        return [[-kept(i, t, *bounds) * math.exp(new[i][t] - old[i][t]) * a / count
-                 for t, a in enumerate(advantages[i])] for i in range(9)]
-    scale_rl = [[-math.exp(x - y) * a / 4 / sum(len(new[j]) for j in of_prompt[i % 4])
-                 for x, y, a in zip(new[i], old[i], advantages[i])] for i in range(9)]
+        return [-kept(x, y, a, *bounds) * math.exp(x - y) * a / len(real) for x, y, a, _ in real]
     for name, flags, wanted in [
             ("rft", {}, rft), ("scale_rl", {}, scale_rl), ("dppo", {}, dppo(0.2, 0.2, math.inf)),
             ("dppo", dict(binary_kl=0.05), dppo(9, 9, 0.05)),  # as the peers: the KL alone
             ("dppo", dict(binary_kl=0.05, tv_low=1.0, tv_high=1.0), dppo(9, 9, 0.05)),
             ("dppo", dict(binary_kl=0.4, tv_low=0.1), dppo(0.1, 0.2, 0.4))]:
         loss, gradient, _ = outcome(name, tokens, 7, **flags)
-        wanted = sum(wanted, [])
         assert gradient[tokens.mask].tolist() == pytest.approx(wanted, abs=1e-12), (name, flags)
-        assert loss.item() == pytest.approx(sum(map(math.prod, zip(wanted, sum(new, [])))))
-    assert 0 < sum(x == 0 for x in sum(dppo(9, 9, 0.05), [])) < count
+        assert loss.item() == pytest.approx(sum(w * x for w, (x, *_) in zip(wanted, real)))
+    assert 0 < dppo(9, 9, 0.05).count(0) < len(real)
 
 
 def test_advantages_over_the_rollout_equal_a_plain_reference():
@@ -648,10 +642,6 @@ def test_rows_are_put_together_from_cells():
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
         METHODS["fade"].advantage, METHODS["p3o"].objective, losses.token_mean)
-    assert set(losses.cells("aggregate")) >= {
-        "seq_mean", "token_mean", "prompt_mean", "seq_sum", "constant"}
-    with pytest.raises(FrozenInstanceError):  # a row that changes would change for everyone
-        METHODS["grpo"].source = "mine"
 
 
 PPO = dict(eps_low=0.2, eps_high=0.2, dual_clip=None)
