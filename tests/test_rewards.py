@@ -168,33 +168,26 @@ def test_what_reads_a_completion_is_linear_in_it(text, monkeypatch):
             assert time.process_time() - began < 2, (name, form[:40])  # on a slow machine
 
 
-def test_errors_that_differ_by_their_data_are_one_line(monkeypatch, capsys):
-    results = [worker.Result(0.0, worker.Fault("error", f"ValueError: no number: '{x}'"))
-               for x in "ab"]
-    monkeypatch.setattr(worker, "run_jobs", lambda *_: results)
-    grade([dict(verifier="math", answer="5")], [["a", "b"]])
-    assert capsys.readouterr().err == (
-        "rewards: math, 2 of 2 completions: error: ValueError: no number: 'a'\n")
-
-
 def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
-    """The time of each job, where it runs, what of the answers is counted, and in which order."""
-    asked, error = [], worker.Fault("error", "a")
+    """The time of each job, where it runs, what of the answers is counted, and in which order.
+    Errors that differ by their data are one line."""
+    asked, errors = [], [worker.Fault("error", f"no number: '{x}'") for x in "adf"]
     results = [worker.Result(*result) for result in (
-        (1.0, None), (0.0, error), (0.0, worker.Fault("timeout", "")), (0.0, error),
-        (0.5, worker.Fault("unparsed_answer", "")))]
+        (1.0, None), (0.0, errors[0]), (0.0, worker.Fault("timeout", "")), (0.0, errors[1]),
+        (0.5, worker.Fault("unparsed_answer", "")), (0.0, errors[2]))]
     monkeypatch.setattr(worker, "run_jobs", lambda *args: asked.append(args) or results)
     problems = [dict(verifier="math", answer="5"), dict(verifier="code", answer=dict(tests=[])),
                 dict(verifier="table", answer=3)]
-    texts = [["a", "b"], ["c"], ["d", "e"]]
+    texts = [["a", "b"], ["c"], ["d", "e", "f"]]
     assert grade(problems, texts, workers=3) == [results[:2], results[2:3], results[3:]]
-    assert capsys.readouterr().err == ("rewards: math, 1 of 5 completions: error: a\n"
-                                       "rewards: code, 1 of 5 completions: timeout after 600 s\n"
-                                       "rewards: table, 1 of 5 completions: error: a\n")
+    assert capsys.readouterr().err == (
+        "rewards: math, 1 of 6 completions: error: no number: 'a'\n"
+        "rewards: code, 1 of 6 completions: timeout after 600 s\n"
+        "rewards: table, 2 of 6 completions: error: no number: 'd'\n")
     assert asked == [("rewards", [
         ("math", ["a", "5"], 4.0, 0), ("math", ["b", "5"], 4.0, 0),
         ("code", ["c", dict(tests=[])], 600.0, 0), ("table", ["d", 3], 4.0, 0),
-        ("table", ["e", 3], 4.0, 0)], 3)]
+        ("table", ["e", 3], 4.0, 0), ("table", ["f", 3], 4.0, 0)], 3)]
     grade(problems, texts, timeout=1.5)
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
     with pytest.raises(ValueError):
