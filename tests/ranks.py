@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import engine.trainer
 import train
 from engine import loading, parallel, policy
-from engine.completion import seed_of
-from engine.sampler import Completion, make_sampler
+from engine.sampler import Completion
 from engine.trainer import Trainer
 from losses import METHODS, group_advantages
 
@@ -124,23 +123,7 @@ def main(model, out):
     parallel.start()
     results = {option: {name: run(model, name, option) for name in names}
                for option, names in CASES.items()}
-    # of log probabilities, where an engine in each rank takes over the sharded weights
-    sampler = make_sampler("transformers", model, dtype="float32", max_length=32, eos=[1])
-    p = load(model)
-    with torch.no_grad():
-        for weight in p.parameters():
-            weight.mul_(1.1)
-    sampler.load_weights(parallel.weights(p))
-    prompts = [[10, 11, 12 + i] for i in range(5)]
-    share = sampler.sample(prompts[parallel.rank()::parallel.world()], 4, max_tokens=8,
-                           seed=seed_of(parallel.rank()), temperature=1.0)
-    groups = [None] * len(prompts)
-    for i, part in enumerate(parallel.gather(share)):
-        groups[i::parallel.world()] = part
-    batch = policy.make_batch([*zip(prompts, groups)])
-    gaps = policy.compute_logprobs(p, batch)[0] - batch.sampler_logprobs
-    sampler.close()
-    results.update(gap=gaps[batch.mask].abs().max().item(), bytes=bytes_of_a_token(model))
+    results.update(bytes=bytes_of_a_token(model))
     if parallel.rank() == 0:
         torch.save(results, out)
     parallel.stop()

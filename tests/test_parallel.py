@@ -44,7 +44,6 @@ def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
         assert len(one[name]["told"]) == 4 * len(METHODS[name].passes)
         same(one[name], two["plain"][name], 1e-9)
     assert apart(one["grpo"], one["acpo"]) > 1e-4  # methods differ: this test can fail
-    assert two["gap"] < 1e-4
     assert two["bytes"] == ranks.bytes_of_a_token(model) > 0
     # where steps have no row with an advantage, some methods of each kind; that nothing changes
     # where rows are left out: test_policy.py
@@ -129,6 +128,7 @@ def test_saved_on_two_ranks_resumed_on_one(base, tmp_path, monkeypatch):
     before = load_file(Path(base) / "model.safetensors")
     assert any((a[k] - before[k]).abs().max() > 1e-5 for k in a)
     assert read_rows(two)[1]["groups/sampled"] >= 4
+    assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in read_rows(two)[1:])
     assert read_rows(two)[-1]["adv/fade_entropy"] == pytest.approx(
         read_rows(one)[-1]["adv/fade_entropy"], abs=1e-6)
 
