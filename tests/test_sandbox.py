@@ -89,10 +89,8 @@ CASES = [
     F("another class Solution", 1, "class Solution: 'f'\ndef f(x): return 2*x"),
     F("keeps state", 1, "class Solution:\n    def __init__(self): self.n=0\n    def f(self,x):\n"
       "        self.n+=1\n        return x*2"),
-    F("prints too", 1, "class Solution:\n    def f(self,x):\n        print('debug')\n"
-      "        return x*2"),
-    F("annotations", 1, "class Solution:\n    def f(self,x: List[int]) -> Optional[int]:\n"
-      "        return x*2"),
+    F("annotations, and prints too", 1, "class Solution:\n"
+      "    def f(self,x: List[int]) -> Optional[int]:\n        print('debug')\n        return x*2"),
     F("tuple for a list", 1, "def f(x): return (x,x)", [dict(input="3", output="[3, 3]")]),
     F("two arguments", 1, "class Solution:\n"
       "    def f(self,a,b): return a+b", [dict(input='[1]\n[2]', output="[1, 2]")]),
@@ -147,7 +145,6 @@ CASES = [
     S("loop that ignores signals", 0, "import signal\nfor s in range(1,32):\n"
       "    try: signal.signal(s,signal.SIG_IGN)\n    except Exception: pass\nwhile True: pass"),
     F("loop in a function", 0, "def f(x):\n    while True: pass"),
-    S("reads for ever", 0, "import sys\nwhile True: sys.stdin.read()"),
     S("memory hog", 0, "x=[]\nwhile True: x.append(bytearray(10**7))"),
     S("output hog", 0, "while True: print('x'*10000)"),
     F("result hog", 0, "def f(x): return 'x'*10**8"),
@@ -157,8 +154,6 @@ CASES = [
       "    except OSError: pass\ntime.sleep(30)"),
     S("thread bomb", 0, "import threading,time\n"
       "while True: threading.Thread(target=time.sleep,args=(30,)).start()"),
-    S("daemon and no answer", 0, "import os,time\nif os.fork()==0:\n    os.setpgid(0,0)\n"
-      "    if os.fork()==0:\n        time.sleep(60)\n    os._exit(0)\nprint('x')"),
     # attacks
     S("kill the parent", 0, "import os,signal\nos.kill(os.getppid(),9)\nos.kill(1,9)\n"
       "os.killpg(0,9)"),
