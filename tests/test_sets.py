@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 import data
 from conftest import BENCHMARKS, needs_benchmarks
@@ -303,15 +302,15 @@ def test_the_bases_demonstrations_are_of_the_training_split():
         assert least <= sum(rewards) / len(rewards) <= most
 
 
-def test_tokenizer_round_trip(tokenizer, base):
+def test_tokenizer_round_trip(tokenizer):
+    """The base's is the same: test_base.py"""
     text = "7,1,9=16:<answer>(7+9)*1</answer>\n the  rest ~!{}\t\\frac{1}{2}"
-    for tok in (tokenizer, AutoTokenizer.from_pretrained(base)):
-        ids = tok.encode(text)
-        assert tok.decode(ids) == text and len(ids) == len(re.sub("</?answer>", "1", text))
-        assert tok.decode(ids + [tok.eos_token_id], skip_special_tokens=True) == text
-        unicode = "\u00e9\u4e2d\U0001f600 ok"  # any text has tokens, those of its bytes
-        assert tok.decode(tok.encode(unicode)) == unicode
-        assert tok.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<eos>", "<unk>"]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and len(ids) == len(re.sub("</?answer>", "1", text))
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    unicode = "\u00e9\u4e2d\U0001f600 ok"  # any text has tokens, those of its bytes
+    assert tokenizer.decode(tokenizer.encode(unicode)) == unicode
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<eos>", "<unk>"]
 
 
 @pytest.mark.slow
