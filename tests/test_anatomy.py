@@ -391,15 +391,13 @@ def test_the_band_of_one_seed_is_over_problems(tmp_path, drawn, errors):
 
 
 def test_any_logged_number_is_drawn_and_the_band_of_several_seeds(folders, drawn, capsys):
-    for flags in ["--metric", "time/rollout"], []:
-        main(["curves", *map(str, folders[:2]), *flags])
-    (timed, _), (panels, caption) = drawn
-    assert timed == {"time/rollout": {"a, 2 seeds": [(r, *[1.0 + r] * 3) for r in (1, 2, 3)]}}
-    said, _ = capsys.readouterr().out.splitlines()
-    assert said == f"written: {folders[0].parent / 'time-rollout.png'}"
-    assert panels["held-out mean@n"] == {"a, 2 seeds": [  # seed 1 has 0.1 more after rollout 0
+    main(["curves", *map(str, folders[:2]), "--metric", "eval/countdown/mean@4"])
+    (panels, caption), = drawn
+    assert panels == {"eval/countdown/mean@4": {"a, 2 seeds": [  # seed 1 has 0.1 more after 0
         (0, 0.05, 0.05, 0.05), *((r, *map(pytest.approx, (x + 0.05, x, x + 0.1)))
-                                 for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}
+                                 for r, x in ((1, 0.1), (2, 0.2), (3, 0.3)))]}}
+    assert capsys.readouterr().out == (
+        f"written: {folders[0].parent / 'eval-countdown-mean@4.png'}\n")
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
 
 
