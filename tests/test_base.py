@@ -53,7 +53,6 @@ def test_a_base_is_an_ordinary_folder_in_bfloat16(task, most, tmp_path):
         assert json.loads((tmp_path / name).read_text()) == json.loads((folder / name).read_text())
     model = (tiny.empty_model(tiny.RECIPE, len(tokenizer)) if task == "countdown"
              else worked.empty_model(worked.RECIPE))
-    assert model.num_parameters() == sum(w.numel() for w in weights.values())
     made, kept = model.config.to_dict(), AutoConfig.from_pretrained(folder).to_dict()
     machines = {"dtype", "_name_or_path", "architectures", "transformers_version"}
     assert {k: v for k, v in made.items() if k not in machines} == {
