@@ -28,9 +28,8 @@ from data.recipe import BASE  # noqa: E402
 # a second of each run
 countdown.held_out = functools.cache(countdown.held_out)
 
-# --quick is for the work of every minute: these files but for their tests marked slow, and the
-# tests of other files that are marked quick. None needs vLLM or the network, or takes more than a
-# few seconds
+# --quick: these files but for their tests marked slow, and tests of others that are marked quick.
+# None needs vLLM or the network, or takes more than a few seconds
 QUICK = {"test_exercises.py", "test_losses.py", "test_answers.py", "test_policy.py",
          "test_readme.py", "test_rewards.py", "test_sets.py", "test_style.py", "test_worked.py"}
 # files of minutes, the longest first: so they begin where several processes run the tests
@@ -76,8 +75,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def in_turns(request, tmp_path_factory):
-    """Files of PROGRAMS wait for each other, where several processes run the tests: the sandbox has
-    one limit on processes for all, so that a fork bomb of one would fail programs of the other."""
+    """Files of PROGRAMS wait for each other: the sandbox has one limit on processes for all."""
     with open(tmp_path_factory.getbasetemp().parent / "programs", "w") as file:
         if request.path.name in PROGRAMS:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -86,8 +84,7 @@ def in_turns(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_curves(request, monkeypatch):
-    """A run in this process draws no curves, which take as long as the run, unless its test is
-    marked `draws`."""
+    """A run in this process draws no curves, which take long, unless its test is marked `draws`."""
     if "train" in sys.modules and not request.node.get_closest_marker("draws"):
         monkeypatch.setattr("harness.run.Run.draw", lambda run: (run.out / "curves.png").touch())
 

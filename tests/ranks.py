@@ -6,10 +6,7 @@ uniform: no entropy bonus, and two problems whose completions are all right: whe
 compares within a group, two of the four steps have no row with an advantage.
 In float64, unless said otherwise: AdamW makes a step of the learning rate even of a gradient that
 is all rounding (that of the keys' biases is), so that in float32 orders of summation drift apart.
-
-A budget of 60 tokens makes odd numbers of micro-batches of the uneven completions, and the last
-step has a single completion that counts, which leaves a rank without any work.
-"""
+The last step has a single completion that counts, which leaves a rank without any work."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""Updates taken apart: a walk's steps, subsets of tokens, the commands of python -m anatomy; the
-quantities of an update and the gradients of its parts, by hand. Figures and tables of runs that
-are whole, cut off, or without an evaluation."""
+"""Updates taken apart, by the commands of python -m anatomy and by hand; figures and tables of runs
+that are whole, cut off, or without an evaluation."""
 
 import json
 import math

@@ -15,7 +15,6 @@ from engine.sampler import make_sampler
 from harness.stats import summarise
 from rollout import Sampling, sample_on_engines
 from study import tiny, worked
-from study.tiny import save_base
 
 MADE = {"countdown": tiny, "worked": worked}
 BASES = {"countdown": BASE, "worked": worked.BASE}
@@ -33,7 +32,7 @@ def test_the_code_makes_the_folder_deterministically_and_keeps_the_settings(task
     (tmp_path / "recipe.json").write_text(json.dumps(dict(settings=dict(lr=0.5))))
     for seed in (0, 0, 1):
         recipe = {**module.RECIPE, **module.MINIATURE, "steps": 9, "seed": seed}
-        save_base(str(tmp_path), recipe, module.train, dict(steps=2))
+        tiny.save_base(str(tmp_path), recipe, module.train, dict(steps=2))
         weights.append((tmp_path / "model.safetensors").read_bytes())
         content = json.loads((tmp_path / "recipe.json").read_text())
         assert content["settings"] == dict(lr=0.5) and content["trained"] == recipe

@@ -1,5 +1,4 @@
-"""What runs in a copy of the project: the blocks of docs/own_task.md as printed, the notebook of
-docs/lessons.md (its commands: test_readme.py), each diff of examples/changes, which then trains."""
+"""What runs in a copy of the project: docs/own_task.md, the notebook, diffs of examples/changes."""
 
 import importlib.metadata
 import importlib.util

@@ -12,7 +12,6 @@ from transformers import Qwen2Config, T5Config
 import data
 import train
 from bench import fit
-from data.recipe import BASE
 from helpers import refused
 
 SIZES = ("--problems_per_rollout 8 --group_size 4 --steps_per_rollout 2 --max_tokens 64 "
@@ -157,10 +156,10 @@ def test_a_teacher_is_scored_beside_the_model(model):
     assert taught.between - alone.between == pytest.approx(4 * alone.base, rel=0.05)
 
 
-def test_a_program_is_counted_and_a_tokenizer_that_is_missing_is_named(tmp_path, capsys):
+def test_a_program_is_counted_and_a_tokenizer_that_is_missing_is_named(base, tmp_path, capsys):
     assert 1e8 < fit.program_bytes(str(tmp_path)) < 1e11  # torch alone takes more than that
     assert "the tokenizer's memory is not counted: " in capsys.readouterr().out
-    fit.program_bytes(str(BASE))
+    fit.program_bytes(str(base))
     assert not capsys.readouterr().out
 
 

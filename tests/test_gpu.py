@@ -1,5 +1,4 @@
-"""What only a GPU does, as far as a CPU can tell: an engine that sleeps, memory, a full GPU; with
---dtype float16 the gradient is scaled, a step that overflows is not taken, runs resume."""
+"""What only a GPU does, as far as a CPU can tell: engines that sleep, full memory, float16."""
 
 import dataclasses
 import inspect

@@ -8,7 +8,6 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from huggingface_hub import constants
 
 import data
 from data import hub
@@ -135,15 +134,15 @@ def test_the_reason_is_the_first_paragraph_that_says_something(error, said):
 
 def test_a_hub_that_is_silent_or_breaks_off_is_a_sentence_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     said = "http://127.0.0.1:9 does not answer .*; HF_HUB_OFFLINE=1 reads the cache"
     with pytest.raises(ConnectionError, match=said):
         hub.reach("lab/small")
     with pytest.raises(data.DataError, match=f"openai/gsm8k cannot be loaded from the Hub: {said}"):
         data.load("gsm8k", "test")
     hub.reach(str(tmp_path))  # a folder needs no Hub
-    monkeypatch.setattr(constants, "is_offline_mode", lambda: True)
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     hub.reach("lab/small")
 
     def rows(*_, **__):

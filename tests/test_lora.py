@@ -1,5 +1,4 @@
-"""LoRA of rank 1 learns the embedded task at the default learning rate. All that is trained reaches
-sampler and checkpoints, in dense models and mixtures, and a run says where it seems not to."""
+"""LoRA learns at its default rate; all that is trained reaches sampler and checkpoints."""
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from engine import loading, parallel, vllm_settings
 from engine.hf_sampler import TransformersSampler
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import make_sampler
-from harness.failures import RunFailed
 from helpers import needs_vllm, read_rows, weights, without
 from ranks import load, rollout
 from study import tiny
@@ -205,7 +203,7 @@ def test_a_run_on_a_mixture(tmp_path, graded, capsys):
     owned = state["trainer"]
     owned["adapter"] = {f"{name}.default": x for name, x in owned["adapter"].items()}
     torch.save(state, cut / "checkpoints" / "rollout_000003" / "trainer.pt")
-    with pytest.raises(RunFailed, match="adapters that this model lacks"):
+    with pytest.raises(train.RunFailed, match="adapters that this model lacks"):
         train.main(["--out", str(cut), "--resume", "--rollouts", "4"])
 
 

@@ -45,8 +45,7 @@ def test_two_ranks_make_the_same_updates_with_every_method(model, one, two):
         same(one[name], two["plain"][name], 1e-9)
     assert apart(one["grpo"], one["acpo"]) > 1e-4  # methods differ: this test can fail
     assert two["bytes"] == ranks.bytes_of_a_token(model) > 0
-    # where steps have no row with an advantage, some methods of each kind; that nothing changes
-    # where rows are left out: test_policy.py
+    # where steps have no row with an advantage, some methods of each kind
     for name, result in two["uniform"].items():
         alone = ranks.run(model, name, "uniform")
         same(alone, result, 1e-9)

@@ -306,8 +306,7 @@ def test_programs_run_where_the_user_asks_for_it(mac, code, verdict, tmp_path):
     assert not list(tmp_path.glob("nanorlvr-*"))
 
 
-# tests/other_cpu: all that it replaces is off by rounding, the same for the same shapes, and sums
-# without rounding stay what they are
+# tests/other_cpu: all that it replaces is off by rounding alone, the same for the same shapes
 ROUNDING = """
 import torch
 from other_cpu import KEPT

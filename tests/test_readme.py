@@ -35,8 +35,7 @@ LESSONS, THEORY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("lessons", "
 SHORT, = re.findall(r'^SHORT="(.*)"$', LESSONS, re.M)
 
 
-# in the pages' blocks of sh, but those with other variables than the lessons'; of a loop that at
-# its first value
+# in blocks of sh, without those with other variables than the lessons'; a loop's first turn
 COMMANDS = set()
 for line in "".join(re.findall(r"```sh\n(.*?)```", "\n".join(PAGES.values()), re.S)).splitlines():
     if loop := re.match(r"for (\w+) in (\S+) .*?; do (.*); done$", line):

@@ -1,5 +1,4 @@
-"""A miniature of Gemma 3 (BPE with bos, tied embeddings, QK-norm, sliding windows): its cold start
-(examples/sft.py) and run; with its packages, two rollouts of Gemma 3 270M (from_gguf.py)."""
+"""A miniature of Gemma 3: its cold start (examples/sft.py) and run, and two rollouts."""
 
 import json
 import random

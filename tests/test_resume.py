@@ -1,5 +1,4 @@
-"""Resuming: killed anywhere, a run ends as if it had not been; damage and changes are said. What a
-run's numbers depend on: its row's and verifiers' code by name, its weights' checksum."""
+"""Resuming: killed anywhere, a run ends as if it had not been; damage and changes are said."""
 
 import ast
 import copy
@@ -30,12 +29,10 @@ from anatomy.tokens import walked
 from conftest import ROOT
 from engine.policy import compute_logprobs
 from harness import checkpoint, checksums, run
-from harness.checkpoint import differing
 from harness.files import checkpoint_folders
-from helpers import SMALL as TWO_ROLLOUTS
 from helpers import records, same, until, weights, without
 
-SMALL = [*TWO_ROLLOUTS, *(
+SMALL = [*helpers.SMALL, *(
     "--rollouts 4 --eval_every 2 --save_every 1 --schedule cosine --warmup 2").split()]
 
 
@@ -414,7 +411,7 @@ def test_an_edit_counts_where_it_is_reached(old, new, changed):
     assert before == beside
     assert before.keys() == after.keys() == {
         "ROWS['a']", "row", "helper", "STEP", "ENDS", "Kind"}
-    assert set(differing(before, after)) == changed
+    assert set(checkpoint.differing(before, after)) == changed
     assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}
 
 

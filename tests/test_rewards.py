@@ -278,8 +278,7 @@ def test_a_hang_costs_its_own_limit_and_nobody_else(verifiers, capfd, tmp_path):
 
 
 def test_what_is_not_graded_has_the_least_reward(verifiers, capfd):
-    """Nothing is gained by an error, or by an answer that cannot be read. A reward below the least,
-    or one that float32 has not, is an error."""
+    """Errors and unread answers gain nothing; so do rewards below the least or beyond float32."""
     texts = ["good", "bad", "wrong", "unread", "raise", "die", "less", "large", "nan"]
     (got,), counters = counted([dict(verifier="own", answer=None)], [texts], workers=1)
     assert got == [1, 0] + [-1] * 7

@@ -1,5 +1,4 @@
-"""data/: rows of each set become problems; files, and their errors; problems that are made are
-functions of their index, and splits do not overlap."""
+"""data/: rows of each set become problems; files, and their errors; problems that are made."""
 
 import base64
 import hashlib

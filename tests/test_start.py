@@ -15,7 +15,6 @@ from data.prompts import encode
 from data.recipe import settings_of
 from graders import worker
 from harness import log
-from harness.failures import RunFailed
 from harness.flags import Parser
 from harness.run import banner
 from harness.start import check_prompts, read_tokenizer
@@ -176,7 +175,7 @@ def test_the_console_shows_mixed_groups_unreadable_answers_and_errors():
 @pytest.mark.parametrize("fault", [worker.Fault("error", "always"), worker.Fault("timeout", "")])
 def test_a_verifier_that_always_fails_ends_the_run(fault, base, tmp_path, monkeypatch):
     monkeypatch.setattr(rollout, "grade", graded_alike(0.0, fault))
-    with pytest.raises(RunFailed, match="16 of 16 calls of a verifier failed"):
+    with pytest.raises(train.RunFailed, match="16 of 16 calls of a verifier failed"):
         run(base, tmp_path / "run", "--eval_every", "0")
     assert (tmp_path / "run" / "metrics.jsonl").read_text()  # what was computed is there
 

@@ -34,8 +34,7 @@ FOLDERS = [ROOT, *(ROOT / name for name in MAY_IMPORT if not name.endswith(".py"
 
 
 def own_files(root):
-    """The project's Python files: those in git, so that a user's beside them are not; all, where
-    there is no git."""
+    """The project's Python files: those in git, without a user's own; all, where there is no git"""
     if shutil.which("git"):
         done = subprocess.run(["git", "ls-files", "-z", "*.py", "*.ipynb"], cwd=root,
                               capture_output=True, text=True)

@@ -205,8 +205,7 @@ def test_facts_of_a_completion(rollout, page):
 
 @pytest.mark.quick
 def test_texts_of_tokens_are_the_text_and_no_markup(page, model):
-    """Texts of a model or a prompt are base64 alone; the page's policy allows its own script and no
-    network."""
+    """Texts of a model or a prompt are base64; the page's policy allows its own script alone."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     for problem, group in enumerate(COMPLETIONS):
         text = piece(page.read_text(), f"problem-{problem}")

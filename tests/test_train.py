@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import losses
 import train
 from conftest import ROOT
-from engine import loading
-from engine.policy import make_batch
+from engine import loading, policy
 from engine.sampler import Completion
 from engine.trainer import Trainer
 from forked import script
@@ -169,7 +168,6 @@ def test_flags_reach_the_method_and_none_is_of_two_axes_or_a_common_one():
     _, method = train.parse_args("--loss acpo --clip_alpha 2 --aggregate constant --bins 4".split())
     assert method.flags == dict(clip_base=0.2, clip_alpha=2.0, clip_max=3.0, bins=4, dual_clip=3.0)
     assert method.aggregate.__name__ == "constant" and method.objective is METHODS["acpo"].objective
-    assert train.parse_args(["--loss", "dapo"])[1].flags["eps_high"] == 0.28
     args, method = train.parse_args(["--loss", "acpo", "--dual_clip", "0"])
     assert method.flags["dual_clip"] == flags_of(args)["dual_clip"] == 0
     assert train.parse_args(["--loss", "p3o"])[0].old_logprobs == "sampler"
@@ -426,7 +424,7 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
     # of 12 tokens at most, over the last 4: DAPO, eq. 13
     lengths, rewards = [4, 8, 9, 10, 11, 12], [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
     completions = [Completion([1] * n, [0.0] * n, n == 12) for n in lengths]
-    rewards, batch = torch.tensor(rewards).view(2, 3), make_batch([([1], completions)])
+    rewards, batch = torch.tensor(rewards).view(2, 3), policy.make_batch([([1], completions)])
     args = argparse.Namespace(max_tokens=12, overlong_penalty=4)
     shaped = [[1, 1, 0.75], [-0.5, -0.75, 0]]
     assert train.shaped(rewards, batch, args).tolist() == shaped
