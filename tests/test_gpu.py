@@ -19,6 +19,7 @@ from harness.failures import RunFailed, room_for
 from helpers import SMALL, needs_vllm, read_rows, refused, run, same, without
 from losses import METHODS
 from ranks import load, rollout
+from test_policy import scored
 
 
 def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
@@ -250,10 +251,7 @@ def setting(small, method, init_scale, enabled=True, dtype="float32"):
     """-> a Trainer, in float32 but for the scaler, so that its effect alone shows; and a Batch."""
     p = load(small())
     p.dtype = dtype
-    batch, g = rollout(101), torch.Generator().manual_seed(2)
-    logprobs, batch.entropy = policy.compute_logprobs(p, batch)
-    batch.old_logprobs = logprobs - 0.3 * torch.randn(logprobs.shape, generator=g)
-    batch.advantages = torch.randn(24, 1, generator=g).expand(batch.mask.shape)
+    batch = scored(p, rollout(101), torch.Generator().manual_seed(2))
     trainer = Trainer(p, METHODS[method], max_tokens=13, lr=1e-3,
                       factor=lr_factor(2, "constant", 9))
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
@@ -315,7 +313,6 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
 def test_every_method_has_a_finite_gradient_in_float16_also_without_any_advantage(small):
     for name in METHODS:
         trainer, batch = setting(small, name, 2.0**10, dtype="float16")
-        batch.sampler_logprobs = batch.old_logprobs
         assert trainer.step(batch)["overflow"] == 0, name
     # its gradient is 0 and not None, which the scaler would refuse
     trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")

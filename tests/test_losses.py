@@ -85,9 +85,9 @@ def peers_tokens():
                   t["mask"].bool(), torch.zeros(6, 8).double(), ref_logprobs=t["ref_logp"])
 
 
-def random_tokens():
+def random_tokens(seed=0):
     """Nine completions of up to seven tokens, of four prompts."""
-    g = torch.Generator().manual_seed(0)
+    g = torch.Generator().manual_seed(seed)
     old = -3 * torch.rand(9, 7, generator=g, dtype=torch.float64)
     new = old + 0.3 * torch.randn(9, 7, generator=g, dtype=torch.float64)
     lengths = torch.randint(1, 8, (9, 1), generator=g)

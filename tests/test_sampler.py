@@ -19,6 +19,7 @@ from engine.hf_sampler import TransformersSampler, draw, float8_linear, to_float
 from engine.loading import eos_ids, pretrained
 from engine.sampler import make_sampler
 from helpers import needs_vllm
+from test_layout import random_model
 
 
 def gap(model, prompts, groups, temperature):
@@ -126,14 +127,8 @@ MODELS = [  # the config's class, what it takes beyond SIZES; a window is smalle
 
 def random_sampler(tmp_path, name="Qwen2", more=None, chunk=None):
     """A sampler of a random model with opinions; several ids end a completion, so that many do."""
-    torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **(more or {})})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.mul_(4)
-    model.save_pretrained(tmp_path)
+    random_model(config, 3).save_pretrained(tmp_path)
     sampler = TransformersSampler(str(tmp_path), dtype="float32", max_length=64,
                                   eos=[1, 20, 21, 22, 23, 24])
     sampler.chunk = chunk or sampler.chunk
