@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 import train
 from engine import loading, parallel, vllm_settings
@@ -13,6 +13,7 @@ from engine.sampler import make_sampler
 from helpers import needs_vllm, read_rows, weights, without
 from ranks import load, rollout
 from study import tiny
+from test_layout import random_model
 from test_policy import SIZES, UNEVEN, batch_of
 
 SHORT = ("--loss fade --lora_rank 1 --rollouts 4 --eval_every 0 --save_every 0 "
@@ -139,13 +140,8 @@ FAMILIES = {
 
 
 def folder_of(family, folder, **sizes):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **SIZES | FAMILIES[family] | sizes))
-    with torch.no_grad():
-        for p in model.parameters():  # of weights near 0, experts would hardly count
-            p.mul_(3 if p.dim() > 1 else 1)
-    model.save_pretrained(folder)
+    config = AutoConfig.for_model(family, **SIZES | FAMILIES[family] | sizes)
+    random_model(config, 2).save_pretrained(folder)
     return str(folder)
 
 
