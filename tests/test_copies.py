@@ -237,8 +237,4 @@ def test_a_change_trains(diff, copy):
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]
     first, last = read_rows(copy / "run")
     assert first["optim/grad_norm"] > 0 and last["rollout"] == 2
-
-
-def test_each_is_on_the_page():
-    page = (ROOT / "docs/changes.md").read_text()
-    assert len(DIFFS) == 6 and all(f"examples/changes/{diff.name})" in page for diff in DIFFS)
+    assert f"examples/changes/{diff.name})" in (ROOT / "docs/changes.md").read_text()
