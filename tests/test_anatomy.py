@@ -378,17 +378,6 @@ def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
         assert found == pytest.approx((value, value - half, value + half), nan_ok=True)
 
 
-@pytest.mark.parametrize("errors", [(0.01, 0.02), (None, None), None])
-def test_the_band_of_one_seed_is_over_problems(tmp_path, drawn, errors):
-    curves.draw_curves(grouped(write_run(tmp_path / "a-0", errors=errors)), tmp_path / "a.png")
-    (panels, caption), = drawn
-    half = 1.96 * errors[0] if errors and errors[0] else math.nan
-    assert panels["held-out mean@n"]["a"][-1] == pytest.approx(
-        (3, 0.3, 0.3 - half, 0.3 + half), nan_ok=True)
-    assert math.isnan(panels["entropy (nats)"]["a"][0][2])
-    assert "of one seed, band: 1.96 standard errors over problems" in caption
-
-
 def test_any_logged_number_is_drawn_and_the_band_of_several_seeds(folders, drawn, capsys):
     main(["curves", *map(str, folders[:2]), "--metric", "eval/countdown/mean@4"])
     (panels, caption), = drawn
@@ -398,6 +387,7 @@ def test_any_logged_number_is_drawn_and_the_band_of_several_seeds(folders, drawn
     assert capsys.readouterr().out == (
         f"written: {folders[0].parent / 'eval-countdown-mean@4.png'}\n")
     assert caption.startswith("mean over seeds") and "band: least and most" in caption
+    assert "of one seed, band: 1.96 standard errors over problems" in caption
 
 
 def test_a_second_run_of_a_seed_is_a_line_of_its_own(tmp_path, capsys):

@@ -244,7 +244,6 @@ def test_majorities_and_unreadable_answers_of_a_file(tmp_path, capsys):
     own, texts = own_file(tmp_path / "own.jsonl", 1, "1/2"), ("0.5", "\\frac{1}{2}", "x+1", "")
     found = graded(tmp_path / "out", own, [[f"\\boxed{{{x}}}" for x in texts]])
     assert found["maj@4"] == 1  # two spellings of one answer win
-    assert found["mean@4"] == 0.5 and found["pass@2"] == pytest.approx(5 / 6)
     capsys.readouterr()
     own = own_file(tmp_path / "own.jsonl", 4)
     for texts, share in ((["\\boxed{1}", "1", "so 1"], 2 / 3), (["\\boxed{1}", "\\boxed{2}"], 0)):
