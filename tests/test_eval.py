@@ -154,7 +154,6 @@ def refused(capsys):
     ("--benchmarks aime24 --data_dir {tmp}", "{tmp}/aime24.jsonl cannot be read: No such file"),
     ("--benchmarks aime24 --lcb_from 2024-08-01", "--lcb_from"),
     ("--lcb_to 2024-8-1", "argument --lcb_to: '2024-8-1' is no day, such as 2024-08-01"),
-    ("--model=", "--model is empty"),
     ("--benchmarks {tmp}/code.jsonl", "--allow_unsafe_code"),
     ("--model {tmp}/run", "its checkpoints: {tmp}/run/checkpoints/rollout_0000"),
     ("--model /nowhere", "--model /nowhere: there is no such folder"),
