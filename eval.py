@@ -139,10 +139,10 @@ def claim(args, problems, out):
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
     sums = {"weights of --model": args.model and checksums.of_weights(args.model),
             "problems": checksums.of_problems(problems)}
-    content, path, rows = settings | sums, out / "settings.json", out / "completions.jsonl"
+    content, path, file = settings | sums, out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)
-        if not rows.exists() or not rows.stat().st_size:
+        if not file.exists() or not file.stat().st_size:
             write(path, json.dumps(content, indent=1))
         before = json.loads(path.read_text())
         for name, value in content.items():

@@ -584,7 +584,7 @@ def keyword_only(f):
 
 @dataclass(frozen=True)
 class Method:
-    """One row: a function per axis. `preset` has the row's own values of hyperparameters."""
+    """One row: a function per axis. `preset`: hyperparameters, the row's own or `bind`'s."""
 
     advantage: Callable
     objective: Callable

@@ -29,7 +29,7 @@ class Group(NamedTuple):
     faults: list        # of each completion, a worker.Fault or None
 
     def rows(self):
-        """A row for each completion, as in samples.jsonl and completions.jsonl; `fault` is text."""
+        """A row of each completion, as in completions.jsonl; `tokens` a number, `fault` a text."""
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
                      fault=fault and str(fault))
                 for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,

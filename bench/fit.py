@@ -155,7 +155,7 @@ def stage(memory, by_kernel):
         replace(loading, build=lambda model, _: empty_model(model),
                 # both look at numbers; a model is taken to agree with the layout
                 check_head=lambda *_: None,
-                layout_agrees=lambda policy, _, **__: policy.use_layout("shared") or True)
+                try_shared=lambda policy, _, **__: policy.use_layout("shared") or True)
         if gpu:
             on_gpu = mock.patch.object(parallel, "device", lambda: torch.device("cuda"))
             replace(loading, head_chunk=on_gpu(loading.head_chunk),

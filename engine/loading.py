@@ -92,12 +92,12 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     probe: a Batch of a few short rows to try it on. frozen: nothing is trained. beside: frozen
     models of the same size, whose memory counts. Raises ValueError for missing weights, a softcap
     or a scale after the LM head, or no memory for one row."""
+    # first unsharded, in float32: 16 bits would hide small errors; few tokens: for one core
     policy = Policy(build(folder, eos), compute.temperature, chunk=head_chunk())
-    # unsharded, in float32: 16 bits would hide small errors; few tokens: a rank may have one core
     few = probe.to(policy.model.device)
     few.completion_len, few.mask = few.completion_len.clamp(max=8), few.mask[:, :8]
     check_head(policy, few)
-    shared = compute.share_prompts and layout_agrees(policy, few)
+    shared = compute.share_prompts and try_shared(policy, few)
     policy.use_layout("padded")
     policy.dtype, policy.head_dtype = compute.dtype, compute.head_dtype
     if compute.lora_rank:
@@ -118,7 +118,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
     if compute.activation_checkpointing:  # after the budget, whose measurement it would hide
         policy.model.gradient_checkpointing_enable()
     if shared:  # the layout from now on, unless the GPU's kernel lacks the model's head size
-        layout_agrees(policy, probe, backward=not frozen)
+        try_shared(policy, probe, backward=not frozen)
     return policy
 
 
@@ -227,7 +227,7 @@ def add_adapters(model, rank, alpha):
 
 
 @torch.no_grad()
-def layout_agrees(policy, probe, backward=False):
+def try_shared(policy, probe, backward=False):
     """-> whether the layout "shared", which the policy then keeps, computes what "padded" does."""
     padded = policy(probe)[0]
     policy.use_layout("shared")

@@ -76,7 +76,7 @@ class Policy(torch.nn.Module):
 
     temperature: divides the logits. dtype: of computation, over float32 weights;
     head_dtype: of the logits ("float32"), or dtype's ("model"). budget: tokens that go through the
-    model at once. layout: one of engine/layout.py. chunk: elements of logits in memory at most."""
+    model at once. layout: loading.load chooses it. chunk: elements of logits in memory at most."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded",
                  head_dtype="model", chunk=kernels.CHUNK):

@@ -42,7 +42,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad],  # of LoRA the adapters alone
             lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
-        self.factor, self.steps_taken = factor, 0
+        self.lr, self.factor, self.steps_taken = lr, factor, 0
         # of float16's gradients; off, it scales by 1 and steps as the optimizer does
         self.scaler = torch.amp.GradScaler(parallel.device().type,
                                            enabled=policy.dtype == "float16")
@@ -86,7 +86,7 @@ class Trainer:
             raise NotFinite(f"optimizer step {self.steps_taken + 1}: loss {metrics['loss'].item()}"
                             f", gradient norm {norm.item()}", minibatch)
         group, = self.optimizer.param_groups
-        group["lr"] = self.optimizer.defaults["lr"] * self.factor(self.steps_taken)
+        group["lr"] = self.lr * self.factor(self.steps_taken)
         self.scaler.step(self.optimizer)  # not where a gradient overflowed
         self.scaler.update()
         metrics["lr"], metrics["overflow"] = group["lr"], float(overflow)
@@ -109,7 +109,7 @@ class Trainer:
                     scaler=self.scaler.state_dict())
 
     def restore(self, state):
-        """Takes over a `state`. The learning rate and the weight decay stay this Trainer's. Raises
+        """Takes over a `state`. The weight decay stays its own; each step sets the rate. Raises
         ValueError for adapters that it lacks, and other errors for another state."""
         options = gathered.StateDictOptions(full_state_dict=True, strict=False)
         _, unknown = gathered.set_state_dict(  # adapter: {} without LoRA, for load took the weights

@@ -77,7 +77,7 @@ class Worker:
                 self.channel.close()
 
     def receive(self, seconds):
-        """-> what the worker's next line has behind the token. Raises what read_line does."""
+        """-> what the worker's next line has behind the token. Raises TimeoutError if late."""
         token, *content = json.loads(read_line(self.channel, self.buffer, seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")

@@ -23,7 +23,7 @@ from harness.failures import RunFailed, refusing, room_for
 from harness.files import checkpoint_folders, default_out, write, writing
 from losses import require
 
-# flags that a resumed run may change: training depends on them by rounding and draws at most
+# what a resumed run may change, flags and one of load_data's sums: rounding and draws differ
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
@@ -86,7 +86,8 @@ def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
     out = default_out(args)
     newest = max([int(folder.name[-6:]) for folder in checkpoint_folders(out)], default=0)
-    if done := args.resume and newest - (not (out / "curves.png").exists()) >= args.rollouts:
+    if done := args.resume and (
+            newest, (out / "curves.png").exists()) >= (args.rollouts, True):
         parallel.say(f"{out}: all {newest} rollouts are done; a larger --rollouts continues")
     return done
 
@@ -139,7 +140,7 @@ def save(run):
     trainer, settings = run.trainer, settings_of(run.args.model)
     settings |= {name: x for name in OF_SAMPLING if (x := run.flags[name]) is not None}
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
-               if name not in trainer.policy.model.all_tied_weights_keys}  # the head's, of some
+               if name not in trainer.policy.model.all_tied_weights_keys}  # a tied head's
     kept = {name: getattr(run, name) for name in OF_RUN}
     kept["pending"] = [(asdict(batch), *rest) for batch, *rest in run.pending]
     content = dict(run=kept, trainer=trainer.state())

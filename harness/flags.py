@@ -84,11 +84,11 @@ class Parser(argparse.ArgumentParser):
         action.limit = below or (2**63 if kind is int else math.inf)
         self.rows[name] = default
 
-    def merge(self, given, *files):
-        """given: the command line's values. files: (words, {flag: value}), each over those before
+    def merge(self, given, *tiers):
+        """given: the command line's values. tiers: (words, {flag: value}), each over those before
         it, and `given` over all; None is no value. -> args, with origin: {flag: words}"""
         args = argparse.Namespace(**self.rows, origin={})
-        for words, values in files:
+        for words, values in tiers:
             self.source = f"{words}: "
             known = {name: x for name, x in values.items() if name in self.rows and x is not None}
             self.parse_args([
@@ -222,7 +222,7 @@ def parse_args(argv, description, rehearsal=False):
     add_flags(parser.flag, parser.section)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given = vars(parser.parse_known_args(argv)[0])  # twice: --loss, --model bring flags, values
-    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # of its folder
+    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # with --resume
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))  # whose row and model have values of their own
@@ -231,12 +231,12 @@ def parse_args(argv, description, rehearsal=False):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
     found, unknown = parser.parse_known_args(argv)
-    given, files = vars(found), [  # the last wins
+    given, tiers = vars(found), [  # the last wins
         (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved)]
     if "help" in given:
-        parser.show_help(parser.merge({}, *files))
-    files[2:2] = following(parser.merge(given, *files))  # a recipe's lr, too, but not a saved one
-    args = parser.merge(given, *files)
+        parser.show_help(parser.merge({}, *tiers))
+    tiers[2:2] = following(parser.merge(given, *tiers))  # over the recipe's, under a saved lr
+    args = parser.merge(given, *tiers)
     check_known(unknown, chosen.loss, method, parser.rows)
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
@@ -347,7 +347,7 @@ def check(args, method, rehearsal):
 
 
 def following(args):
-    """Yields the values of flags that follow from others, as files of `merge`."""
+    """Yields the values of flags that follow from others, as tiers of `merge`."""
     yield FOLLOWS, dict(sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
                         head_dtype="model" if args.dtype == "float32" else "float32")
     if args.lora_rank:

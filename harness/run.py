@@ -153,7 +153,7 @@ class Run(AbstractContextManager):
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,
-        metrics train.py's entries (log.outcome, `score`, scores), samples some completions. Raises
+        metrics train.py's entries (log.outcome, score, evaluate), samples some completions. Raises
         RunFailed where a verifier failed on a third of the completions."""
         seconds = perf_counter() - self.began
         self.totals.update(step=len(steps), tokens=metrics["len/sum"], seconds=seconds)  # adds

@@ -152,7 +152,7 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         temperature=args.temperature, dtype=args.dtype, head_dtype=args.head_dtype,
         share_prompts=args.share_prompts, activation_checkpointing=args.activation_checkpointing,
         offload=args.offload, lora_rank=args.lora_rank, lora_alpha=args.lora_alpha)
-    steps = args.rollouts * args.steps_per_rollout * len(method.passes)  # each takes all steps
+    steps = args.rollouts * args.steps_per_rollout * len(method.passes)  # a pass takes all steps
     if args.teacher:
         with refusing("--teacher, as "):
             vocabulary = read_tokenizer(args.teacher)[0].get_vocab()

@@ -19,7 +19,7 @@ def pass_at_k(n, correct, k):
 
 
 def standard_error(values, clusters):
-    """Of the mean of the problems' values, over clusters (arXiv 2411.00640, sec. 2.2), or None."""
+    """Of the problems' mean value, over data.cluster's (arXiv 2411.00640, sec. 2.2), or None."""
     middle, sums = mean(values), defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - middle

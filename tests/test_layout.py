@@ -221,7 +221,7 @@ def test_a_model_that_looks_across_places_or_whose_kernel_fails_is_padded(models
     assert probe().group.tolist() == [0, 0, 0, 1] and probe().prompt_len.tolist() == [3, 3, 3, 1]
     for name in ("qwen2", "mistral"):
         chosen = policy.Policy(models[name])
-        assert loading.layout_agrees(chosen, probe()) and chosen.layout == "shared"
+        assert loading.try_shared(chosen, probe()) and chosen.layout == "shared"
         chosen.use_layout("padded")
     assert not capsys.readouterr().out
 
@@ -229,18 +229,18 @@ def test_a_model_that_looks_across_places_or_whose_kernel_fails_is_padded(models
     mixed.model.layers[0].mlp.register_forward_pre_hook(  # each place sees the one before it
         lambda _, given: given[0] + functional.pad(given[0], (0, 0, 1, 0))[:, :-1])
     chosen = policy.Policy(mixed)
-    assert not loading.layout_agrees(chosen, probe()) and chosen.layout == "padded"
+    assert not loading.try_shared(chosen, probe()) and chosen.layout == "padded"
     assert "the model does not allow for the layout 'shared' (log prob" in capsys.readouterr().out
 
     # a kernel may fail in its backward pass
     chosen = policy.Policy(copy.deepcopy(models["qwen2"]))
-    assert loading.layout_agrees(chosen, probe(), backward=True)
+    assert loading.try_shared(chosen, probe(), backward=True)
     assert all(p.grad is None for p in chosen.parameters())
 
     def fail(*_):
         raise RuntimeError("head size 256")
     chosen.model.model.layers[0].register_full_backward_hook(fail)
-    assert not loading.layout_agrees(chosen, probe(), backward=True)
+    assert not loading.try_shared(chosen, probe(), backward=True)
     assert chosen.layout == "padded" and "'shared' (head size 256)" in capsys.readouterr().out
     assert all(p.grad is None for p in chosen.parameters())
 
@@ -257,7 +257,7 @@ def test_a_model_that_looks_across_places_or_whose_kernel_fails_is_padded(models
                   block_auto_adjust_ff_dim=False), "off by")])
 def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
     chosen = policy.Policy(random_model(getattr(transformers, f"{kind}Config")(**sizes), 2))
-    assert not loading.layout_agrees(chosen, probe())
+    assert not loading.try_shared(chosen, probe())
     told = capsys.readouterr().out
     assert "does not allow for the layout 'shared'" in told and said in told
     assert chosen.model.config._attn_implementation != "end_to_end"
@@ -266,8 +266,8 @@ def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
 @pytest.mark.parametrize("share, checked", [(True, ["float32", "bfloat16"]), (False, [])])
 def test_what_load_chooses(small, share, checked, monkeypatch):
     """Checked in float32 first, whatever --dtype is: 16 bits would hide small errors."""
-    found, own = [], loading.layout_agrees
-    monkeypatch.setattr(loading, "layout_agrees", lambda policy, *given, **more: (
+    found, own = [], loading.try_shared
+    monkeypatch.setattr(loading, "try_shared", lambda policy, *given, **more: (
         found.append(policy.dtype), own(policy, *given, **more))[1])
     chosen = loading.load(small(), [1], probe(), loading.Compute(
         dtype="bfloat16", share_prompts=share))
