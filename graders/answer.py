@@ -631,12 +631,13 @@ class Parser:
             before in BEHIND or before == "{" and start in ("frac", "}"))
         if (name := unit_name(word)) and (len(word) > 1 or letter):
             self.tokens[self.i - 1] = Token("word", word)  # behind it and / a letter is a unit
-            if self.text in ("of", "a") and self.ends(2) and re.fullmatch(
-                    "(?!no)[a-z]+", self.peek(1).text):  # 8 slices of pizza
+            if self.text in ("of", "a") and self.peek(2).kind in ENDS and THING.fullmatch(
+                    self.peek(1).text):  # 8 slices of pizza
                 self.i += 2
             return unit(name)
 
 
+THING = re.compile("(?!no|infini|two|.*(?:llion|teen|dozen|thousand|hundred)s?$)[a-z]{3,}")
 WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln|cot.$|sec.$))"
                   "[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
