@@ -9,9 +9,11 @@ The method is a row of losses.METHODS; its functions' keyword-only arguments are
 `Trainer.step` in engine/trainer.py.
 """
 
+import os
 import sys
 from functools import partial
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait do not keep their cores
 import torch
 
 import data

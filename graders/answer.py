@@ -84,8 +84,7 @@ PIECE = re.compile(r"""
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
     |(?P<clock>[0-9]{1,2}(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:]))
     |(?P<num>(?!0\\[;:\ ])[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\,\s*|\\[;:\ ]|[\ ~])[0-9]{3})+
-            (?![0-9])
-            (?:\.[0-9]+)?
+            (?![0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)
         (?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
@@ -724,7 +723,7 @@ def parsed(found, constants):
         raise ValueError("more than sixteen values")
     items = {}
     for signs in itertools.product((False, True), repeat=len(marks)):
-        if len({*marks}) > 1 and len({*map(operator.eq, signs, marks)}) > 1:
+        if 1 < len({*marks}) == len({*map(operator.eq, signs, marks)}):
             continue
         minus = iter(signs)
         signed = [Token("+-"[next(minus)]) if token.kind == "±" else token for token in found]

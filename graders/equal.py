@@ -223,7 +223,7 @@ def label(node):
     match node:
         case ("word" | "run", text, *_):
             return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
-                not {*text.lower().split()} & {*WORDS["NO NAMES"], *WORDS["DOUBTS"]})
+                {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
         case ("/", *parts) | ("seq", _, _, parts):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
@@ -256,7 +256,7 @@ def named(node):
         if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
                 not names_of(sides[0])):
             sides.reverse()  # 3 = x
-        if chained and sides[0] == ("const", "e"):  # an eccentricity
+        if sides[0] == ("const", "e"):  # an eccentricity
             sides[0] = ("name", "e")
         own = [*itertools.takewhile(label, sides[:-1])]
         if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
@@ -588,5 +588,5 @@ def check_read(pred, gold):
     """Raises UnparsedGold or Unparsed where the grammar does not take one of two answers."""
     if not readable(gold):
         raise UnparsedGold(gold)
-    if read(str(pred).strip(), constants(final(gold)))[0] == "unread":
+    if read(str(pred), constants(final(gold)))[0] == "unread":
         raise Unparsed(pred)
