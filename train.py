@@ -13,7 +13,7 @@ import os
 import sys
 from functools import partial
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait do not keep their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # a thread that waits soon leaves its core
 import torch
 
 import data

@@ -103,8 +103,8 @@ class Worker:
                 return Result(0.0, Fault("timeout", ""))
             except Exception:  # what comes may be anything
                 self.stop()
-        return Result(0.0, Fault("error", "the verifier's process died (python -c 'import rewards' "
-                                 "has an error?), or wrote to a descriptor that it did not open"))
+        return Result(0.0, Fault("error", "the verifier's process died, or wrote to a descriptor "
+                                 "that it did not open; does python -c 'import rewards' work?"))
 
 
 @functools.cache
