@@ -127,7 +127,7 @@ def warnings(record, first, advantages, args):
     found, cut = {}, "len/truncated_frac"
     if advantages.abs().max() < 1e-6:
         found["advantages"] = (
-            "every advantage is 0 (no group's rewards differ, or the method's are 0). Mean reward "
+            "every advantage is 0 (no group's rewards differ, or the method gives 0). Mean reward "
             f"{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the "
             f"completions unreadable, {record[cut]:.0%} cut off at max_tokens; samples.jsonl has "
             "some. Other --data, another --template, more --max_tokens or a larger --group_size "
