@@ -246,9 +246,9 @@ def bare(name):
 
 
 def named(node):
-    """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2], [(1 + 1, 2)]: the names, the values, and what is said
-    to be equal besides. A value without a name has that of the last one, or None."""
-    names, values, claims, name = [], [], [], None
+    """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2]. A value without a name has that of the last one, or
+    None; y = 1 + 1 = 3 is its own value."""
+    names, values, name = [], [], None
     for item in items_of(node) if node[0] == "list" and not has_set(node) else [node]:
         chained = item[0] == "chain" and (
             {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
@@ -266,15 +266,14 @@ def named(node):
             name = ("=", *own) if own[1:] else own[0]
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
-        claims += itertools.pairwise(rest)
-        last = rest[-1]
+        last = rest[-1] if all(alike(y, x) for x, y in itertools.pairwise(rest)) else item
         if name and name[0] == last[0] == "seq" and len(name[3]) == len(last[3]):
             names += name[3]
             values += last[3]
         else:
             names.append(name)
             values.append(last)
-    return names, values, claims
+    return names, values
 
 
 def put_together(names, values, order):
@@ -443,9 +442,7 @@ def equations(a, b):
             kinds == {"chain"} and not (
                 has_set(b) and ("or" in a[2]) != ("or" in b[2])) and lists(a, b)):
         return True
-    (names, values, claims), (its_names, its_values, its_claims) = named(a), named(b)
-    if not all(alike(x, y) or same_expression(x, y) for x, y in claims + its_claims):
-        return False
+    (names, values), (its_names, its_values) = named(a), named(b)
     if {*names} != {*its_names}:
         if all(any(bare(name) != name and "," not in name[1] for name in x)
                for x in (names, its_names)):
