@@ -321,12 +321,9 @@ def members(node, tests):
     """Those of some real numbers that are in a set. Of two relations with a comma between them both
     hold, if they can."""
     match node:
-        case ("seq", "(" | "[" as left, right, (low, high)):
-            low, high = end(low), end(high)
-            if low >= high:
-                raise NoValue("none")
-            return {x for x in tests if low < x < high
-                    or x == low and left == "[" or x == high and right == "]"}
+        case ("seq", "(" | "[" as left, right, (low, high)) if end(low) < end(high):
+            relations = "<≤"[left == "["], "<≤"[right == "]"]
+            return members(("chain", (low, ("name", "x"), high), relations), tests)
         case ("set", items, _):
             return {*map(end, items)}
         case ("union", *sets):
