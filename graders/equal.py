@@ -23,7 +23,6 @@ SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of thei
 TINY = mp.mpf(10) ** -60  # from the end of a set of real numbers to the place behind it
 CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
-NATURALS = {*range(9001)}  # as many have factorials and binomials
 INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 LETTERS = "ABCDEFGHIJ"  # of choices
@@ -77,13 +76,11 @@ def power(a, b):
     return mp.power(a, b)
 
 
-def whole(function):
-    """A function of NATURALS."""
-    def of(*given):
-        if not NATURALS.issuperset(given):
-            raise NoValue("large")
-        return function(*map(int, given))
-    return of
+def natural(x):
+    """A whole number that is small enough for factorials and binomials."""
+    if x != int(x) or not 0 <= x <= 9000:
+        raise NoValue("large")
+    return int(x)
 
 
 def analytic(name):
@@ -97,8 +94,9 @@ def analytic(name):
 
 
 INTEGER = {"floor": math.floor, "ceil": math.ceil,
-           "factorial": whole(math.factorial), "binom": whole(math.comb),
-           "factorial2": whole(lambda n: math.prod(range(n, 0, -2)))}
+           "factorial": lambda n: math.factorial(natural(n)),
+           "factorial2": lambda n: math.prod(range(natural(n), 0, -2)),
+           "binom": lambda n, k: math.comb(natural(n), natural(k))}
 FUNCTIONS = {
     **INTEGER, "abs": abs, "ln": mp.log, "exp": lambda x: power(mp.e, x),
     **{name: analytic(name.lower())
@@ -368,10 +366,9 @@ def same_reals(a, b):
 
 # ------------------------------------------------------------------ the rules
 
-def alike(a, b, *first):
-    """Are two typed values the same? a: of an answer, b: of the gold answer. first: rules before
-    RULES."""
-    return next(verdict for rule in (*first, *RULES) if (verdict := rule(a, b)) is not None)
+def alike(a, b):
+    """Are two typed values the same? a: of an answer, b: of the gold answer."""
+    return next(verdict for rule in RULES if (verdict := rule(a, b)) is not None)
 
 
 def items_of(node):
@@ -383,12 +380,13 @@ def all_alike(x, y):
 
 
 def choices(a, b):
-    """(C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
+    """Are two whole answers the same? (C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     match a, b:
         case ("choice" | "name", mine, *said), ("choice" | "name", its, *told) if its in LETTERS:
             return mine.upper() == its and all(map(alike, filter(None, said), filter(None, told)))
         case (("choice", _, tuple(x)), y) | (x, ("choice", _, tuple(y))):
             return alike(x, y)
+    return alike(a, b)
 
 
 def conditions(a, b):
@@ -565,7 +563,7 @@ def equal(pred, gold):
     readings = ({read(text, constants(gold), commas): 0 for commas in (True, False)}
                 for text in (pred, gold))  # 1,234 may be two
     try:
-        return any(alike(a, b, choices) for a, b in itertools.product(*readings))
+        return any(choices(a, b) for a, b in itertools.product(*readings))
     except NO_VALUE:
         return False
 
