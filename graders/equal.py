@@ -187,12 +187,10 @@ def same_number(a, b):
 def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must, but
     equal to itself is what is too large, infinite, or no sum."""
-    if not names_of(a) or not names_of(b):
-        found = tried(a), tried(b)
-        itself = a == b and (found[0] == "large" or a in INFINITIES or a[0] not in "+*/^f")
-        return itself or bool(same_number(*found))
-    if a == b:
+    if a == b and (names_of(a) or tried(a) == "large" or a in INFINITIES or a[0] not in "+*/^f"):
         return True
+    if not names_of(a) or not names_of(b):
+        return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of(a) | functions_of(b), 0
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     for at in points(a, b, integers):
@@ -346,24 +344,6 @@ def members(node, tests):
     raise NoValue("none")
 
 
-def same_reals(a, b):
-    """Are two sets of real numbers the same? Their members are, at all ends and behind them."""
-    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
-             for part in n if part[0] not in "list seq set union minus numbers chain".split()]
-    if len({*map(unknown, parts)} - {None}) > 1:
-        return False
-    try:
-        ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
-        if len(ends) > 50:
-            return False
-        tests = {sign * (x + behind * (1 + x))
-                 for x in ends for sign in (1, -1) for behind in (0, TINY)}
-        found = members(a, tests)
-        return bool(found) and found == members(b, tests)
-    except NO_VALUE:
-        return False
-
-
 # ------------------------------------------------------------------ the rules
 
 def alike(a, b):
@@ -424,7 +404,19 @@ def real_sets(a, b):
         return None
     if a[0] != "chain" and b[0] == "list" and not has_set(b):
         return False
-    return same_reals(a, b) or None
+    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
+             for part in n if part[0] not in "list seq set union minus numbers chain".split()]
+    if len(parts) > 100 or len({*map(unknown, parts)} - {None}) > 1:
+        return None
+    # The same numbers are members, of all ends and those behind them.
+    try:
+        ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
+        tests = {sign * (x + behind * (1 + x))
+                 for x in ends for sign in (1, -1) for behind in (0, TINY)}
+        found = members(a, tests)
+        return bool(found) and found == members(b, tests) or None
+    except NO_VALUE:
+        return None
 
 
 def equations(a, b):
@@ -532,12 +524,10 @@ def same_but_constants(a, b, named_function):
 def rounds(decimal, other, least=10**5):
     """Is a decimal another number, whose digits have no end, rounded to six digits or more? With a
     `least` of 1, any other number, rounded to any digit?"""
-    have_ends = [exact(x) and 10 ** x.denominator.bit_length() % x.denominator == 0
-                 for x in (decimal, other)]
-    if None in (decimal, other) or decimal == other or not have_ends[0] or (
-            have_ends[1] and least > 1 or decimal.denominator > CANCEL):
+    last, has_end = (exact(x) and next((10**k for k in range(50) if 10**k % x.denominator == 0), 0)
+                     for x in (decimal, other))
+    if not last or other is None or decimal == other or has_end and least > 1:
         return False
-    last = next(10**k for k in itertools.count() if 10**k % decimal.denominator == 0)
     half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
     return abs(decimal) * last >= least and (last > 1 or least == 1) and (
         2 * abs(inexact(decimal) - inexact(other)) * last <= half_units)
