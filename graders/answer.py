@@ -24,7 +24,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
     choice     letter ["."] [sum, equation or words]   (C) Plane
 
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
-() (brackets behind a name), unit. Others: list (items, separators), set, seq (opening, closing,
+() (brackets behind a name), unit. Others: list (separators, items), set, seq (brackets,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
 common, numbers, word, run (letters, and their product), where, based, mod, choice; and
 unread: the text of what the grammar does not take.
@@ -219,14 +219,14 @@ def scaled(kind, left, right):
     """A product or a quotient; a factor of a matrix is one of all entries."""
     for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
         if node[:2] == ("seq", "") and other[0] not in LISTS:
-            return ("seq", "", "", tuple(
-                entry if entry == num(0) else scaled(kind, entry, other) for entry in node[3]))
+            return ("seq", "", tuple(
+                entry if entry == num(0) else scaled(kind, entry, other) for entry in node[2]))
     return (kind, left, right)
 
 
 def of_argument(name, argument):
     """f(x), and f(x, y)"""
-    return ("f", name, *(argument[3] if argument[0] == "seq" else [argument]))
+    return ("f", name, *(argument[2] if argument[0] == "seq" else [argument]))
 
 
 def unit(name):
@@ -307,7 +307,7 @@ class Parser:
             items.append(self.item())
         self.closing = around
         self.take()
-        node = ("list", tuple(items), tuple(separators)) if separators else items[0]
+        node = ("list", tuple(separators), tuple(items)) if separators else items[0]
         return ("where", node, *where) if where else node
 
     def condition(self):
@@ -347,7 +347,7 @@ class Parser:
             return node
         if token := self.take("clock"):
             half = self.take().text.lower() if self.text.lower() in ("am", "pm") else ""
-            return ("seq", ":", half, tuple(map(num, token.text.split(":"))))
+            return ("seq", ":" + half, tuple(map(num, token.text.split(":"))))
         node = self.expression()
         while self.kind in [*"∩∪∖-"] or self.text == "U":
             kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(self.take().kind, "union")
@@ -356,7 +356,7 @@ class Parser:
         while ":" not in self.closing and self.take(":"):
             before, node = node, self.expression()
             ratios += (("/", before, node),)
-        return ("seq", ":", "", ratios) if ratios else node
+        return ("seq", ":", ratios) if ratios else node
 
     def words(self):
         """Letters with nothing beside them: words, or a run that may be one; else None."""
@@ -539,8 +539,8 @@ class Parser:
         """{ } around a sum or a list; ( ), [ ] or one of each around a sum, or a list of two."""
         opening, node = self.last, self.answer(")", "]", "[", "}")
         pair = opening + self.last
-        if node[0] == "list" and "{" not in pair and "or" not in node[2]:
-            return ("seq", pair[0].replace("]", "("), pair[1].replace("[", ")"), node[1])
+        if node[0] == "list" and "{" not in pair and "or" not in node[1]:
+            return ("seq", pair[0].replace("]", "(") + pair[1].replace("[", ")"), node[2])
         if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
             return unit(name)
         return node[2] if node[0] == "run" else node
@@ -552,7 +552,7 @@ class Parser:
         node = self.answer("\\}", "|", ":")
         if self.last == "\\}":  # {(1, 2)} is (1, 2)
             return node if node[0] in ("where", "seq") else (
-                "set", node[1] if node[0] == "list" else (node,), ())
+                "set", (), node[2] if node[0] == "list" else (node,))
         if (where := self.condition()) and self.take("\\}"):
             return ("where", node, *where)
         inner = self.answer("\\}")
@@ -604,12 +604,12 @@ class Parser:
         while self.last != "end":
             if not self.take("row", "end"):
                 row = self.answer("row", "end")
-                if row[0] == "where" or row[0] == "list" and {*row[2]} != {","}:
+                if row[0] == "where" or row[0] == "list" and {*row[1]} != {","}:
                     raise ValueError("or in a row")
-                rows.append(("seq", "", "", row[1]) if row[0] == "list" else row)
+                rows.append(("seq", "", row[2]) if row[0] == "list" else row)
         if kind == "matrix" or not rows:
-            return ("seq", "", "", (*rows,))
-        return ("list", (*rows,), ("and",) * (len(rows) - 1))
+            return ("seq", "", (*rows,))
+        return ("list", ("and",) * (len(rows) - 1), (*rows,))
 
     def unit(self, token):
         """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
@@ -728,8 +728,8 @@ def parsed(found, constants):
         minus = iter(signs)
         signed = [Token("+-"[next(minus)]) if token.kind == "±" else token for token in found]
         value = Parser(signed, constants).answer("")
-        items |= dict.fromkeys(value[1] if value[0] in ("list", "set") else [value])
-    return ("list", (*items,), (",",) * (len(items) - 1)) if marks else value
+        items |= dict.fromkeys(value[2] if value[0] in ("list", "set") else [value])
+    return ("list", (",",) * (len(items) - 1), (*items,)) if marks else value
 
 
 # ------------------------------------------------------------------ boxes

@@ -220,7 +220,7 @@ def label(node):
         case ("word" | "run", text, *_):
             return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
                 {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
-        case ("/", *parts) | ("seq", _, _, parts):
+        case ("/", *parts) | ("seq", _, parts):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
             return True
@@ -263,9 +263,9 @@ def named(node):
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         last = rest[-1] if all(alike(y, x) for x, y in itertools.pairwise(rest)) else item
-        if name and name[0] == last[0] == "seq" and len(name[3]) == len(last[3]):
-            names += name[3]
-            values += last[3]
+        if name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2]):
+            names += name[2]
+            values += last[2]
         else:
             names.append(name)
             values.append(last)
@@ -281,11 +281,11 @@ def put_together(names, values, order):
     rows = [dict(pairs[i:i + n]) for i in range(0, len(pairs), n)]
     in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
     if n > 1 and in_order and all(len(row) == n for row in rows):
-        values = [("seq", "(", ")", tuple(row[name] for name in each)) for row in rows]
+        values = [("seq", "()", tuple(row[name] for name in each)) for row in rows]
     elif 1 < n < len(names) and all(names):
-        values = [("seq", "(", ")", pair) for pair in pairs]
+        values = [("seq", "()", pair) for pair in pairs]
     kind = "set" if names[0] and order is not names else "list"
-    return values[0] if len(values) == 1 else (kind, (*values,), ())
+    return values[0] if len(values) == 1 else (kind, (), (*values,))
 
 
 # ------------------------------------------------------------------ sets of real numbers
@@ -294,7 +294,7 @@ def put_together(names, values, order):
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
     return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or
-               n[1:3] in (("(", "]"), ("[", ")")) for n in inside(node))
+               n[:2] in (("seq", "(]"), ("seq", "[)")) for n in inside(node))
 
 
 @cached
@@ -317,10 +317,10 @@ def members(node, tests):
     """Those of some real numbers that are in a set. Of two relations with a comma between them both
     hold, if they can."""
     match node:
-        case ("seq", "(" | "[" as left, right, (low, high)) if end(low) < end(high):
-            relations = "<≤"[left == "["], "<≤"[right == "]"]
+        case ("seq", "()" | "(]" | "[)" | "[]" as brackets, (low, high)) if end(low) < end(high):
+            relations = tuple("<≤"[bracket in "[]"] for bracket in brackets)
             return members(("chain", (low, ("name", "x"), high), relations), tests)
-        case ("set", items, _):
+        case ("set", _, items):
             return {*map(end, items)}
         case ("union", *sets):
             return {x for item in sets for x in members(item, tests)}
@@ -335,7 +335,7 @@ def members(node, tests):
                 COMPARE.get(relation, operator.eq)(*(
                     end(replaced(side, {unknown(side): ("num", x)})) for side in pair))
                 for relation, pair in zip(relations, itertools.pairwise(sides)))}
-        case ("list", items, separators):
+        case ("list", separators, items):
             found, *others = [members(item, tests) for item in items]
             for separator, other in zip(separators, others):
                 both = found & other
@@ -352,7 +352,7 @@ def alike(a, b):
 
 
 def items_of(node):
-    return node[3] if node[0] == "seq" else node[1] if node[0] in ("list", "set") else (node,)
+    return node[2] if node[0] in ("list", "set", "seq") else (node,)
 
 
 def all_alike(x, y):
@@ -387,7 +387,7 @@ def words(a, b):
         return None
     listed, joined = (a, b) if a[0] == "list" else (b, a)
     if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
-        return "or" not in listed[2] and sorted(listed[1]) == [("name", x) for x in joined[1]]
+        return "or" not in listed[1] and sorted(listed[2]) == [("name", x) for x in joined[1]]
     if kinds <= {"word", "run"}:
         texts = a[1], b[1]
         no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
@@ -427,7 +427,7 @@ def equations(a, b):
         return None
     if a == b or same_equation(a, b) or (
             kinds == {"chain"} and not (
-                has_set(b) and ("or" in a[2]) != ("or" in b[2])) and lists(a, b)):
+                has_set(b) and ("or" in a[1]) != ("or" in b[1])) and lists(a, b)):
         return True
     (names, values), (its_names, its_values) = named(a), named(b)
     if {*names} != {*its_names}:
@@ -467,9 +467,9 @@ def lists(a, b):
         return None
     x, y = items_of(a), items_of(b)
     if "seq" in kinds:
-        brackets = {node[1] + node[2] for node in (a, b) if node[0] == "seq"}
-        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[2], *b[2])
-                                or INFINITIES.keys() & y or b[1] == "[" and len(y) == 2):
+        brackets = {node[1] for node in (a, b) if node[0] == "seq"}
+        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[1], *b[1])
+                                or INFINITIES.keys() & y or b[1] == "[]" and len(y) == 2):
             return False
         return "set" not in kinds and all_alike(x, y) and (
             len(x) > 2 or len(brackets - {""}) < 2) or (  # [1, 2] is a column, too
