@@ -29,10 +29,6 @@ LETTERS = "ABCDEFGHIJ"  # of choices
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
-class NoValue(ArithmeticError):
-    """An expression has no value: "none" of its kind, at a "pole", "complex", or too "large"."""
-
-
 # ------------------------------------------------------------------ the value of an expression
 
 def exact(*numbers):
@@ -43,13 +39,13 @@ def tidy(x, real):
     """A number without rounding: a Fraction if it is whole. real: a complex one is no value."""
     if isinstance(x, (int, Fraction)):
         if max(map(int.bit_length, x.as_integer_ratio())) > 2 * BITS:
-            raise NoValue("large")
+            raise ArithmeticError("large")
         return Fraction(x)
     if not mp.isfinite(x):
-        raise NoValue("pole")
+        raise ArithmeticError("pole")
     if abs(x.imag) > SAME * abs(x):
         if real:
-            raise NoValue("complex")
+            raise ArithmeticError("complex")
         return x
     near = mp.nint(x.real)
     return Fraction(int(near)) if abs(x) < CANCEL and abs(x - near) < SAME * abs(x) else x.real
@@ -61,14 +57,14 @@ def add(a, b):
     a, b = inexact(a), inexact(b)
     total, (small, large) = abs(a + b), sorted((abs(a), abs(b)))
     if 0 < small < SAME * large or total < SAME * large > SAME * CANCEL:
-        raise NoValue("large")  # a term is lost, or large ones cancel and rounding is left
+        raise ArithmeticError("large")  # a term is lost, or large ones cancel and rounding is left
     return a + b if total > SAME * large else 0
 
 
 def power(a, b):
     """a^b. A root of odd degree of a negative number is real."""
     if a and abs(b * mp.log(abs(a), 2)) > BITS:
-        raise NoValue("large")
+        raise ArithmeticError("large")
     if exact(a, b) and b.denominator == 1:
         return a ** b.numerator
     if exact(b) and b.denominator % 2 and a == -abs(a):
@@ -79,7 +75,7 @@ def power(a, b):
 def natural(x):
     """A whole number that is small enough for factorials and binomials."""
     if x != int(x) or not 0 <= x <= 9000:
-        raise NoValue("large")
+        raise ArithmeticError("large")
     return int(x)
 
 
@@ -88,7 +84,7 @@ def analytic(name):
     def of(x):
         found = mp.chop(getattr(mp, name)(x), tol=SAME) if abs(x) < CANCEL else mp.inf
         if abs(found) > 1 / SAME:  # beside a pole, but for rounding
-            raise NoValue("large")
+            raise ArithmeticError("large")
         return found
     return of
 
@@ -109,7 +105,7 @@ CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
 
 def value(node, at=(), real=False):
     """The value of an expression with these numbers at its names. real: a complex value is none.
-    Raises NoValue or another of NO_VALUE."""
+    Raises one of NO_VALUE: it has "none" of its kind, at a "pole", "complex", or too "large"."""
     match node:
         case ("num", number):
             return number
@@ -125,7 +121,7 @@ def value(node, at=(), real=False):
                 return tidy(FUNCTIONS[name](*given), real)
             seed = repr([name, *(mp.nstr(inexact(x), 50) for x in given)])  # f(x), gcd(m, n)
             return Fraction(random.Random(seed).randint(1, 10**9), 10007)
-    raise NoValue("none")
+    raise ArithmeticError("none")
 
 
 def tried(node, at=(), real=False):
@@ -263,12 +259,9 @@ def named(node):
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         last = rest[-1] if all(alike(y, x) for x, y in itertools.pairwise(rest)) else item
-        if name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2]):
-            names += name[2]
-            values += last[2]
-        else:
-            names.append(name)
-            values.append(last)
+        pairs = name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2])
+        names += name[2] if pairs else [name]
+        values += last[2] if pairs else [last]
     return names, values
 
 
@@ -302,7 +295,7 @@ def end(node):
     """A real number or an infinity. One with more digits than are compared is none."""
     x = INFINITIES.get(node) or value(without_unit(node))  # of a complex one mpf makes none
     if exact(x) and x.denominator > CANCEL**3:
-        raise NoValue("none")
+        raise ArithmeticError("none")
     return mp.mpf(mp.nstr(inexact(x), 80))  # \sqrt{8}/2 and \sqrt{2} differ in the 120th
 
 
@@ -341,7 +334,7 @@ def members(node, tests):
                 both = found & other
                 found = both if separator == "and" or both and separator == "," else found | other
             return found
-    raise NoValue("none")
+    raise ArithmeticError("none")
 
 
 # ------------------------------------------------------------------ the rules
@@ -521,16 +514,16 @@ def same_but_constants(a, b, named_function):
         for order in itertools.permutations(its))
 
 
-def rounds(decimal, other, least=10**5):
-    """Is a decimal another number, whose digits have no end, rounded to six digits or more? With a
-    `least` of 1, any other number, rounded to any digit?"""
-    last, has_end = (exact(x) and next((10**k for k in range(50) if 10**k % x.denominator == 0), 0)
-                     for x in (decimal, other))
-    if not last or other is None or decimal == other or has_end and least > 1:
+def rounds(x, y, least=10**5):
+    """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
+    With a `least` of 1, any other number, rounded to any digit?"""
+    last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
+    has_end = exact(y) and 10 ** y.denominator.bit_length() % y.denominator == 0
+    if not last or y in (None, x) or has_end and least > 1:
         return False
-    half_units = 2 if abs(decimal) * last >= 10**15 else 1  # a float's last digit is off
-    return abs(decimal) * last >= least and (last > 1 or least == 1) and (
-        2 * abs(inexact(decimal) - inexact(other)) * last <= half_units)
+    half_units = 2 if abs(x) * last >= 10**15 else 1  # a float's last digit is off
+    return abs(x) * last >= least and (last > 1 or least == 1) and (
+        2 * abs(inexact(x) - inexact(y)) * last <= half_units)
 
 
 # ------------------------------------------------------------------ answers
