@@ -150,13 +150,13 @@ def functions_of(node):
         "floor" for n in inside(node) if n[:2] == ("^", num(-1)) and names_of(n[2])}
 
 
-def points(a, b, integers=0):
+def points(a, b):
     """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
-    and of the numbers in them. integers: 2 for whole numbers (of n, not of x), 1 for both kinds."""
+    and of the numbers in them. Of functions of integers they are such: of n, not of x."""
+    integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
-                    if 1 < abs(x) < 10**9})[:10]
-    sizes += [1000, 1_000_003]
+                    if 1 < abs(x) < 10**9})[:10] + [1000, 1_000_003]
     for k in range(12 + 4 * len(sizes)):
         at = {}
         for name in names:
@@ -188,8 +188,7 @@ def same_expression(a, b):
     if not names_of(a) or not names_of(b):
         return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of(a) | functions_of(b), 0
-    integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
-    for at in points(a, b, integers):
+    for at in points(a, b):
         found = [tried(node, at, "i" not in functions) for node in (a, b)]
         same = same_number(*found)
         if same is False or "abs" in functions and "complex" in found and found[0] != found[1]:
@@ -381,14 +380,13 @@ def words(a, b):
     listed, joined = (a, b) if a[0] == "list" else (b, a)
     if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
         return "or" not in listed[1] and sorted(listed[2]) == [("name", x) for x in joined[1]]
-    if kinds <= {"word", "run"}:
-        texts = a[1], b[1]
-        no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
-        mine, its = (text.lower() if re.fullmatch(no_points, text) else text for text in texts)
-        word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
-        if mine == its or any(map(word.fullmatch, texts)):
-            return mine == its
-    return None
+    if not kinds <= {"word", "run"}:
+        return None
+    texts = a[1], b[1]
+    no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
+    mine, its = (text.lower() if re.fullmatch(no_points, text) else text for text in texts)
+    word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
+    return mine == its or (False if any(map(word.fullmatch, texts)) else None)
 
 
 def real_sets(a, b):
@@ -423,10 +421,8 @@ def equations(a, b):
                 has_set(b) and ("or" in a[1]) != ("or" in b[1])) and lists(a, b)):
         return True
     (names, values), (its_names, its_values) = named(a), named(b)
-    if {*names} != {*its_names}:
-        if all(any(bare(name) != name and "," not in name[1] for name in x)
-               for x in (names, its_names)):
-            return False  # a_5 = 10 is not a_6 = 10
+    if not all(any(bare(name) != name and "," not in name[1] for name in x)
+               for x in (names, its_names)):  # x_1 is x, but a_5 is not a_6
         names, its_names = [*map(bare, names)], [*map(bare, its_names)]
     both = any(names) and any(its_names)
     if both and {*names} != {*its_names}:
@@ -494,10 +490,8 @@ def same_value(x, y):
     if not names_of(without_unit(y)) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom Gamma erf".split()}):
         return False  # of a number these are the question
-    if same_expression(x, y) or same_but_constants(x, y, False):
-        return True
     p, q = closed(x), closed(y)
-    return rounds(p, q) or rounds(q, p)
+    return same_expression(x, y) or same_but_constants(x, y, False) or rounds(p, q) or rounds(q, p)
 
 
 RULES = (conditions, words, real_sets, equations, lists, quantities)
