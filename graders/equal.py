@@ -98,8 +98,7 @@ FUNCTIONS = {
     **{name: analytic(name.lower())
        for name in "sin cos tan cot sec csc sinh cosh tanh coth erf Gamma".split()},
     **{f"arc{name}": analytic(f"a{name}") for name in "sin cos tan sinh cosh tanh".split()},
-    "+": add, "*": operator.mul, "/": lambda a, b: a / b if exact(a, b) else inexact(a) / b,
-    "^": power}
+    "+": add, "*": operator.mul, "/": lambda a, b: a * b**-1, "^": power}
 CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
 
 
