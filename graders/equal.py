@@ -486,7 +486,7 @@ def quantities(a, b):
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
-    if not names_of(without_unit(y)) and (
+    if names_of(y) == units_of(y) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom Gamma erf".split()}):
         return False  # of a number these are the question
     p, q = closed(x), closed(y)
@@ -516,7 +516,7 @@ def rounds(x, y, least=10**5):
         return False
     half_units = 2 if abs(x) * last >= 10**15 else 1  # a float's last digit is off
     return abs(x) * last >= least and (last > 1 or least == 1) and (
-        2 * abs(inexact(x) - inexact(y)) * last <= half_units)
+        2 * abs(y - x) * last <= half_units)
 
 
 # ------------------------------------------------------------------ answers
