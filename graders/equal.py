@@ -403,8 +403,7 @@ def real_sets(a, b):
         ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
         tests = {sign * (x + behind * (1 + x))
                  for x in ends for sign in (1, -1) for behind in (0, TINY)}
-        found = members(a, tests)
-        return bool(found) and found == members(b, tests) or None
+        return members(a, tests) == members(b, tests) or None
     except NO_VALUE:
         return None
 
