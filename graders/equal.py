@@ -236,9 +236,9 @@ def bare(name):
 
 
 def named(node):
-    """x = 1, y = 1 + 1 = 2 -> [x, y], [1, 2]. A value without a name has that of the last one, or
+    """x = 1, y = 1 + 1 = 2 -> [(x, 1), (y, 2)]. A value without a name has that of the last one, or
     None; y = 1 + 1 = 3 is its own value."""
-    names, values, name = [], [], None
+    found, name = [], None
     for item in items_of(node) if node[0] == "list" and not has_set(node) else [node]:
         chained = item[0] == "chain" and (
             {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
@@ -257,25 +257,22 @@ def named(node):
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
         last = rest[-1] if all(alike(y, x) for x, y in itertools.pairwise(rest)) else item
-        pairs = name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2])
-        names += name[2] if pairs else [name]
-        values += last[2] if pairs else [last]
-    return names, values
+        several = name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2])
+        found += zip(name[2], last[2]) if several else [(name, last)]
+    return found
 
 
-def put_together(names, values, order):
-    """One value; a sequence of those of several names, in an order of names or in their own; a set,
-    where y is before x or the name is one; of sequences where names come again, else of pairs."""
-    each = [*dict.fromkeys(order or names)]
+def put_together(pairs, order, kind):
+    """One value; a sequence of those of several names, in an order of names or in their own; this
+    kind, where y is before x or the name is one; of sequences where names come again, or pairs."""
+    each, values = [*(order or dict(pairs))], [last for _, last in pairs]
     n = len(each)
-    pairs = [*zip(names, values)]
     rows = [dict(pairs[i:i + n]) for i in range(0, len(pairs), n)]
     in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
     if n > 1 and in_order and all(len(row) == n for row in rows):
         values = [("seq", "()", tuple(row[name] for name in each)) for row in rows]
-    elif 1 < n < len(names) and all(names):
+    elif 1 < n < len(pairs) and all(each):
         values = [("seq", "()", pair) for pair in pairs]
-    kind = "set" if names[0] and order is not names else "list"
     return values[0] if len(values) == 1 else (kind, (), (*values,))
 
 
@@ -418,15 +415,16 @@ def equations(a, b):
             kinds == {"chain"} and not (
                 has_set(b) and ("or" in a[1]) != ("or" in b[1])) and lists(a, b)):
         return True
-    (names, values), (its_names, its_values) = named(a), named(b)
-    if not all(any(bare(name) != name and "," not in name[1] for name in x)
-               for x in (names, its_names)):  # x_1 is x, but a_5 is not a_6
-        names, its_names = [*map(bare, names)], [*map(bare, its_names)]
+    ours, theirs = named(a), named(b)
+    if not all(any(bare(name) != name and "," not in name[1] for name in dict(pairs))
+               for pairs in (ours, theirs)):  # x_1 is x, but a_5 is not a_6
+        ours, theirs = ([(bare(name), last) for name, last in pairs] for pairs in (ours, theirs))
+    names, its_names = dict(ours).keys(), dict(theirs).keys()
     both = any(names) and any(its_names)
-    if both and {*names} != {*its_names}:
+    if both and names != its_names:
         return False
-    ours = put_together(names, values, both and its_names)
-    theirs = put_together(its_names, its_values, its_names)
+    ours = put_together(ours, both and its_names, "set" if any(names) else "list")
+    theirs = put_together(theirs, its_names, "list")
     return (ours, theirs) != (a, b) and (
         alike(ours, theirs) or same_but_constants(ours, theirs, both))
 
