@@ -94,10 +94,8 @@ INTEGER = {"floor": math.floor, "ceil": math.ceil,
            "factorial2": lambda n: math.prod(range(natural(n), 0, -2)),
            "binom": lambda n, k: math.comb(natural(n), natural(k))}
 FUNCTIONS = {
+    **{name: analytic(name.lower().replace("arc", "a")) for name in (*WORDS["FUNC"], "Gamma")},
     **INTEGER, "abs": abs, "ln": mp.log, "exp": lambda x: power(mp.e, x),
-    **{name: analytic(name.lower())
-       for name in "sin cos tan cot sec csc sinh cosh tanh coth erf Gamma".split()},
-    **{f"arc{name}": analytic(f"a{name}") for name in "sin cos tan sinh cosh tanh".split()},
     "+": add, "*": operator.mul, "/": lambda a, b: a * b**-1, "^": power}
 CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
 
@@ -153,7 +151,7 @@ def points(a, b):
     """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
     and of the numbers in them. Of functions of integers they are such: of n, not of x."""
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
-    names, draw = sorted(names_of(a) | names_of(b)), random.Random(0)
+    names, draw = sorted(names_of((a, b))), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10] + [1000, 1_000_003]
     for k in range(12 + 4 * len(sizes)):
@@ -186,7 +184,7 @@ def same_expression(a, b):
         return True
     if not names_of(a) or not names_of(b):
         return bool(same_number(tried(a), tried(b)))
-    functions, equal = functions_of(a) | functions_of(b), 0
+    functions, equal = functions_of((a, b)), 0
     for at in points(a, b):
         found = [tried(node, at, "i" not in functions) for node in (a, b)]
         same = same_number(*found)
