@@ -391,7 +391,7 @@ def real_sets(a, b):
         return False
     parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
              for part in n if part[0] not in "list seq set union minus numbers chain".split()]
-    if len(parts) > 100 or len({*map(unknown, parts)} - {None}) > 1:
+    if len(parts) > 200 or len({*map(unknown, parts)} - {None}) > 1:
         return None
     # The same numbers are members, of all ends and those behind them.
     try:
