@@ -254,7 +254,8 @@ def named(node):
             name = ("=", *own) if own[1:] else own[0]
         if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
             del rest[-1]
-        last = rest[-1] if all(alike(y, x) for x, y in itertools.pairwise(rest)) else item
+        holds = all(alike(x, y) or same_expression(x, y) for x, y in itertools.pairwise(rest))
+        last = rest[-1] if holds else item
         several = name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2])
         found += zip(name[2], last[2]) if several else [(name, last)]
     return found
