@@ -93,8 +93,6 @@ PIECE = re.compile(r"""
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
-    |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
-        (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?
         (?:[^{}+-]|_\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
@@ -127,19 +125,9 @@ PIECE = re.compile(r"""
 UNSEEN = ("skip", "FONT")  # these only part tokens
 
 
-def spelled(piece, font):
-    """The kind and text of letters, of a command or of a sign. font: are they in \\text?"""
-    name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
-    kind = KINDS.get(piece, KINDS.get(name))
-    if (kind or name) in NAMED:
-        return NAMED[kind or name], kind or name
-    if kind or not re.match("[A-Za-z]", piece):
-        return kind or piece, piece
-    return "word" if font else "run" if len(name) > 1 else "name", name
-
-
-def special(kind, piece):
-    """The kind and text of a number, as Fraction reads it, of dx/dt or a mark."""
+def read_piece(kind, piece, font=False):
+    """The kind and text of the token that a piece of text is: of a number, as Fraction reads it, of
+    dx/dt, a mark, or letters, a command or a sign. font: are these in \\text?"""
     match kind:
         case "num" | "clock":
             digits = re.sub(r"^0(,|\{,\})", "0.", piece.replace("−", "-"))  # 0,111
@@ -161,6 +149,14 @@ def special(kind, piece):
             return kind, letter + "+" * bool(more)  # N^*
         case "mark":
             return "'", "".join(KINDS.get(m, m) for m in re.findall(r"\\[a-z]+|[*'ds]", piece))
+        case "sign":
+            name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
+            kind = KINDS.get(piece, KINDS.get(name))
+            if (kind or name) in NAMED:
+                return NAMED[kind or name], kind or name
+            if kind or not re.match("[A-Za-z]", piece):
+                return kind or piece, piece
+            return "word" if font else "run" if len(name) > 1 else "name", name
     return KINDS.get(kind, kind), piece
 
 
@@ -182,7 +178,7 @@ def tokens(text, commas=True):
             if piece == "}":
                 del braces[-1:]
         else:
-            kind, piece = spelled(piece, any(braces)) if kind == "sign" else special(kind, piece)
+            kind, piece = read_piece(kind, piece, any(braces))
         depth += (kind in ("(", "[", "\\{")) - (kind in (")", "]", "\\}"))
         if kind not in UNSEEN:
             found.append(Token(kind, piece, before in UNSEEN))
@@ -265,17 +261,9 @@ class Parser:
     def peek(self, ahead=0):
         return self.tokens[self.i + ahead]
 
-    @property
-    def kind(self):
-        return self.peek().kind
-
-    @property
-    def last(self):
-        return self.peek(-1).kind  # of the token just taken
-
-    @property
-    def text(self):
-        return self.peek().text
+    kind = property(lambda self: self.peek().kind)
+    text = property(lambda self: self.peek().text)
+    last = property(lambda self: self.peek(-1).kind)  # of the token just taken
 
     def take(self, *kinds):
         """The next token, which is taken if it is of these kinds, or of any; else None."""
@@ -521,7 +509,7 @@ class Parser:
             self.tokens[self.i] = Token("word", text)
             return
         for at in range(min(len(text), 10), 0, -1):
-            first = spelled(text[:at], False)
+            first = read_piece("sign", text[:at])
             if first[0] in ("name", "FUNC", "π", "√", "∞"):
                 break
         rest = [Token("run", text[at:])] * (at < len(text))
