@@ -667,16 +667,10 @@ def read(text, constants="ei", commas=True):
         return ("unread", text)
     text = ", ".join(BOX.findall(text)) or text
     if lead := LEAD_IN.match(text):
-        subject = {*re.findall("[a-z]{2,}", lead[1].lower())}
-        value = typed(text[lead.end():], constants, commas)
-        no_words = not {"word", "run", "unread"} & {part[0] for part in inside(value)}
-        if subject and subject <= {*WORDS["SUBJECTS" if no_words else "ANSWERS"]}:
-            return value
-    return typed(text, constants, commas)
-
-
-def typed(text, constants, commas):
-    """-> the typed value of an answer without a lead-in, as a whole or by the grammar."""
+        subject, rest = {*re.findall("[a-z]{2,}", lead[1].lower())}, text[lead.end():]
+        words = re.fullmatch(r"[A-Za-z\s.,'*$}-]{4,}", rest)  # as in: the area is doubled
+        if subject and subject <= {*WORDS["ANSWERS" if words else "SUBJECTS"]}:
+            text = rest
     found = tokens(text, commas)
     whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
