@@ -2,13 +2,13 @@ r"""An answer is parsed once: LaTeX, plain text and Python's notation alike beco
 
 The grammar, from the whole to its parts, and behind each line an answer that takes it:
 
-    answer     [lead-in] list [condition | modulus]    The answer is 12
+    answer     [lead-in] list [condition]              The answer is 12
     list       item {("," | ";" | "and" | "or") item}  x = 1 \text{ or } x = 2
     condition  ("," | "where" | "for") name in a set   k\pi, k \in \mathbb{Z}
     item       part {relation part}                    \frac{1}{2} = 0.5
     part       words, or sets with \cup and \setminus  (-\infty, 0) \cup \{1\}
                or sum {":" sum}                        2:3
-    sum        product {("+" | "-" | "\pm") product}   3 \pm \sqrt{2}
+    sum        product {("+" | "-" | "\pm" | "mod") product}   3 \pm \sqrt{2}
     product    factor {["\cdot" | "/"] factor}         1/2x
     factor     ["-"] power {"!" | "%" | "°" | "'"}     7!!
     power      atom ["^" argument]                     x**2*y
@@ -26,7 +26,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
 () (brackets behind a name), unit. Others: list (separators, items), set, seq (brackets,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
-common, numbers, word, run (letters, and their product), where, based, mod, choice; and
+common, numbers, word, run (letters, and their product), where, based, choice; and
 unread: the text of what the grammar does not take.
 """
 
@@ -90,6 +90,7 @@ PIECE = re.compile(r"""
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|\ ]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad
         |np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
+        |\(\ *(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\b?)?mod(?![a-z]))
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
@@ -196,8 +197,8 @@ BEHIND = "num unit / * } ) end π word °".split()  # behind these a unit may st
 BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the function's before them
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
 PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 20, 30, 35, 40, 50
-BINDS = {"over": 1, "choose": 1, **dict.fromkeys("+-", 10), **dict.fromkeys("*/", PRODUCT),
-         **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
+BINDS = {**dict.fromkeys(("over", "choose", "mod"), 1), **dict.fromkeys("+-", 10),
+         **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
 FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
@@ -428,6 +429,11 @@ class Parser:
                 return scaled({"-": "+", "over": "/"}.get(kind, kind), left, right)
             case "choose":
                 return ("f", "binom", left, self.expression())
+            case "mod":
+                m = self.argument(whole=True)
+                if ")" not in self.closing:  # of (mod 7)
+                    self.take(")")
+                return ("f", "mod", num(left[1] % m[1]) if left[0] == m[0] == "num" else left, m)
             case "!":
                 return ("f", "factorial2" if self.take("!") else "factorial", left)
             case "%" | "°":
@@ -653,7 +659,6 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
                    r"([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
-MODULUS = re.compile(r"(.*?)[,({ ]*(?:\\[pb]?)?mod[{( ]*([1-9][0-9]*)[)} ]*", re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
                      r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
@@ -674,8 +679,7 @@ def read(text, constants="ei", commas=True):
     found = tokens(text, commas)
     whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
-        short = len(whole) < 300  # a form within a form: each is read anew
-        if picked := short and CHOICE.fullmatch(whole):
+        if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
             value = picked[2] and read(picked[2], constants)
             words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
             strange = [x for x in words if x not in NAMED and not unit_name(x)]
@@ -684,14 +688,6 @@ def read(text, constants="ei", commas=True):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
-        if modulus := short and MODULUS.fullmatch(whole):
-            m, node = int(modulus[2]), read(modulus[1], constants)
-            match node:
-                case ("unread", _):
-                    raise ValueError("a remainder")
-                case ("chain", (name, ("num", residue)), how):
-                    node = name, how, residue % m
-            return ("mod", node, m)
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
         return ("unread", " ".join(t.text for t in found))
