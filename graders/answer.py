@@ -30,7 +30,6 @@ common, numbers, word, run (letters, and their product), where, based, choice; a
 unread: the text of what the grammar does not take.
 """
 
-import contextlib
 import functools
 import itertools
 import operator
@@ -359,17 +358,11 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text = " ".join(t.text for t in found)
+        said = [node for form, node in SAID.items() if re.fullmatch(form, text.lower())]
+        if not said and n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
+            return ("run", text, self.expression())
         self.i += n
-        for said, node in SAID.items():
-            if re.fullmatch(said, text.lower()):
-                return node
-        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
-            inner = Parser(found, self.constants)
-            with contextlib.suppress(ValueError):
-                product = inner.expression()
-                if not inner.kind:
-                    return ("run", text, product)
-        return ("word", text)
+        return said[0] if said else ("word", text)
 
     # -------------------------------------------------------------- sums and products
 
@@ -631,7 +624,7 @@ class Parser:
 
 
 THING = re.compile("(?!no|infini|two|.*(?:llion|teen|dozen|thousand|hundred)s?$)[a-z]{3,}")
-WORD = re.compile("(?!.*(?:pi|sqrt|exp|sin|cos|tan|log|ln|cot.$|sec.$))"
+WORD = re.compile("(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$|sec.$))"
                   "[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
 
