@@ -372,7 +372,7 @@ class Parser:
         while True:
             binds = BINDS.get(self.kind, -1)
             if self.starts_a_factor():
-                if self.kind == "run" and least == ARGUMENT:  # sinxcosx
+                if self.kind == "run":  # as in sinxcosx
                     self.segment()
                 binds = IMPLICIT if self.kind in BEHIND_ARGUMENTS else ARGUMENT
             if binds < least or node[0] in LISTS and node[1] != "":
@@ -401,9 +401,6 @@ class Parser:
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
-        if number := NUMBER_WORDS.get(self.text.lower()):
-            self.i += 1
-            return ("*", left, num(number))
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
@@ -503,7 +500,7 @@ class Parser:
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
         text = self.text
-        if self.last in BEHIND and (text.lower() in SQUARES or unit_name(text)) and (
+        if self.last in BEHIND and (text.lower() in SQUARES | NUMBER_WORDS or unit_name(text)) and (
                 self.peek().gap or not text.isupper()):
             self.tokens[self.i] = Token("word", text)
             return
@@ -599,11 +596,13 @@ class Parser:
         return ("list", ("and",) * (len(rows) - 1), (*rows,))
 
     def unit(self, token):
-        """A unit, if letters just taken are one: 5 m², km/h, square meters, apples; else None."""
+        """The unit, or million, that letters just taken are: 5 m², km/h, square meters; or None."""
         word, before, start = token.text, self.peek(-2).kind, self.peek(-3).kind
         if square := SQUARES.get(word.lower()):
             node = self.unit(self.take())
             return node and ("^", node, num(square))
+        if number := NUMBER_WORDS.get(word.lower()):
+            return num(number)
         if word == "mu" and self.kind == "word":
             return unit("μ" + self.take().text)
         below = self.peek(1) if self.kind == "/" and self.ends(2) else Token("")
