@@ -434,11 +434,9 @@ class Parser:
                 return self.power(left)
 
     def power(self, left):
-        """What stands behind ^: a group, a number, or a factor without brackets."""
+        """What stands behind ^: an atom, or a power."""
         minus = self.take("-")
-        exponent = self.argument(whole=True)
-        if self.take("^"):
-            exponent = self.power(exponent)
+        exponent = self.expression(POWER)
         if left[0] == "name" and exponent != num(-1):  # x^2_1, but f^{-1}(x) is a name
             left = self.name(left[1])
         return ("^", left, negative(exponent) if minus else exponent)
@@ -458,7 +456,7 @@ class Parser:
                 return num(token.text)
             case "{" | "(" | "[" | "]":
                 node = self.bracket()
-                if token.kind == "{" and self.kind == "num":
+                if token.kind == "{" and before != "^" and self.kind == "num":
                     raise ValueError("a number beside a group")
                 return node
             case "numbers":
@@ -511,7 +509,7 @@ class Parser:
         self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
 
     def argument(self, whole=False):
-        """An argument of \\frac, \\sqrt or ^: brackets, a digit or whole number, or one factor."""
+        """An argument of \\frac or \\sqrt: brackets, a digit or whole number, or one factor."""
         digit, others = self.text[:1], self.text[1:]
         if others.isdigit() and not whole:  # which stay
             self.tokens[self.i] = Token("num", others)
