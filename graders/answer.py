@@ -419,7 +419,7 @@ class Parser:
             case "choose":
                 return ("f", "binom", left, self.expression())
             case "mod":
-                m = self.argument(whole=True)
+                m = self.expression(POWER)
                 if ")" not in self.closing:  # of (mod 7)
                     self.take(")")
                 return ("f", "mod", num(left[1] % m[1]) if left[0] == m[0] == "num" else left, m)
@@ -492,7 +492,7 @@ class Parser:
     def root(self, token):
         """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
         index = self.bracket() if self.take("[") else num(2 + (token.text == "∛"))
-        return ("^", self.argument(whole=token.text[0] != "\\"), ("/", num(1), index))
+        return ("^", self.argument() if "\\" in token.text else self.prefix(), ("/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""
@@ -508,10 +508,10 @@ class Parser:
         rest = [Token("run", text[at:])] * (at < len(text))
         self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
 
-    def argument(self, whole=False):
-        """An argument of \\frac or \\sqrt: brackets, a digit or whole number, or one factor."""
+    def argument(self):
+        """An argument of \\frac or \\sqrt: brackets, a digit, or one factor."""
         digit, others = self.text[:1], self.text[1:]
-        if others.isdigit() and not whole:  # which stay
+        if others.isdigit():  # which stay
             self.tokens[self.i] = Token("num", others)
             return num(digit)
         return self.bracket() if self.take("{", "(") else self.prefix()
