@@ -32,7 +32,6 @@ unread: the text of what the grammar does not take.
 
 import functools
 import itertools
-import operator
 import re
 import unicodedata
 from fractions import Fraction
@@ -76,8 +75,7 @@ WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "
 PIECE = re.compile(r"""
     (?P<mixed>(?:[0-9]+\s*)?\{[0-9]+⁄[0-9]+\}
         |(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
-        |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac\ *(?:\{\ *[0-9]+\ *\}|[0-9])
-        \ *(?:\{\ *[0-9]+\ *\}|[0-9])))
+        |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac(?:\ *(?:\{\ *[0-9]+\ *\}|[0-9])){2}))
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
@@ -641,13 +639,11 @@ INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
 for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
+CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"  # the only one
                     r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
-                    r"((?![-+] |[+*/^=<>!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
-                    r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
-BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*"
-                   r"([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
-                   r"(?:_ ?| ?\(?(?: ?in)? ?base ?)(?: ?[{(]? ?(?:base)? ?)*(\w+)[ )}]*")
+                    r"((?!- |[+=±∓]|\\[mp]m)(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)
+BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
+                   r"(?:_|\(?(?:in )?base)[ {(]*(?:base)?[ {(]*(\w+)[ )}]*")
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
                      r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
@@ -688,10 +684,10 @@ def parsed(found, constants):
     marks = [token.text in ("\\mp", "∓") for token in found if token.kind == "±"]
     if len(marks) > 4:
         raise ValueError("more than sixteen values")
-    items = {}
-    for signs in itertools.product((False, True), repeat=len(marks)):
-        if 1 < len({*marks}) == len({*map(operator.eq, signs, marks)}):
-            continue
+    choices, items = itertools.product((False, True), repeat=len(marks)), {}
+    if {*marks} == {False, True}:
+        choices = marks, [not mark for mark in marks]
+    for signs in choices:
         minus = iter(signs)
         signed = [Token("+-"[next(minus)]) if token.kind == "±" else token for token in found]
         value = Parser(signed, constants).answer("")
