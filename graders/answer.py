@@ -365,7 +365,7 @@ class Parser:
 
     def expression(self, least=0):
         """A sum of which every operator binds at least so firmly."""
-        node = self.prefix()
+        node = self.prefix(max(least, PRODUCT))
         while True:
             binds = BINDS.get(self.kind, -1)
             if self.starts_a_factor():
@@ -398,7 +398,7 @@ class Parser:
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
-        if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
+        if left == num(0) and self.kind == "name" and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
         right = self.expression(DEGREES)
@@ -429,26 +429,21 @@ class Parser:
                     self.i += 1
                 return ("*", left, unit(kind))
             case "^":
-                return self.power(left)
-
-    def power(self, left):
-        """What stands behind ^: an atom, or a power."""
-        minus = self.take("-")
-        exponent = self.expression(POWER)
-        if left[0] == "name" and exponent != num(-1):  # x^2_1, but f^{-1}(x) is a name
-            left = self.name(left[1])
-        return ("^", left, negative(exponent) if minus else exponent)
+                exponent = self.expression(POWER)
+                if left[0] == "name" and exponent != num(-1):  # x^2_1, but f^{-1}(x) is a name
+                    left = self.name(left[1])
+                return ("^", left, exponent)
 
     # -------------------------------------------------------------- atoms
 
-    def prefix(self):
-        """A value, or the sign before a product."""
+    def prefix(self, least=PRODUCT):
+        """A value, or the sign before a product of factors that bind at least so firmly."""
         if self.kind == "run":
             self.segment()
         before, token = self.last, self.take()
         match token.kind:
             case "+" | "-" if before != "-":
-                node = self.expression(PRODUCT)
+                node = self.expression(least)
                 return negative(node) if token.kind == "-" else node
             case "num":
                 return num(token.text)
@@ -565,7 +560,7 @@ class Parser:
         base, exponent = num(10), None
         while token := self.take(*("^_" if function == "log" else "^")):
             if token.kind == "^":
-                exponent = self.power(num(1))[2]
+                exponent = self.expression(POWER)
             else:
                 base = self.argument()
         argument = self.bracket() if self.take("(", "[", "{") else self.expression(ARGUMENT)
