@@ -634,9 +634,10 @@ INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
 for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"  # the only one
+CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
                     r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
-                    r"((?!- |[+=±∓]|\\[mp]m)(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)
+                    r"((?![-+] |[+*/^=<>!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
+                    r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_|\(?(?:in )?base)[ {(]*(?:base)?[ {(]*(\w+)[ )}]*")
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
