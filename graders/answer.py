@@ -651,13 +651,13 @@ def read(text, constants="ei", commas=True):
     may one part the thousands of a number, as in 1,000?"""
     if len(text) > LONGEST:
         return ("unread", text)
-    text = ", ".join(BOX.findall(text)) or text
+    text = rest = ", ".join(BOX.findall(text)) or text
     if lead := LEAD_IN.match(text):
-        subject, rest = {*re.findall("[a-z]{2,}", lead[1].lower())}, text[lead.end():]
-        words = re.fullmatch(r"[A-Za-z\s.,'*$}-]{4,}", rest)  # as in: the area is doubled
+        subject = {*re.findall("[a-z]{2,}", lead[1].lower())}
+        words = re.fullmatch(r"[A-Za-z\s.,'*$}-]{4,}", text[lead.end():])  # The area is doubled
         if subject and subject <= {*WORDS["ANSWERS" if words else "SUBJECTS"]}:
-            text = rest
-    found = tokens(text, commas)
+            rest = text[lead.end():]
+    found = tokens(rest, commas)
     whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
@@ -671,7 +671,7 @@ def read(text, constants="ei", commas=True):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
         return parsed(found, constants)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text for t in found))
+        return ("unread", " ".join(t.text for t in tokens(text, commas)))
 
 
 def parsed(found, constants):
