@@ -369,7 +369,7 @@ class Parser:
         while True:
             binds = BINDS.get(self.kind, -1)
             if self.starts_a_factor():
-                if self.kind == "run":  # as in sinxcosx
+                if self.kind == "run" and least == ARGUMENT:  # sinxcosx
                     self.segment()
                 binds = IMPLICIT if self.kind in BEHIND_ARGUMENTS else ARGUMENT
             if binds < least or node[0] in LISTS and node[1] != "":
@@ -398,7 +398,7 @@ class Parser:
 
     def product(self, left):
         """A factor behind another. Brackets behind a name are marked: they may be arguments."""
-        if left == num(0) and self.kind == "name" and not unit_name(self.text):
+        if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
         right = self.expression(DEGREES)
@@ -449,7 +449,7 @@ class Parser:
                 return num(token.text)
             case "{" | "(" | "[" | "]":
                 node = self.bracket()
-                if token.kind == "{" and before != "^" and self.kind == "num":
+                if token.kind == "{" and before not in ("^", "√") and self.kind == "num":
                     raise ValueError("a number beside a group")
                 return node
             case "numbers":
