@@ -328,15 +328,16 @@ class Parser:
         if self.text.lower() in ("a", "an", "the") and len(self.peek(1).text) > 3 and (
                 self.peek(1).kind in ("run", "word")):
             self.i += 1
-        if node := self.words():
+        if (node := self.words()) and self.kind != "∖":
             return node
         if token := self.take("clock"):
             half = self.take().text.lower() if self.text.lower() in ("am", "pm") else ""
             return ("seq", ":" + half, tuple(map(num, token.text.split(":"))))
-        node = self.expression()
+        node = node or self.expression()
         while self.kind in [*"∩∪∖-"] or self.text == "U":
-            kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(self.take().kind, "union")
-            node = (kind, node, self.expression())
+            token, right = self.take(), self.expression()
+            kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(token.kind, "union")
+            node = (kind, node, ("set", (), (right,)) if token.text == "except" else right)
         ratios = ()
         while ":" not in self.closing and self.take(":"):
             before, node = node, self.expression()
@@ -351,7 +352,7 @@ class Parser:
             n += 1
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
-        if self.peek(n).kind not in ENDS or not long or n > 1 and not title and (
+        if self.peek(n).kind not in ["∖", *ENDS] or not long or n > 1 and not title and (
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text = " ".join(t.text for t in found)

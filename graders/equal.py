@@ -147,14 +147,15 @@ def functions_of(node):
         "floor" for n in inside(node) if n[:2] == ("^", num(-1)) and names_of(n[2])}
 
 
-def points(a, b):
-    """Some tens of places {name: Fraction} where two expressions are compared: on both sides of 0,
-    and of the numbers in them. Of functions of integers they are such: of n, not of x."""
+def points(a, b, times=1):
+    """Some tens of places {name: Fraction}, or `times` as many, where two expressions are compared:
+    on both sides of 0, and of the numbers in them. Of functions of integers they are such: of n,
+    not of x."""
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     names, draw = sorted(names_of((a, b))), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10] + [1000, 1_000_003]
-    for k in range(12 + 4 * len(sizes)):
+    for k in range(times * (12 + 4 * len(sizes))):
         at = {}
         for name in names:
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
@@ -177,7 +178,7 @@ def same_number(a, b):
 
 
 @cached
-def same_expression(a, b):
+def same_expression(a, b, times=1):
     """Have two expressions the same value, wherever both have one? Without names both must, but
     equal to itself is what is too large, infinite, or no sum."""
     if a == b and (names_of(a) or tried(a) == "large" or a in INFINITIES or a[0] not in "+*/^f"):
@@ -185,13 +186,13 @@ def same_expression(a, b):
     if not names_of(a) or not names_of(b):
         return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of((a, b)), 0
-    for at in points(a, b):
+    for at in points(a, b, times):
         found = [tried(node, at, "i" not in functions) for node in (a, b)]
         same = same_number(*found)
         if same is False or "abs" in functions and "complex" in found and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
         equal += bool(same)
-    return equal > 2
+    return equal > 2 or times == 1 and same_expression(a, b, 10)  # few places have both values
 
 
 # ------------------------------------------------------------------ units and names

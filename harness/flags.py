@@ -14,7 +14,7 @@ from data.prompts import TEMPLATES, template_kwargs
 from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind, has_vllm
-from harness import failures, method_check
+from harness import checksums, failures, method_check
 from harness.checkpoint import saved_config
 from harness.files import default_out, folder_fault
 from losses import METHODS, keyword_only, require
@@ -313,7 +313,10 @@ def check(args, method, rehearsal):
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
     out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
+    defined = re.findall(r"(?m)^def (\w+)", checksums.CODE["losses.py"])
+    twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [
+        (twice, f"losses.py defines {twice} twice: every row that calls it gets the second one"),
         (fault, fault),
         (args.out and begins_anew and (out / "metrics.jsonl").exists(),
          f"--out {out} already holds a run, which --resume continues; give another"),
