@@ -24,7 +24,6 @@ from data.recipe import BASE, OF_SAMPLING, settings_of
 from engine import parallel
 from engine.completion import seed_of
 from engine.sampler import make_sampler
-from engine.vllm_settings import Resources
 from harness import checksums, failures
 from harness.completions import read_groups
 from harness.files import append, folder_fault, lock, write
@@ -128,7 +127,7 @@ def load_model(args, problems):
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,
                             max_length=args.max_prompt_tokens + args.max_tokens, stop=args.stop,
-                            head_dtype=args.head_dtype, resources=Resources(memory=None)), tokenizer
+                            head_dtype=args.head_dtype, gpu_memory_utilization=None), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
                f"{data.hub.reason(e)}")

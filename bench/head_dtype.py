@@ -22,7 +22,6 @@ from data.recipe import BASE
 from engine import loading, parallel
 from engine.policy import backward, compute_logprobs, make_batch
 from engine.sampler import default_kind, make_sampler
-from engine.vllm_settings import Resources
 from harness import log
 from losses import METHODS
 from study import tiny
@@ -65,7 +64,7 @@ def measure(model, head_dtype, args):
     policy = loading.load(model, [1], probe, loading.Compute(
         dtype=args.dtype, head_dtype=head_dtype, budget=args.budget))
     sampler = make_sampler(args.sampler, model, dtype=args.dtype, eos=[1], head_dtype=head_dtype,
-                           max_length=args.prompt + args.max_tokens, resources=Resources(0.3))
+                           max_length=args.prompt + args.max_tokens, gpu_memory_utilization=0.3)
     batch, told = gap_of(policy, sampler, args)
     sampler.sleep()
     if args.seconds:

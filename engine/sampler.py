@@ -47,8 +47,8 @@ class VLLMSampler:
     resources: of vllm_settings. float8 has no effect. Under torchrun ranks make one together."""
 
     def __init__(self, model, *, dtype, max_length, eos, head_dtype="model", stop=None,
-                 adapters=None, resources=None, **_):
-        settings = vllm_settings.of_this_machine(resources, max_length)
+                 adapters=None, float8=False, **resources):
+        settings = vllm_settings.of_this_machine(max_length, **resources)
         import vllm
 
         from engine.loading import pretrained, text_config  # imports more than flags need
@@ -105,8 +105,7 @@ class VLLMSampler:
         state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
         adapters = {}
         self.engine.collective_rpc("reload_weights", kwargs=dict(
-            weights_iterator=vllm_settings.as_saved(
-                self.model, vllm_settings.without_adapters(weights, adapters))))
+            weights_iterator=vllm_settings.as_saved(self.model, weights, adapters)))
         if adapters:  # `sample` reads them from a folder
             self.request, self.folder = vllm_settings.request_of(adapters, *self.adapters)
         if self.asleep:

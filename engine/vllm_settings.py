@@ -5,7 +5,6 @@ import os
 import tempfile
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -24,17 +23,11 @@ def of_text_model(overrides, config):
     return text
 
 
-class Resources(NamedTuple):
-    """What a vLLM engine takes of the machine."""
+def of_this_machine(max_length, gpu_memory_utilization=0.4, max_num_seqs=None, tp=1):
+    """-> arguments of vllm.LLM. Raises ValueError where less memory is free.
 
-    memory: float | None = 0.4        # fraction of a GPU's; None: what is free
-    max_num_seqs: int | None = None   # sequences that it works on at once; None: by its memory
-    tp: int = 1                       # ranks that it is spread over
-
-
-def of_this_machine(resources, max_length):
-    """-> arguments of vllm.LLM. Raises ValueError where less memory is free."""
-    memory, max_num_seqs, tp = resources or Resources()
+    gpu_memory_utilization: fraction of a GPU's memory; None: what is free. max_num_seqs: sequences
+    that it works on at once; None: by its memory. tp: ranks that it is spread over."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # weights stay in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if not cuda.is_available():
@@ -43,12 +36,13 @@ def of_this_machine(resources, max_length):
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         # compiling takes longer than it saves; completions share full blocks of their prompt,
         # and few prompts fill vLLM's default of 128 tokens
-        return dict(gpu_memory_utilization=memory or 0.9, max_num_seqs=max_num_seqs or 1024,
-                    tensor_parallel_size=tp, enforce_eager=True, block_size=32,
+        return dict(gpu_memory_utilization=gpu_memory_utilization or 0.9, tensor_parallel_size=tp,
+                    max_num_seqs=max_num_seqs or 1024, enforce_eager=True, block_size=32,
                     max_num_batched_tokens=max(16384, max_length))
     cuda.empty_cache()  # else what torch keeps is not free
     free, total = cuda.mem_get_info()
-    share = memory or min(0.9, free / total - 0.02)  # vLLM wants all of it free when it starts
+    # vLLM wants all of it free when it starts
+    share = gpu_memory_utilization or min(0.9, free / total - 0.02)
     if not 0 < share <= free / total:
         raise ValueError(
             f"has no room for vLLM: {free / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB are free, "
@@ -69,32 +63,30 @@ def empty_model(config):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def as_saved(model, weights):
-    """-> the pairs (name, weight) of a checkpoint, which has each expert by itself, for those of
-    state_dict(). Raises ValueError for a mixture of experts on a CPU."""
+def as_saved(model, weights, adapters):
+    """-> the pairs (name, weight) of a checkpoint, which has each expert by itself, for those of a
+    policy. Its adapters go to a dict. Raises ValueError for a mixture of experts on a CPU."""
     from transformers.core_model_loading import revert_weight_conversion
 
     from engine.loading import experts_of
     if experts_of(model) and not cuda.is_available():
         raise ValueError("is a mixture of experts, which vLLM packs only once on a CPU: weights of "
                          "a trainer would overwrite them unpacked. --sampler transformers takes it")
-    return (pair for name, weight in weights
-            for pair in revert_weight_conversion(model, {name: weight}).items())
+
+    def pairs():
+        for name, weight in weights:
+            if "lora_" in name:
+                adapters[f"base_model.model.{name}"] = weight.contiguous()  # PEFT's name
+            else:
+                name = name.replace(".base_layer", "")
+                yield from revert_weight_conversion(model, {name: weight}).items()
+    return pairs()
 
 
 def of_adapters(rank):
     """-> arguments of vllm.LLM for one set of adapters; vLLM has room for some ranks alone."""
     room = next((most for most in (8, 16, 32, 64, 128, 256, 320) if most >= rank), 512)
     return dict(enable_lora=True, max_lora_rank=room)
-
-
-def without_adapters(weights, adapters):
-    """Yields a policy's weights under their names in state_dict(). Its adapters go to a dict."""
-    for name, weight in weights:
-        if "lora_" in name:
-            adapters[f"base_model.model.{name}"] = weight.contiguous()  # PEFT's name
-        else:
-            yield name.replace(".base_layer", ""), weight
 
 
 def request_of(adapters, rank, alpha):

@@ -11,7 +11,6 @@ from data import hub
 from data.prompts import encode, template_kwargs
 from engine.parallel import say
 from engine.sampler import make_sampler
-from engine.vllm_settings import Resources
 from harness import checkpoint, checksums
 from harness.failures import room_for
 from harness.flags import dtype_of_sampler, refuse, refusing
@@ -134,8 +133,8 @@ def load_sampler(args, trainer, eos):
         sampler = make_sampler(
             args.sampler, args.model, dtype=dtype_of_sampler(args), head_dtype=args.head_dtype,
             float8=args.sampler_dtype == "float8", eos=eos, stop=args.stop, adapters=adapters,
-            max_length=args.max_prompt_tokens + args.max_tokens,
-            resources=Resources(args.gpu_memory_utilization, args.max_num_seqs, args.tp))
+            max_length=args.max_prompt_tokens + args.max_tokens, max_num_seqs=args.max_num_seqs,
+            gpu_memory_utilization=args.gpu_memory_utilization, tp=args.tp)
         sampler.load_weights(trainer.weights(sampler.merged))
     return sampler
 

@@ -14,7 +14,6 @@ from engine import kernels, loading, parallel, policy, sampler, vllm_settings
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler
 from engine.trainer import NotFinite, Trainer, lr_factor
-from engine.vllm_settings import Resources
 from harness.failures import RunFailed, room_for
 from helpers import SMALL, needs_vllm, read_rows, refused, run, same, without
 from losses import METHODS
@@ -197,12 +196,12 @@ def test_an_engine_goes_by_the_memory_that_is_free(free, total, share, sequences
                                                    monkeypatch):
     free_bytes(monkeypatch, free, total)
     assert parallel.usable_memory() == free + 1e9
-    found = vllm_settings.of_this_machine(Resources(memory=None), 64)
+    found = vllm_settings.of_this_machine(64, gpu_memory_utilization=None)
     assert found["gpu_memory_utilization"] == pytest.approx(share)
     assert found["max_num_seqs"] == sequences and found["sleep_mode_offload_cudagraph"] is small
     graphs = found["compilation_config"]["cudagraph_capture_sizes"]
     assert graphs[-1] == sequences and graphs[:4] == [1, 2, 4, 8] and len(graphs) < 15
-    found = vllm_settings.of_this_machine(Resources(0.1, 100), 64)
+    found = vllm_settings.of_this_machine(64, 0.1, 100)
     assert found["compilation_config"]["cudagraph_capture_sizes"][-2:] == [64, 100]
 
 
@@ -213,7 +212,7 @@ def test_an_engine_that_does_not_fit_is_a_sentence(base, monkeypatch, capsys):
     assert "0.3 of the GPU's 24.0 GB are free" in refused(
         capsys, lambda _: evaluation.load_model(args, [problem]))
     with pytest.raises(ValueError, match="it is to take 9.6 GB; .*--gpu_memory_utilization"):
-        vllm_settings.of_this_machine(Resources(), 64)
+        vllm_settings.of_this_machine(64)
 
 
 @needs_vllm
@@ -226,8 +225,7 @@ def test_vllm_takes_the_arguments_of_a_gpu(base, monkeypatch):
     own, given = vllm.LLM, {}
     free_bytes(monkeypatch, 20e9, 24e9)
     monkeypatch.setattr(vllm, "LLM", lambda _, **settings: given.update(settings))
-    VLLMSampler(base, dtype="bfloat16", max_length=64, eos=[1], head_dtype="float32",
-                resources=Resources(tp=2))
+    VLLMSampler(base, dtype="bfloat16", max_length=64, eos=[1], head_dtype="float32", tp=2)
     named = {*inspect.signature(own.__init__).parameters}
     more = {name for name in given if name not in named}  # **kwargs goes to EngineArgs
     assert more <= {f.name for f in dataclasses.fields(vllm.EngineArgs)}, more

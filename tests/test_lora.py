@@ -170,9 +170,9 @@ def test_vllm_gets_the_names_and_the_weights_of_a_checkpoint(family, tmp_path, m
     empty, weights = vllm_settings.empty_model(model.config), model.state_dict().items()
     if family != "qwen2":
         with pytest.raises(ValueError, match="vLLM packs only once on a CPU"):
-            vllm_settings.as_saved(empty, weights)
+            vllm_settings.as_saved(empty, weights, {})
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    told = dict(vllm_settings.as_saved(empty, weights))
+    told = dict(vllm_settings.as_saved(empty, weights, {}))
     saved = load_file(tmp_path / "model.safetensors")
     assert told.keys() == saved.keys() and all(torch.equal(told[k], saved[k]) for k in saved)
 
