@@ -1,6 +1,7 @@
 """A rollout that train.py --save_rollouts kept, and the walk along its run's optimizer steps."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -117,7 +118,8 @@ def walk(kept, steps=None, lr=None):
                          f"divide into {count} steps")
     # the learning rate goes on from where the run's was when it came to this rollout
     per_rollout = flags["steps_per_rollout"] * len(kept.method.passes)
-    factor = lr_factor(flags["warmup"], flags["schedule"], flags["rollouts"] * per_rollout)
+    factor = partial(lr_factor, flags["warmup"], flags["schedule"],
+                     flags["rollouts"] * per_rollout)
     before = (kept.rollout - 1) * per_rollout
     trainer = Trainer(
         kept.policy, kept.method, lr=lr or flags["lr"],

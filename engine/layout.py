@@ -88,29 +88,23 @@ def attention_blocks(segments):
             short = max(length, context) <= 64  # then no mask of a block is large
             kind = bool(context) if short else context, max(length, 32).bit_length()
             like.setdefault(kind, []).append(i)
-    blocks, places = [], []
-    for members in like.values():
-        block, real = attention_block(Segments(*(x[members] for x in segments)))
-        places.append(block.queries.where(real, -1).flatten())
-        blocks.append(block)
-    places = torch.cat(places)
-    return blocks, places.argsort()[(places < 0).sum():]
+    blocks = [attention_block(*(x[members, None] for x in segments)) for members in like.values()]
+    places, order = torch.cat([block.queries.flatten() for block in blocks]).sort(stable=True)
+    return blocks, order[places.diff(prepend=places[:1] - 1) > 0]  # padding repeats a place
 
 
-def attention_block(segments):
-    """-> the Block of the segments, and where its queries [B, T] are no padding."""
-    start, length, context, context_length = (x[:, None] for x in segments)
+def attention_block(start, length, context, context_length):
+    """The Block of B segments; [B, 1] each."""
     T = int(length.max())
     place = torch.arange(T, device=start.device)
-    real = place < length
-    queries = (start + place).where(real, start)
+    queries = (start + place).where(place < length, start)
     if not context_length.any():
-        return Block(queries, queries, None), real
+        return Block(queries, queries, None)
     at = torch.arange(-int(context_length.max()), T, device=start.device)  # 0: the first query
     sees = at >= -context_length
     keys = (context + context_length + at).where(sees, context)[:, :-T]
     sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
-    return Block(queries, torch.cat([keys, queries], 1), sees[:, None]), real
+    return Block(queries, torch.cat([keys, queries], 1), sees[:, None])
 
 
 def micro_batches(batch, budget, layout="padded", ranks=1):

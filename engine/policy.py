@@ -189,10 +189,9 @@ def backward(policy, batch, method, max_tokens, scale=lambda x: x, **options):
         else:
             scale(loss_of(micro_batch, *output)).backward()
         outputs.append(tuple(x.detach() for x in output))
-    logprobs, entropy = gather_rows(batch, parts, outputs)
+    whole = gather_rows(batch, parts, outputs)
     # rows with A = 0, which did not go through the model, count as on-policy, with ratio 1
     if rest := sorted({*range(len(batch.ids))} - {*learnt}):
-        logprobs[rest] = batch.old_logprobs[rest].to(logprobs)
-        entropy[rest] = batch.entropy[rest].to(entropy)
-    metrics = step_metrics(method, batch.tokens(logprobs, entropy), max_tokens, **options)
+        whole[:, rest] = torch.stack([batch.old_logprobs, batch.entropy])[:, rest].to(whole)
+    metrics = step_metrics(method, batch.tokens(*whole), max_tokens, **options)
     return {**metrics, "learnt_tokens": batch.lengths[learnt].sum()}

@@ -13,17 +13,12 @@ from engine.policy import backward
 class NotFinite(ValueError):
     """A loss or a gradient is not finite. Nothing was changed. `minibatch` is the step's Batch."""
 
-    def __init__(self, message, minibatch):
-        super().__init__(message)
-        self.minibatch = minibatch
 
-
-def lr_factor(warmup, schedule, steps):
-    """-> f(optimizer step), the learning rate's factor: linear warm-up times 1 or a cosine."""
-    def factor(step):
-        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
-        return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
-    return factor
+def lr_factor(warmup, schedule, steps, step):
+    """The learning rate's factor at optimizer step `step` of `steps`, from 0: linear warm-up times
+    1 or a cosine."""
+    cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
+    return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
 
 
 class Trainer:
@@ -83,8 +78,10 @@ class Trainer:
         metrics["grad_norm"], overflow = norm, not norm.isfinite()
         # without a scaler get_scale() is 1
         if not metrics["loss"].isfinite() or (overflow and self.scaler.get_scale() <= 1):
-            raise NotFinite(f"optimizer step {self.steps_taken + 1}: loss {metrics['loss'].item()}"
-                            f", gradient norm {norm.item()}", minibatch)
+            error = NotFinite(f"optimizer step {self.steps_taken + 1}: loss "
+                              f"{metrics['loss'].item()}, gradient norm {norm.item()}")
+            error.minibatch = minibatch
+            raise error
         group, = self.optimizer.param_groups
         group["lr"] = self.lr * self.factor(self.steps_taken)
         self.scaler.step(self.optimizer)  # not where a gradient overflowed

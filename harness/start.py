@@ -163,9 +163,9 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
         trainer = Trainer.load(
             args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
             teacher=args.teacher, max_tokens=args.max_tokens, lr=args.lr,
-            factor=lr_factor(args.warmup, args.schedule, steps), weight_decay=args.weight_decay,
-            max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased,
-            entropy_coef=args.entropy_coef)
+            factor=partial(lr_factor, args.warmup, args.schedule, steps),
+            weight_decay=args.weight_decay, max_grad_norm=args.max_grad_norm,
+            kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
     if resumed:
         with checkpoint.reading(resumed["folder"]):
             trainer.restore(resumed.pop("trainer"))  # its moments are held once

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from functools import partial
 from unittest.mock import ANY, Mock, call
 
 import pytest
@@ -251,7 +252,7 @@ def setting(small, method, init_scale, enabled=True, dtype="float32"):
     p.dtype = dtype
     batch = scored(p, rollout(101), torch.Generator().manual_seed(2))
     trainer = Trainer(p, METHODS[method], max_tokens=13, lr=1e-3,
-                      factor=lr_factor(2, "constant", 9))
+                      factor=partial(lr_factor, 2, "constant", 9))
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=enabled)
     return trainer, batch
 
