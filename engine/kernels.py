@@ -124,10 +124,10 @@ def padded_attention(module, query, key, value, attention_mask, **options):
 
 def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
                          sliding_window=None, blocks=None, varlen=None, **others):
-    """Attention of layout.Segments, [1, heads, places, d] each -> [1, places, heads, d].
+    """Attention of layout.lay's segments, [1, heads, places, d] each -> [1, places, heads, d].
 
     varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
-    and keys, and their longest. blocks, elsewhere: of layout.attention_blocks. Raises TypeError for
+    and keys, and their longest. blocks, elsewhere: of layout.block_inputs. Raises TypeError for
     sinks, a softcap, or a mask that the model makes itself."""
     if others.get("s_aux") is not None or others.get("softcap") is not None:
         raise TypeError("its attention has sinks or a softcap")
@@ -149,12 +149,12 @@ def attention_by_blocks(q, k, v, blocks, order, window, scale):
     """q, k, v [places, heads, d] -> [places, heads, d]. window: keys a query sees; None: all"""
     from torch.nn.attention import bias  # imports more than flags need
     outputs, repeat = [], must_repeat(v)
-    for block in blocks:
-        queries, keys, values = (take(x, index).transpose(1, 2) for x, index in (
-            (q, block.queries), (k, block.keys), (v, block.keys)))  # [B, heads, T or C + T, d]
+    for asks, seen, sees in blocks:  # of layout.block_of
+        queries, keys, values = (take(x, places).transpose(1, 2) for x, places in (
+            (q, asks), (k, seen), (v, seen)))  # [B, heads, T or C + T, d]
         if repeat:
             queries, keys, values = repeated(queries, keys, values)
-        length, sees = keys.shape[2], block.sees
+        length = keys.shape[2]
         context = length - queries.shape[2]
         if window and length > window:
             place = torch.arange(length, device=q.device)

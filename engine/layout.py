@@ -7,20 +7,8 @@
 loading.load takes "shared" where it agrees with "padded": where only attention mixes positions.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-
-class Segments(NamedTuple):
-    """S runs of consecutive places. One attends to its context, another, and to itself."""
-
-    start: Tensor           # [S] its first place
-    length: Tensor          # [S]
-    context: Tensor         # [S] first place of the context
-    context_length: Tensor  # [S] 0: none
 
 
 def places_of(lengths):
@@ -47,21 +35,23 @@ def lay(batch, name, by_kernel=False):
     prompt_len, P = batch.prompt_len[first], len(first)
     length = torch.cat([prompt_len, batch.completion_len - 1])
     start = length.cumsum(0) - length  # of the prompts, then of the completions
-    segments = Segments(start, length, torch.cat([start[:P], start[group]]),
-                        torch.cat([torch.zeros_like(prompt_len), prompt_len[group]]))
+    context = torch.cat([start[:P], start[group]])
+    context_length = torch.cat([torch.zeros_like(prompt_len), prompt_len[group]])
+    segments = torch.stack([start, length, context, context_length])
     prompt, place = places_of(prompt_len)
     enters = t < length[P + row]  # segment P + row: of the row's completion
     inputs = dict(input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
                   position_ids=torch.cat([place, column[enters]])[None],
-                  **attention_inputs(segments, by_kernel))
+                  **(kernel_inputs if by_kernel else block_inputs)(segments))
     after_prompt = (start[:P] + prompt_len)[group][row]
     return inputs, torch.where(t == 0, after_prompt, start[P + row] + t) - 1, targets
 
 
-def attention_inputs(segments, by_kernel):
-    """-> the arguments of kernels.end_to_end_attention that describe the segments."""
-    if not by_kernel:
-        return dict(blocks=attention_blocks(segments))
+def kernel_inputs(segments):
+    """segments [4, S]: each one's first place and length, at consecutive places, and those of its
+    context, another (length 0: none). It attends to its context and to itself.
+
+    -> the argument `varlen` of kernels.end_to_end_attention."""
     start, length, context, context_length = segments
     seen = context_length + length
     borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)).int() for x in (length, seen))
@@ -70,41 +60,37 @@ def attention_inputs(segments, by_kernel):
     return dict(varlen=(keys, borders, seen_borders, int(length.max()), int(seen.max())))
 
 
-class Block(NamedTuple):
-    """B segments of like lengths, whose attention is computed together."""
-
-    queries: Tensor  # [B, T] places; padding on the right repeats a segment's first place
-    keys: Tensor     # [B, C + T] places of contexts, padded on the left, and of queries
-    sees: Tensor     # [B or 1, 1, T, C + T] bool; None: no context, causal
-
-
-def attention_blocks(segments):
-    """Segments -> Blocks, and the index [places] of each place's result among theirs."""
+def block_inputs(segments):
+    """segments: of kernel_inputs -> the argument `blocks` of kernels.end_to_end_attention: blocks,
+    and the index [places] of each place's result among theirs."""
     like = {}
-    lengths, contexts = segments.length.tolist(), segments.context_length.tolist()
-    for i, (length, context) in enumerate(zip(lengths, contexts)):
+    for i, (_, length, _, context) in enumerate(segments.T.tolist()):
         if length:  # 0 for a completion of one token
-            # a Block's have one context, or all a short one or none; lengths within a factor of two
+            # a block's have one context, or all a short one or none; lengths within a factor of two
             short = max(length, context) <= 64  # then no mask of a block is large
             kind = bool(context) if short else context, max(length, 32).bit_length()
             like.setdefault(kind, []).append(i)
-    blocks = [attention_block(*(x[members, None] for x in segments)) for members in like.values()]
-    places, order = torch.cat([block.queries.flatten() for block in blocks]).sort(stable=True)
-    return blocks, order[places.diff(prepend=places[:1] - 1) > 0]  # padding repeats a place
+    blocks = [block_of(*segments[:, members, None]) for members in like.values()]
+    places, order = torch.cat([queries.flatten() for queries, *_ in blocks]).sort(stable=True)
+    order = order[places.diff(prepend=places[:1] - 1) > 0]  # padding repeats a place
+    return dict(blocks=(blocks, order))
 
 
-def attention_block(start, length, context, context_length):
-    """The Block of B segments; [B, 1] each."""
+def block_of(start, length, context, context_length):
+    """B segments, [B, 1] each, whose attention is computed together -> places of the queries
+    [B, T], where padding on the right repeats a segment's first; places of the keys [B, C + T],
+    contexts, padded on the left, and queries; and which keys a query sees, [B or 1, 1, T, C + T]
+    bool, or None: no context, causal."""
     T = int(length.max())
     place = torch.arange(T, device=start.device)
     queries = (start + place).where(place < length, start)
     if not context_length.any():
-        return Block(queries, queries, None)
+        return queries, queries, None
     at = torch.arange(-int(context_length.max()), T, device=start.device)  # 0: the first query
     sees = at >= -context_length
     keys = (context + context_length + at).where(sees, context)[:, :-T]
     sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
-    return Block(queries, torch.cat([keys, queries], 1), sees[:, None])
+    return queries, torch.cat([keys, queries], 1), sees[:, None]
 
 
 def micro_batches(batch, budget, layout="padded", ranks=1):
