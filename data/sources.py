@@ -21,14 +21,14 @@ class DataError(ValueError):
 def load_set(name, split, data_dir, options):
     """The problems of a set of data/sets.py; for the arguments see data.load."""
     spec = SETS[name]
-    if not data_dir and split not in spec.splits:
-        raise DataError(f"--data {name} has no {split} split on the Hub, "
-                        f"only {', '.join(spec.splits)}")
     if data_dir:  # a file without the split in its name is both
         of_split = Path(data_dir, f"{name}_{split}.jsonl")
         rows = json_lines(of_split if of_split.exists() else Path(data_dir, f"{name}.jsonl"))
-    else:
+    elif split in spec.splits:
         rows = hub_rows(spec, split)
+    else:
+        raise DataError(f"--data {name} has no {split} split on the Hub, "
+                        f"only {', '.join(spec.splits)}")
     found, ids = {}, set()
     for number, (place, row) in enumerate(rows):
         try:
