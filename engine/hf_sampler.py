@@ -113,37 +113,35 @@ class TransformersSampler:
         ids = pad_sequence([*map(torch.tensor, prompts)], True, -1, "left").to(self.device)
         real = (ids >= 0).long()
         ids[ids < 0] = self.eos[0]
-        rows, eos = rows.to(self.device), torch.tensor(self.eos, device=self.device)
-        cache = DynamicCache(config=self.model.config)
-        tokens = ids.new_zeros(len(rows), max_tokens)
-        logprobs, length = torch.zeros_like(tokens, dtype=torch.float32), torch.zeros_like(rows)
-        ended = torch.zeros_like(rows, dtype=torch.bool)
-        at = torch.arange(len(rows), device=self.device)  # the completions that are in the batch
+        rows, cache = rows.to(self.device), DynamicCache(config=self.model.config)
         position = (real.cumsum(1) - 1).clamp(min=0)
+        at = completions = [Completion([], [], truncated=True) for _ in rows]  # at: in the batch
         for t in range(max_tokens):
             logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
                                 use_cache=True, logits_to_keep=1, **{self.cache: cache}).logits
             if t == 0:  # from prompts to completions
                 cache.reorder_cache(rows)
                 logits, real, position = logits[rows], real[rows], position[rows, -1:]
-            ids, drawn_logprobs = draw(logits[:, -1], *settings)
-            tokens[at, t], logprobs[at, t] = ids[:, 0], drawn_logprobs[:, 0]
-            length[at] += ~ended[at]
-            ended[at] |= torch.isin(ids[:, 0], eos)
-            if self.stop:  # of at most as many tokens as bytes; one before keeps the first's space
-                last = tokens[at, max(0, t - len(self.stop.encode())):t + 1]
-                found = [self.stop in text for text in self.tokenizer.batch_decode(last)]
-                ended[at] |= torch.tensor(found, device=self.device)
-            going = (~ended[at]).nonzero()[:, 0]
-            if len(going) == 0:
+            ids, logprobs = draw(logits[:, -1], *settings)
+            for c, token, logprob in zip(at, ids[:, 0].tolist(), logprobs[:, 0].tolist()):
+                if c.truncated:  # so far
+                    c.tokens.append(token)
+                    c.logprobs.append(logprob)
+                    c.truncated = token not in self.eos
+                    if self.stop and c.truncated:
+                        # of at most as many tokens as bytes; one before keeps the first's space
+                        last = c.tokens[-len(self.stop.encode()) - 1:]
+                        c.stopped = self.stop in self.tokenizer.decode(last)
+                        c.truncated = not c.stopped
+            going = [i for i, c in enumerate(at) if c.truncated]
+            if not going:
                 break
             if len(going) < 0.9 * len(at):  # copying the cache for fewer costs more than it saves
+                at, going = [at[i] for i in going], torch.tensor(going, device=self.device)
                 cache.reorder_cache(going)
-                at, ids, real, position = at[going], ids[going], real[going], position[going]
+                ids, real, position = ids[going], real[going], position[going]
             real, position = F.pad(real, (0, 1), value=1), position + 1
-        each = zip(*(x.tolist() for x in (tokens, logprobs, length, ended)))
-        return [Completion(tokens=t[:n], logprobs=lp[:n], truncated=not end,
-                           stopped=end and t[n - 1] not in self.eos) for t, lp, n, end in each]
+        return completions
 
     @torch.no_grad()
     def load_weights(self, weights):
