@@ -59,7 +59,8 @@ class VLLMSampler:
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop or None, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
-            settings.update(vllm_settings.of_adapters(adapters[0]))
+            room = next((most for most in vllm_settings.RANKS if most >= adapters[0]), 512)
+            settings.update(enable_lora=True, max_lora_rank=room)
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
         with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
 GRAPHS = (*(2**i for i in range(11)), 192, 384, 768)
+RANKS = 8, 16, 32, 64, 128, 256, 320  # of adapters, for which vLLM has room; or 512
 NUMBERS = count(1)  # of adapters: vLLM keeps those of a number
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 
@@ -81,12 +82,6 @@ def as_saved(model, weights, adapters):
                 name = name.replace(".base_layer", "")
                 yield from revert_weight_conversion(model, {name: weight}).items()
     return pairs()
-
-
-def of_adapters(rank):
-    """-> arguments of vllm.LLM for one set of adapters; vLLM has room for some ranks alone."""
-    room = next((most for most in (8, 16, 32, 64, 128, 256, 320) if most >= rank), 512)
-    return dict(enable_lora=True, max_lora_rank=room)
 
 
 def request_of(adapters, rank, alpha):
