@@ -114,14 +114,14 @@ class TransformersSampler:
         real = (ids >= 0).long()
         ids[ids < 0] = self.eos[0]
         rows, cache = rows.to(self.device), DynamicCache(config=self.model.config)
-        position = (real.cumsum(1) - 1).clamp(min=0)
         at = completions = [Completion([], [], truncated=True) for _ in rows]  # at: in the batch
         for t in range(max_tokens):
+            position = (real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]  # of ids
             logits = self.model(input_ids=ids, attention_mask=real, position_ids=position,
                                 use_cache=True, logits_to_keep=1, **{self.cache: cache}).logits
             if t == 0:  # from prompts to completions
                 cache.reorder_cache(rows)
-                logits, real, position = logits[rows], real[rows], position[rows, -1:]
+                logits, real = logits[rows], real[rows]
             ids, logprobs = draw(logits[:, -1], *settings)
             for c, token, logprob in zip(at, ids[:, 0].tolist(), logprobs[:, 0].tolist()):
                 if c.truncated:  # so far
@@ -139,8 +139,8 @@ class TransformersSampler:
             if len(going) < 0.9 * len(at):  # copying the cache for fewer costs more than it saves
                 at, going = [at[i] for i in going], torch.tensor(going, device=self.device)
                 cache.reorder_cache(going)
-                ids, real, position = ids[going], real[going], position[going]
-            real, position = F.pad(real, (0, 1), value=1), position + 1
+                ids, real = ids[going], real[going]
+            real = F.pad(real, (0, 1), value=1)
         return completions
 
     @torch.no_grad()
