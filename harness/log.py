@@ -124,36 +124,31 @@ def scores(record, kind):
 
 def warnings(record, first, advantages, args):
     """-> {kind: text} of a rollout's warnings. first: the record of the run's first rollout."""
-    found, cut = {}, "len/truncated_frac"
-    if advantages.abs().max() < 1e-6:
-        found["advantages"] = (
-            "every advantage is 0 (no group's rewards differ, or the method gives 0). Mean reward "
-            f"{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the "
-            f"completions unreadable, {record[cut]:.0%} cut off at max_tokens; samples.jsonl has "
-            "some. Other --data, another --template, more --max_tokens or a larger --group_size "
-            "may help; python examples/own_file.py FILE tries a verifier")
-    if record["reward/mean"] > 1:
-        found["rewards"] = (f"the mean reward is {record['reward/mean']:.3f}, and mean@n, pass@k "
-                            "and the solved groups count a reward of exactly 1 alone")
-    if record[cut] > min(0.5, first[cut] + 0.2):
-        found["cut off"] = (
-            f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
-            f"rollout {first['rollout']}. More --max_tokens, a --template that the model knows, "
-            "--stop TEXT, such as </answer>, or --overlong_penalty (arXiv 2503.14476) may help")
-    if record["policy/entropy"] < 0.1 * first["policy/entropy"]:
-        found["entropy"] = (
-            f"entropy has fallen to {record['policy/entropy']:.2g} nats, from "
-            f"{first['policy/entropy']:.2g} in rollout {first['rollout']}: completions of a prompt "
-            "become equal. A larger --eps_high (arXiv 2503.14476), --loss clip_cov (arXiv "
-            "2505.22617) or a lower --lr usually helps")
+    cut, entropy, since = "len/truncated_frac", "policy/entropy", first["rollout"]
     usual = max(10 * first[GAP], USUAL_GAP[args.dtype])
     if record is first:  # of 16 bits as --check; float8 or another temperature is another policy
         other = args.sampler_dtype == "float8" or args.sampler_temperature != args.temperature
         usual = math.inf if other else 0.05
-    if record[GAP] > usual:
-        found["gap"] = (
-            f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
-            f"{first[GAP]:.2g} in rollout {first['rollout']}. The sampler may lack some of the "
-            "trained weights (--check tries it; --sampler is another), or rounding counts for more "
-            "(--dtype float32, --sampler_dtype float32)")
-    return found
+    return {kind: text for kind, wrong, text in [
+        ("advantages", advantages.abs().max() < 1e-6,
+         "every advantage is 0 (no group's rewards differ, or the method gives 0). Mean reward "
+         f"{record['reward/mean']:.3f}, {record['reward/unreadable_frac']:.0%} of the completions "
+         f"unreadable, {record[cut]:.0%} cut off at max_tokens; samples.jsonl has some. Other "
+         "--data, another --template, more --max_tokens or a larger --group_size may help; python "
+         "examples/own_file.py FILE tries a verifier"),
+        ("rewards", record["reward/mean"] > 1,
+         f"the mean reward is {record['reward/mean']:.3f}, and mean@n, pass@k and the solved "
+         "groups count a reward of exactly 1 alone"),
+        ("cut off", record[cut] > min(0.5, first[cut] + 0.2),
+         f"{record[cut]:.0%} of the completions are cut off at max_tokens, {first[cut]:.0%} in "
+         f"rollout {since}. More --max_tokens, a --template that the model knows, --stop TEXT, "
+         "such as </answer>, or --overlong_penalty (arXiv 2503.14476) may help"),
+        ("entropy", record[entropy] < 0.1 * first[entropy],
+         f"entropy has fallen to {record[entropy]:.2g} nats, from {first[entropy]:.2g} in rollout "
+         f"{since}: completions of a prompt become equal. A larger --eps_high (arXiv 2503.14476), "
+         "--loss clip_cov (arXiv 2505.22617) or a lower --lr usually helps"),
+        ("gap", record[GAP] > usual,
+         f"log probabilities of sampler and trainer are {record[GAP]:.2g} apart on average, "
+         f"{first[GAP]:.2g} in rollout {since}. The sampler may lack some of the trained weights "
+         "(--check tries it; --sampler is another), or rounding counts for more (--dtype float32, "
+         "--sampler_dtype float32)")] if wrong}

@@ -201,8 +201,8 @@ def test_the_teachers_part_on_two_ranks(base, tmp_path):
     assert torch.allclose(batch.teacher_logprobs, its, atol=1e-4)
 
 
-RECORD = {"rollout": 7, "reward/mean": 1.0, "len/truncated_frac": 0.1, "policy/entropy": 1.0,
-          log.GAP: 1e-6}
+RECORD = {"rollout": 7, "reward/mean": 1.0, "reward/unreadable_frac": 0.0,
+          "len/truncated_frac": 0.1, "policy/entropy": 1.0, log.GAP: 1e-6}
 
 
 @pytest.mark.parametrize("change, kind, words", [
