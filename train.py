@@ -138,16 +138,15 @@ def main(argv=None):
     from harness import check
     from harness.run import Run, banner
     tokenizer, eos, train_set, test_set = load_tokenizer(args, train_set, test_set)  # that fit
-    resumed = checkpoint.resumed(args)
-    trainer = load_trainer(args, method, tokenizer, eos, train_set[0], resumed)
+    trainer = load_trainer(args, method, tokenizer, eos, train_set[0])
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,
                            train_set))
 
-    with Run(args, trainer, tokenizer, resumed, sums, len(test_set)) as run:
+    with Run(args, trainer, tokenizer, sums, len(test_set)) as run:
         sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first
-        if args.eval_every and not resumed:
+        if args.eval_every and not run.rollout:  # it is not resumed
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))
 

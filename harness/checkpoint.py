@@ -10,7 +10,6 @@ import ast
 import json
 import shutil
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -29,6 +28,12 @@ CHANGEABLE = {"held-out problems", *(
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
     "gpu_memory_utilization deterministic allow_unsafe_code data_dir").split()}
 OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes in trainer.pt
+
+
+def newest(args):
+    """-> the folder of the last checkpoint of the run that --resume continues; None without one."""
+    *_, last = None, *checkpoint_folders(default_out(args))
+    return last if args.resume else None
 
 
 def saved_config(args):
@@ -58,7 +63,7 @@ def differing(old, new):
 def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
     now: flags_of(args). sums, roots: of start.load_data. -> sums; missing ones are the run's."""
-    if not args.resume or not checkpoint_folders(default_out(args)):
+    if not newest(args):
         return sums  # without a checkpoint it starts again, perhaps with other flags
     saved, known = args.saved["flags"], args.saved["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
@@ -84,11 +89,10 @@ def compare_with_saved(args, now, sums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    out = default_out(args)
-    newest = max([int(folder.name[-6:]) for folder in checkpoint_folders(out)], default=0)
-    if done := args.resume and (
-            newest, (out / "curves.png").exists()) >= (args.rollouts, True):
-        parallel.say(f"{out}: all {newest} rollouts are done; a larger --rollouts continues")
+    out, folder = default_out(args), newest(args)
+    last = int(folder.name[-6:]) if folder else 0
+    if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
+        parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")
     return done
 
 
@@ -101,31 +105,25 @@ def read_pickle(path, **options):
         raise ValueError(f"{type(e).__name__}: damaged, or more than tensors and values") from None
 
 
-def resumed(args):
-    """-> of the newest checkpoint of the run that --resume continues: `folder`; the `trainer`'s
-    part; the `run`'s, attributes of Run. None without one. Raises RunFailed for a damaged one."""
-    folders = checkpoint_folders(default_out(args)) if args.resume else []
-    if not folders:
+def restore(args, trainer):
+    """Gives a trainer the state of the newest checkpoint. -> the rest of its trainer.pt, attributes
+    of Run; None without a checkpoint. Raises RunFailed for a damaged one."""
+    folder, device = newest(args), parallel.device()
+    if not folder:
         return None
-    folder, device = folders[-1], parallel.device()
-    with reading(folder):  # mapped: on a node every rank would have all ranks' moments
-        content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
-        run = {name: content["run"][name] for name in OF_RUN}
-        flags = run.pop("flags")
-        require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
-        if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
-            run["state"] = {}  # another method's averages mean nothing
-        run["pending"] = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                               for batch, rewards, *rest in run["pending"])
-        return dict(folder=folder, trainer=content["trainer"], run=run)
-
-
-@contextmanager
-def reading(folder):
-    """Makes an error of the content of a checkpoint's trainer.pt RunFailed, and a full GPU's."""
-    try:
+    try:  # mapped: on a node every rank would have all ranks' moments
         with room_for("loading"):
-            yield
+            content = read_pickle(folder / "trainer.pt", map_location="cpu",
+                                  mmap=parallel.sharded())
+            run = {name: content["run"][name] for name in OF_RUN}
+            flags = run.pop("flags")
+            require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
+            if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
+                run["state"] = {}  # another method's averages mean nothing
+            run["pending"] = deque((Batch(**batch).to(device), rewards.to(device), *rest)
+                                   for batch, rewards, *rest in run["pending"])
+            trainer.restore(content["trainer"])
+            return run
     except RunFailed:
         raise
     except Exception as e:  # such a file may hold anything

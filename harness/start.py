@@ -139,9 +139,9 @@ def load_sampler(args, trainer, eos):
     return sampler
 
 
-def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
-    """-> the Trainer, with the weights and the state of checkpoint.resumed where there is one.
-    Refuses a model that it cannot train."""
+def load_trainer(args, method, tokenizer, eos, problem):
+    """-> the Trainer, with the weights of the newest checkpoint where a run is resumed. Refuses a
+    model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
@@ -160,13 +160,9 @@ def load_trainer(args, method, tokenizer, eos, problem, resumed=None):
                    "scores the model's tokens, by their ids")
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
-        trainer = Trainer.load(
-            args.model, eos, probe, method, compute, weights=resumed and resumed["folder"],
+        return Trainer.load(
+            args.model, eos, probe, method, compute, weights=checkpoint.newest(args),
             teacher=args.teacher, max_tokens=args.max_tokens, lr=args.lr,
             factor=partial(lr_factor, args.warmup, args.schedule, steps),
             weight_decay=args.weight_decay, max_grad_norm=args.max_grad_norm,
             kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
-    if resumed:
-        with checkpoint.reading(resumed["folder"]):
-            trainer.restore(resumed.pop("trainer"))  # its moments are held once
-    return trainer
