@@ -1,6 +1,7 @@
 """The numbers of runs, grouped over seeds, and as a table."""
 
 import json
+from collections import Counter, defaultdict
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -13,15 +14,14 @@ OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last:
 def grouped(runs):
     """{label: [run]}: runs whose flags differ in no more than seed and folder; a second run of a
     seed, as after a change of the code, is of a second group. A second label gets a number."""
-    by_flags, groups = {}, {}
+    by_flags, times, groups = defaultdict(list), Counter(), {}
     for run in runs:
-        flags, again = json.dumps(run["flags"] | OF_A_RUN), 0
-        while run["seed"] in by_flags.setdefault((flags, again), {}):
-            again += 1
-        by_flags[flags, again][run["seed"]] = run
-    for seeds in by_flags.values():
-        label = next(iter(seeds.values()))["name"]
-        groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = [*seeds.values()]
+        flags = json.dumps(run["flags"] | OF_A_RUN)
+        by_flags[flags, times[flags, run["seed"]]].append(run)
+        times[flags, run["seed"]] += 1
+    for members in by_flags.values():
+        label = members[0]["name"]
+        groups[label if label not in groups else f"{label} ({len(groups) + 1})"] = members
     return groups
 
 
