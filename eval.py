@@ -158,11 +158,9 @@ def claim(args, problems, out):
 def previous_rows(args, problems, out, size):
     """-> the rows, graded again, that the folder or --completions has of the first problems. size:
     problems of a chunk. A partial chunk is sampled anew: it has one seed."""
-    path, groups = out / "completions.jsonl", []
-    if args.completions:
-        groups = read_groups(Path(args.completions), problems, flag="--completions")
-    elif path.exists():
-        groups = read_groups(path, problems, args.samples, size=size)
+    path = out / "completions.jsonl"
+    groups = read_groups(Path(args.completions or path), problems, args.samples,
+                         args.completions and "--completions", size)
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
     return groups
 

@@ -33,7 +33,7 @@ def read_groups(path, problems, n=None, flag=None, size=1):
     Each problem has n rows, without n as many as the others. The file of a flag is refused
     otherwise; --out's own, which may be cut, counts by whole chunks of `size`."""
     require(not flag or path.is_file(), f"{flag}: there is no file {path}")
-    found = read_rows(path)
+    found = read_rows(path) if path.exists() else {}
     groups = [found.get((problem["benchmark"], problem["id"]), []) for problem in problems]
     n = n or max(1, *map(len, groups))
     whole = next((i for i, rows in enumerate(groups) if len(rows) != n), len(groups))
