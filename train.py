@@ -130,8 +130,7 @@ def evaluate(sampler, tokenizer, test_set, args):
 def main(argv=None):
     args, method = parse_args(argv)
     parallel.start(args.deterministic)
-    train_set, test_set, sums, code_roots = load_data(args)
-    sums = checkpoint.compare_with_saved(args, flags.flags_of(args), sums, code_roots)
+    train_set, test_set, sums = load_data(args)
     if checkpoint.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before

@@ -62,7 +62,7 @@ def differing(old, new):
 @refusing("train.py")
 def compare_with_saved(args, now, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training, but for --force.
-    now: flags_of(args). sums, roots: of start.load_data. -> sums; missing ones are the run's."""
+    now: flags_of(args). roots: of checksums.reached. -> sums; missing ones are the run's."""
     if not newest(args):
         return sums  # without a checkpoint it starts again, perhaps with other flags
     saved, known = args.saved["flags"], args.saved["checksums"]

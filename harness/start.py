@@ -13,7 +13,7 @@ from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, checksums
 from harness.failures import room_for
-from harness.flags import dtype_of_sampler, refuse, refusing
+from harness.flags import dtype_of_sampler, flags_of, refuse, refusing
 from losses import require
 from rewards import announce
 
@@ -70,8 +70,8 @@ def check_prompts(model, config, eos, prompts):
 
 
 def load_data(args):
-    """-> the problems to learn from, those held out, the checksums of problems and weights, and
-    the names in losses.py and rewards.py at which the run's code begins."""
+    """-> the problems to learn from, those held out, and the checksums of problems and weights.
+    Refuses what training of a resumed run depends on and what has changed."""
     test_set, held_out = [], args.eval_data or args.data
     try:
         if args.eval_every:
@@ -92,38 +92,34 @@ def load_data(args):
              "held-out problems": test_set and checksums.of_problems(test_set),
              "weights of --model": checksums.of_weights(args.model),
              "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
-    return train_set, test_set, {name: x for name, x in known.items() if x}, roots
-
-
-def not_too_long(args, problems, lengths, source, made=False):
-    """The problems whose prompts have at most --max_prompt_tokens. Refuses where none has, and
-    where those that are made one by one have not all."""
-    limit = args.max_prompt_tokens
-    short = [problem for problem, n in zip(problems, lengths) if n <= limit]
-    if left_out := len(problems) - len(short):
-        if made or not short:
-            refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(lengths)} tokens: "
-                   "raise it")
-        say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are longer "
-            f"than --max_prompt_tokens {limit}")
-    return short
+    sums = {name: x for name, x in known.items() if x}
+    return train_set, test_set, checkpoint.compare_with_saved(args, flags_of(args), sums, roots)
 
 
 def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
-    held out whose prompts are not too long. Refuses a model that cannot make prompts of them."""
+    held out whose prompts have at most --max_prompt_tokens. Refuses a model that cannot make
+    prompts of them, problems of which none is left, and not all of those made one by one."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
-    made = not isinstance(train_set, list)
+    made, limit, kept = not isinstance(train_set, list), args.max_prompt_tokens, []
     rows = data.batch(train_set, 64, args.seed, 1) if made else train_set
     with refusing():
         tokenizer, eos, lengths = read_tokenizer(
             args.model, [*rows, *test_set], args.template, args.template_kwargs,
-            args.max_prompt_tokens + args.max_tokens)
+            limit + args.max_tokens)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
-    short = not_too_long(args, rows, lengths[:len(rows)], f"--data {args.data}", made)
-    test_set = not_too_long(args, test_set, lengths[len(rows):], held_out)
-    return tokenizer, eos, train_set if made else short, test_set[:args.eval_problems]
+    for source, problems, its in ((f"--data {args.data}", rows, lengths[:len(rows)]),
+                                  (held_out, test_set, lengths[len(rows):])):
+        short = [problem for problem, n in zip(problems, its) if n <= limit]
+        if left_out := len(problems) - len(short):
+            if not short or (made and problems is rows):
+                refuse(f"--max_prompt_tokens {limit}: a prompt of {source} has {max(its)} tokens: "
+                       "raise it")
+            say(f"{source}: left out {left_out} of {len(problems)} problems, their prompts are "
+                f"longer than --max_prompt_tokens {limit}")
+        kept.append(short)
+    return tokenizer, eos, train_set if made else kept[0], kept[1][:args.eval_problems]
 
 
 def load_sampler(args, trainer, eos):
