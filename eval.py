@@ -156,13 +156,15 @@ def claim(args, problems, out):
 
 
 def previous_rows(args, problems, out, size):
-    """-> the rows, graded again, that the folder or --completions has of the first problems. size:
-    problems of a chunk. A partial chunk is sampled anew: it has one seed."""
+    """-> the rows, graded again, that the folder or --completions has of the first problems, and
+    --against's, or None. size: of a chunk; a partial one is sampled anew: it has one seed."""
     path = out / "completions.jsonl"
     groups = read_groups(Path(args.completions or path), problems, args.samples,
                          args.completions and "--completions", size)
     write(path, "".join(json.dumps(row) + "\n" for rows in groups for row in rows))
-    return groups
+    return groups, args.against and read_groups(
+        Path(args.against, "completions.jsonl"), problems, args.samples or len(groups[0]),
+        "--against")  # samples is None with --completions
 
 
 def sample_rest(args, problems, groups, path, size):
@@ -211,10 +213,7 @@ def main(argv=None):
         parallel.start()
         size = max(1, AT_ONCE * parallel.world() // (args.samples or 1))  # None: --completions
         parallel.on_rank0(claim, args, problems, out)
-        groups = parallel.on_rank0(previous_rows, args, problems, out, size)
-        others = args.against and parallel.on_rank0(
-            read_groups, Path(args.against, "completions.jsonl"), problems,
-            args.samples or len(groups[0]), "--against")  # None: of --completions
+        groups, others = parallel.on_rank0(previous_rows, args, problems, out, size)
         if len(groups) < len(problems):
             with failures.room_for("sample", "fewer --max_tokens or --max_prompt_tokens"):
                 sample_rest(args, problems, groups, out / "completions.jsonl", size)  # into groups
