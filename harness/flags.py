@@ -235,7 +235,12 @@ def parse_args(argv, description, rehearsal=False):
         (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved)]
     if "help" in given:
         parser.show_help(parser.merge({}, *tiers))
-    tiers[2:2] = following(parser.merge(given, *tiers))  # over the recipe's, under a saved lr
+    known = parser.merge(given, *tiers)
+    tiers[2:2] = [  # over the recipe's, under a saved lr
+        (FOLLOWS, dict(sampler_temperature=known.temperature, sampler_dtype=known.dtype, model=BASE,
+                       head_dtype="model" if known.dtype == "float32" else "float32")),
+        ("ten times full training's, for --lora_rank",
+         dict(lr=10 * known.lr if known.lora_rank else None))]
     args = parser.merge(given, *tiers)
     check_known(unknown, chosen.loss, method, parser.rows)
     check_data_dir(args, args.data, args.eval_data or args.data)
@@ -347,14 +352,6 @@ def check(args, method, rehearsal):
          f"--select {args.select} corrects for the sampler a second time: --old_logprobs sampler "
          "is already its own")]:
         require(not wrong, sentence)
-
-
-def following(args):
-    """Yields the values of flags that follow from others, as tiers of `merge`."""
-    yield FOLLOWS, dict(sampler_temperature=args.temperature, sampler_dtype=args.dtype, model=BASE,
-                        head_dtype="model" if args.dtype == "float32" else "float32")
-    if args.lora_rank:
-        yield "ten times full training's, for --lora_rank", dict(lr=10 * args.lr)
 
 
 def with_origins(args, names):
