@@ -30,10 +30,9 @@ class Group(NamedTuple):
 
     def rows(self):
         """A row of each completion, as in completions.jsonl; `tokens` a number, `fault` a text."""
+        _, _, *of_completions = self
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
-                     fault=fault and str(fault))
-                for text, reward, c, fault in zip(self.texts, self.rewards, self.completions,
-                                                  self.faults)]
+                     fault=fault and str(fault)) for c, text, reward, fault in zip(*of_completions)]
 
 
 def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp=1,
