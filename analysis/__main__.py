@@ -13,7 +13,7 @@ seed are one line.
 
 from pathlib import Path
 
-from harness.failures import refuse, refusing
+from harness.failures import refusing
 from harness.flags import Parser, did_you_mean
 
 # command: the file that it writes without --out, and its own flags
@@ -65,19 +65,19 @@ def output(parser, name, args):
     return args.out
 
 
-def read_runs(program, paths):
+def read_runs(parser, paths):
     """The runs of those paths that are a run's folder."""
     from harness.curves import read
     found = []
     for path in paths:
         if not path.exists():
-            refuse(program, f"there is no {path}")
+            parser.error(f"there is no {path}")
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
-            with refusing(program, f"{path}: a file of the run is damaged: "):
+            with refusing(parser.prog, f"{path}: a file of the run is damaged: "):
                 found.append(read(path))
     if not found:
-        refuse(program, f"{', '.join(map(str, paths))}: no run's folder is among these; train.py "
-                        "--out names one")
+        parser.error(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py "
+                     "--out names one")
     return found
 
 
@@ -86,15 +86,14 @@ def main(argv=None):
     args = read_command(parser, COMMANDS, argv)
     command, metric = args.command, args.metric
     name = f"{metric}.png".replace("/", "-") if metric else COMMANDS[command][0]
-    out, found = output(parser, name, args), read_runs("analysis", args.paths)
+    out, found = output(parser, name, args), read_runs(parser, args.paths)
     from analysis import runs
     from harness import curves
     groups = runs.grouped(found)
     logged = {name for run in found for record in run["records"] for name, x in record.items()
               if isinstance(x, (int, float))}
     if metric and metric not in logged:
-        refuse("analysis",
-               f"--metric {metric}: no such number was logged{did_you_mean(metric, logged)}")
+        parser.error(f"--metric {metric}: no such number was logged{did_you_mean(metric, logged)}")
     if command == "table":
         out.write_text(runs.table(groups))
         print(f"{out.read_text()}\n{runs.NOTES}")

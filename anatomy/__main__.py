@@ -19,7 +19,7 @@ import json
 from pathlib import Path
 
 from analysis.__main__ import output, read_command, read_runs
-from harness.failures import refuse, refusing
+from harness.failures import refusing
 from harness.files import numbers
 from harness.flags import Parser
 
@@ -65,14 +65,13 @@ def write_figure(command, path, out, model, **options):
     print(f"{table(result)}\nwritten: {out}, {beside}")
 
 
-def write_passk(paths, out):
+def write_passk(parser, paths, out):
     from analysis.runs import grouped
     from anatomy import passk
-    groups = grouped(read_runs("anatomy", paths))
+    groups = grouped(read_runs(parser, paths))
     results = passk.pass_at_k(groups)
     if results.keys().isdisjoint(groups):
-        refuse("anatomy", "passk: no run was evaluated after training, as by train.py "
-                          "--eval_every 10")
+        parser.error("passk: no run was evaluated after training, as by train.py --eval_every 10")
     passk.draw_passk(results, out)
     print(f"written: {out}")
 
@@ -81,7 +80,7 @@ def main(argv=None):
     parser = make_parser()
     args = read_command(parser, COMMANDS, argv)
     if args.command == "passk":
-        return write_passk(args.paths, output(parser, "passk.png", args))
+        return write_passk(parser, args.paths, output(parser, "passk.png", args))
     path, *others = args.paths
     if others or not path.is_file():
         parser.error(f"{args.command} takes one file that train.py --save_rollouts kept, such as "
