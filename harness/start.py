@@ -105,9 +105,8 @@ def load_tokenizer(args, train_set, test_set):
     made, limit, kept = not isinstance(train_set, list), args.max_prompt_tokens, []
     rows = data.batch(train_set, 64, args.seed, 1) if made else train_set
     with refusing():
-        tokenizer, eos, lengths = read_tokenizer(
-            args.model, [*rows, *test_set], args.template, args.template_kwargs,
-            limit + args.max_tokens)
+        tokenizer, eos, lengths = read_tokenizer(args.model, [*rows, *test_set], args.template,
+                                                 args.template_kwargs, limit + args.max_tokens)
     held_out = f"--eval_data {args.eval_data}" if args.eval_data else f"--data {args.data}, test"
     for source, problems, its in ((f"--data {args.data}", rows, lengths[:len(rows)]),
                                   (held_out, test_set, lengths[len(rows):])):
@@ -136,8 +135,7 @@ def load_sampler(args, trainer, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem):
-    """-> the Trainer, with the weights of the newest checkpoint where a run is resumed. Refuses a
-    model that it cannot train."""
+    """-> the Trainer, with checkpoint.newest's weights. Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn
