@@ -145,10 +145,9 @@ def claim(args, problems, out):
             write(path, json.dumps(content, indent=1))
         before = json.loads(path.read_text())
         for name, value in content.items():
-            comparable = name in settings or None not in (value, before.get(name))  # None: unknown
-            if comparable and value != before.get(name):
-                refuse(f"--out {out} was begun with {name} {before.get(name)}, not {value}; "
-                       "give another")
+            then = before.get(name)
+            if value != then and (name in settings or None not in (value, then)):  # None: unknown
+                refuse(f"--out {out} was begun with {name} {then}, not {value}; give another")
     except BlockingIOError:
         refuse(f"--out {out} is another process's at this moment")
     except Exception as e:  # settings.json may hold anything

@@ -140,8 +140,7 @@ def main(argv=None):
     trainer = load_trainer(args, method, tokenizer, eos, train_set[0])
     if args.check:
         parallel.say(banner(args, trainer, None, 0))
-        sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, eos,
-                           train_set))
+        sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, train_set))
 
     with Run(args, trainer, tokenizer, sums, len(test_set)) as run:
         sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first

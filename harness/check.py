@@ -55,11 +55,11 @@ def check_sampler(s):
 def check_ends(s):
     """Is an end-of-sequence token the last of completions, and none inside them?"""
     completions = [c for group in s.groups for c in group.completions]
-    ended, eos = [c for c in completions if not c.truncated], set(s.eos)
+    ended, eos = [c for c in completions if not c.truncated], set(s.sampler.eos)
     right = (2 * len(ended) >= len(completions)
              and all(c.stopped or c.tokens[-1] in eos for c in ended)
              and all(not set(c.tokens[:-1]) & eos for c in completions))
-    names = ", ".join(f"{i} {s.tokenizer.decode([i])!r}" for i in s.eos)
+    names = ", ".join(f"{i} {s.tokenizer.decode([i])!r}" for i in s.sampler.eos)
     yield (f"completions end with one of {names}{f' or {s.args.stop!r}' if s.args.stop else ''}",
            f"{len(ended)} of {len(completions)} do, limit a half", right,
            "--stop, --template, --max_tokens; eos_token_id in generation_config.json")
@@ -135,7 +135,7 @@ def check_sync(s):
     yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2)[1])
 
 
-def run(args, trainer, sampler, tokenizer, eos, train_set):
+def run(args, trainer, sampler, tokenizer, train_set):
     """Prints the rows as they come -> the exit code: 0 if all are right, else 1."""
     s = SimpleNamespace(**locals(), policy=trainer.policy,
                         exact=args.dtype == args.sampler_dtype == "float32")
