@@ -22,7 +22,6 @@ import torch
 import data
 from data.recipe import BASE, OF_SAMPLING, settings_of
 from engine import parallel
-from engine.completion import seed_of
 from engine.sampler import make_sampler
 from harness import checksums, failures
 from harness.completions import read_groups
@@ -174,7 +173,7 @@ def sample_rest(args, problems, groups, path, size):
     sampling = Sampling(args.samples, args.temperature, args.max_tokens, args.template, args.top_p)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
         first, *_ = chunk = problems[start:start + size]
-        seed = partial(seed_of, "eval.py", args.seed, first["benchmark"], first["number"])
+        seed = "eval.py", args.seed, first["benchmark"], first["number"]
         sampled = [[dict(benchmark=group.problem["benchmark"], id=group.problem["id"], **row)
                     for row in group.rows()]
                    for group in sample_on_engines(sampler, tokenizer, chunk, sampling, seed)]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from data.prompts import decode, encode
 from engine import parallel
+from engine.completion import seed_of
 from rewards import grade
 
 
@@ -35,18 +36,17 @@ class Group(NamedTuple):
                      fault=fault and str(fault)) for c, text, reward, fault in zip(*of_completions)]
 
 
-def sample_on_engines(sampler, tokenizer, problems, sampling, seed_of_engine, tp=1,
-                      timed=nullcontext):
+def sample_on_engines(sampler, tokenizer, problems, sampling, seed, tp=1, timed=nullcontext):
     """-> each problem's Group, in order, on every rank: each engine samples and grades its share.
 
-    sampler: of engine/sampler.py. seed_of_engine: an engine's number -> the seed of its draws; tp:
+    sampler: of engine/sampler.py. seed: parts of seed_of, before an engine's number; tp:
     ranks of one engine, which all do the same; timed: phase -> a context, "sample" and "reward"."""
     engines, engine = parallel.world() // tp, parallel.rank() // tp
     share = problems[engine::engines]
     prompts = [encode(tokenizer, problem, sampling.template) for problem in share]
     with timed("sample"):
         completions = sampler.sample(
-            prompts, sampling.samples, seed=seed_of_engine(engine), max_tokens=sampling.max_tokens,
+            prompts, sampling.samples, seed=seed_of(*seed, engine), max_tokens=sampling.max_tokens,
             temperature=sampling.temperature, top_p=sampling.top_p)
     with timed("reward"):
         texts = [[decode(tokenizer, c, prompt) for c in group]

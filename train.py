@@ -11,14 +11,12 @@ The method is a row of losses.METHODS; its functions' keyword-only arguments are
 
 import os
 import sys
-from functools import partial
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # a thread that waits soon leaves its core
 import torch
 
 import data
 from engine import parallel
-from engine.completion import seed_of
 from engine.policy import compute_logprobs, make_batch, minibatches
 from harness import checkpoint, flags, log
 from harness.failures import RunFailed
@@ -46,8 +44,8 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + REFILLS * args.drop_uniform_groups):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
-        seeds = partial(seed_of, args.seed, rollout - 1, attempt)  # from 0, as attempts do
-        for group in sample_on_engines(sampler, tokenizer, problems, sampling, seeds, args.tp,
+        seed = args.seed, rollout - 1, attempt  # from 0, as attempts do
+        for group in sample_on_engines(sampler, tokenizer, problems, sampling, seed, args.tp,
                                        timed):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
         if len(mixed) >= args.problems_per_rollout:
@@ -119,8 +117,7 @@ def evaluate(sampler, tokenizer, test_set, args):
 
     All evaluations of a run have one seed: equal weights have equal scores."""
     sampling = Sampling(args.eval_samples, args.temperature, args.max_tokens, args.template)
-    groups = sample_on_engines(sampler, tokenizer, test_set, sampling,
-                               partial(seed_of, "eval", args.seed), args.tp)
+    groups = sample_on_engines(sampler, tokenizer, test_set, sampling, ("eval", args.seed), args.tp)
     scores = summarise(test_set, [group.rows() for group in groups])
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 

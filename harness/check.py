@@ -5,14 +5,13 @@ Each check takes s, the parts of a run and the completions that they are tried o
 """
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import torch
 
 import data
 from engine import parallel
-from engine.completion import Completion, seed_of
+from engine.completion import Completion
 from engine.layout import lay, micro_batches
 from engine.parallel import say
 from engine.policy import compute_logprobs, make_batch, shuffled_shares
@@ -28,7 +27,7 @@ def sampled(s, temperature, seed):
     sampling = Sampling(EACH, temperature, s.args.max_tokens, s.args.template)
     groups = sample_on_engines(
         s.sampler, s.tokenizer, data.batch(s.train_set, PROMPTS, s.args.seed, 1), sampling,
-        partial(seed_of, "check", seed), s.args.tp)
+        ("check", seed), s.args.tp)
     return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 

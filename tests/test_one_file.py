@@ -143,7 +143,7 @@ def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
     sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
                            eos=[tokenizer.eos_token_id])
     sampling = Sampling(1, 0, one_file.MAX_TOKENS, None)
-    groups = sample_on_engines(sampler, tokenizer, problems, sampling, lambda engine: 0)
+    groups = sample_on_engines(sampler, tokenizer, problems, sampling, (0,))
     for i, group in enumerate(groups):
         tokens = completions.ids[i, -completions.mask.shape[1]:][completions.mask[i]]
         assert tokens.tolist() == group.completions[0].tokens
