@@ -105,14 +105,12 @@ def commit():
 
 def line(record):
     """A record in one line for the console; +- is the standard error over the problems."""
-    shown, values = {**SHOWN}, []
+    shown = {**SHOWN}
     for n, name in scores(record, "mean").items():
         shown.update({name: f"mean@{n}", scores(record, "pass").get(n): f"pass@{n}"})
-    for name, short in shown.items():
-        if record.get(name) is not None:
-            error = record.get(f"{name}_stderr")
-            values.append(f"{short} {record[name]:.3f}"
-                          + ("" if error is None else f" +- {error:.3f}"))
+    values = [f"{short} {record[name]:.3f}"
+              + ("" if (error := record.get(f"{name}_stderr")) is None else f" +- {error:.3f}")
+              for name, short in shown.items() if record.get(name) is not None]
     return f"{record['rollout']:4d}  {'  '.join(values)}  {record['time/rollout']:.1f}s"
 
 
