@@ -94,7 +94,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
             run.sampled += outcome["len/sum"]  # in tokens
             run.pending.append((batch, rewards, {**outcome, **metrics},
                                 log.examples(groups, tokenizer)))
-        batch, rewards, metrics, examples = run.pending.popleft()
+        batch, rewards, metrics, examples = run.pending.pop(0)
         if args.old_logprobs == "proximal" and args.rollout_lag:  # older weights scored it
             with run.timed("logp"):
                 present, _ = compute_logprobs(trainer.policy, batch)

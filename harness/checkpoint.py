@@ -3,13 +3,12 @@
 
 A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
 (seed, rollout) and an engine's number. A run continues on any other number of ranks. Its flags are
-merged by flags.parse_args, and Trainer.restore and Run take over trainer.pt.
+merged by flags.parse_args, and `restore` and Run take over trainer.pt.
 """
 
 import ast
 import json
 import shutil
-from collections import deque
 from dataclasses import asdict
 
 import torch
@@ -120,8 +119,8 @@ def restore(args, trainer):
             require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
             if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
                 run["state"] = {}  # another method's averages mean nothing
-            run["pending"] = deque((Batch(**batch).to(device), rewards.to(device), *rest)
-                                   for batch, rewards, *rest in run["pending"])
+            run["pending"] = [(Batch(**batch).to(device), rewards.to(device), *rest)
+                              for batch, rewards, *rest in run["pending"]]
             trainer.restore(content["trainer"])
             return run
     except RunFailed:

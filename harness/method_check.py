@@ -1,5 +1,4 @@
-"""A row of METHODS, tried on a toy step before a model is loaded: a fault is a ValueError, a
-sentence that names the function."""
+"""A row of METHODS, tried on a toy step before a model is loaded; ValueErrors name the function."""
 
 import sys
 from dataclasses import replace

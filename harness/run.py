@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections import Counter, deque
+from collections import Counter
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -62,17 +62,16 @@ def begin(run, sums):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer, which gets its state back where a run is resumed; sums: checksums of problems
-    and weights. flags: args, with budget and eval_problems as found, for --resume. rollout: number
-    of the present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers
-    (FADE's averages). totals: optimizer steps, generated tokens and seconds until now. sampled:
-    tokens since this rollout began. first: the record of the first one. stopping: signals, of all
-    ranks, that end the run after it."""
+    trainer: Trainer, which gets its state where a run is resumed; sums: of start.load_data. flags:
+    args, with budget and eval_problems as found, for --resume. rollout: number of the present one.
+    pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
+    totals: optimizer steps, generated tokens and seconds until now. sampled: tokens since this
+    rollout began. first: the record of the first. stopping: all ranks' signals, which end it."""
 
     def __init__(self, args, trainer, tokenizer, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         vars(self).update(checkpoint.restore(args, trainer) or dict(
-            rollout=0, state={}, totals=Counter(), pending=deque(), first=None))
+            rollout=0, state={}, totals=Counter(), pending=[], first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)
         self.signals, self.stopping, self.warned = [], [], set()
