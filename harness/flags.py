@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program, allow_abbrev=False, add_help=False,
                          argument_default=argparse.SUPPRESS,  # `merge` has the defaults
                          formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-        self.rows, self.group = {}, self  # {flag: default}
+        self.rows = {}  # {flag: default}
         self.source = ""  # of the values that are parsed; the command line has no name
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
@@ -68,18 +68,15 @@ class Parser(argparse.ArgumentParser):
             self.error(
                 f"{name} must be {action.least:g} or more and below {action.limit}, not {value}")
 
-    def section(self, *title):
-        self.group = self.add_argument_group(*title)
-
     def flag(self, name, default, help, type=None, least=0, below=None, **options):
-        """One flag, typed as its default; a bool is a switch, --NAME and --no-NAME. A number is
-        `least` or more and below `below`, or any where the default is below 0."""
+        """A flag of the last group, typed as its default; a bool is a switch, --NAME and --no-NAME.
+        A number is `least` or more and below `below`, or any where the default is below 0."""
         kind = type or (str if default is None else default.__class__)
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif "choices" not in options:
             options.update(type=kind, metavar={int: "N", float: "X", str: "NAME"}.get(kind))
-        action = self.group.add_argument(f"--{name}", help=help, **options)
+        action = self._action_groups[-1].add_argument(f"--{name}", help=help, **options)
         action.least = least if kind is str or default is None or default >= 0 else -math.inf
         action.limit = below or (2**63 if kind is int else math.inf)
         self.rows[name] = default
@@ -219,7 +216,7 @@ def parse_args(argv, description, rehearsal=False):
     begins. rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
-    add_flags(parser.flag, parser.section)
+    add_flags(parser.flag, parser.add_argument_group)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
     given = vars(parser.parse_known_args(argv)[0])  # twice: --loss, --model bring flags, values
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # with --resume
@@ -276,7 +273,8 @@ def add_method_flags(parser, name, method):
                     f"{where}: {p.name} has to be keyword-only and have a default, a number, a "
                     f"text or None, as in {f.__name__}(..., *, {p.name}=1.0)")
         if own.keys() - parser.rows:
-            parser.section(f"{name}: {f.__name__}", (inspect.getdoc(f) or "").split("\n\n")[0])
+            parser.add_argument_group(f"{name}: {f.__name__}",
+                                      (inspect.getdoc(f) or "").split("\n\n")[0])
         for flag, default in own.items():
             require(flag not in common,
                     f"{where}: --{flag} is a flag of train.py already; give another name")
