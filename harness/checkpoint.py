@@ -104,6 +104,7 @@ def read_pickle(path, **options):
         raise ValueError(f"{type(e).__name__}: damaged, or more than tensors and values") from None
 
 
+@room_for("loading")
 def restore(args, trainer):
     """Gives a trainer the state of the newest checkpoint. -> the rest of its trainer.pt, attributes
     of Run; None without a checkpoint. Raises RunFailed for a damaged one."""
@@ -111,19 +112,17 @@ def restore(args, trainer):
     if not folder:
         return None
     try:  # mapped: on a node every rank would have all ranks' moments
-        with room_for("loading"):
-            content = read_pickle(folder / "trainer.pt", map_location="cpu",
-                                  mmap=parallel.sharded())
-            run = {name: content["run"][name] for name in OF_RUN}
-            flags = run.pop("flags")
-            require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
-            if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
-                run["state"] = {}  # another method's averages mean nothing
-            run["pending"] = [(Batch(**batch).to(device), rewards.to(device), *rest)
-                              for batch, rewards, *rest in run["pending"]]
-            trainer.restore(content["trainer"])
-            return run
-    except RunFailed:
+        content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
+        run = {name: content["run"][name] for name in OF_RUN}
+        flags = run.pop("flags")
+        require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
+        if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
+            run["state"] = {}  # another method's averages mean nothing
+        run["pending"] = [(Batch(**batch).to(device), rewards.to(device), *rest)
+                          for batch, rewards, *rest in run["pending"]]
+        trainer.restore(content["trainer"])
+        return run
+    except torch.OutOfMemoryError:  # of the GPU
         raise
     except Exception as e:  # such a file may hold anything
         raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): if it is damaged, --resume "
