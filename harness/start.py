@@ -72,10 +72,9 @@ def check_prompts(model, config, eos, prompts):
 def load_data(args):
     """-> the problems to learn from, those held out, and the checksums of problems and weights.
     Refuses what training of a resumed run depends on and what has changed."""
-    test_set, held_out = [], args.eval_data or args.data
+    held_out = args.eval_data or args.data
     try:
-        if args.eval_every:
-            test_set = data.load(held_out, "test", args.data_dir)
+        test_set = data.load(held_out, "test", args.data_dir) if args.eval_every else []
         train_set = data.load(args.data, "train", args.data_dir)
         rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
         announce([*test_set, *rows], args.allow_unsafe_code)
