@@ -157,5 +157,5 @@ def load_trainer(args, method, tokenizer, eos, problem):
             args.model, eos, probe, method, compute, weights=checkpoint.newest(args), lr=args.lr,
             factor=partial(lr_factor, args.warmup, args.schedule, steps), teacher=args.teacher,
             weight_decay=args.weight_decay, max_tokens=args.max_tokens,
-            max_grad_norm=args.max_grad_norm,
-            kl_coef=args.kl_coef, kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
+            max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef,
+            kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
