@@ -155,7 +155,7 @@ def claim(args, problems, out):
 
 def previous_rows(args, problems, out, size):
     """-> the rows, graded again, that the folder or --completions has of the first problems, and
-    --against's, or None. size: of a chunk; a partial one is sampled anew: it has one seed."""
+    --against's, or None. size: of a chunk; a partial one, with its one seed, is sampled anew."""
     path = out / "completions.jsonl"
     groups = read_groups(Path(args.completions or path), problems, args.samples,
                          args.completions and "--completions", size)

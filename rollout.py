@@ -23,14 +23,14 @@ class Group(NamedTuple):
     """The completions of one problem, with their rewards as graded."""
 
     problem: dict
-    prompt: list        # token ids
+    prompt: list        # token ids, as encoded
     completions: list   # engine.completion.Completion
     texts: list
     rewards: list
     faults: list        # of each completion, a worker.Fault or None
 
     def rows(self):
-        """A row of each completion, as in completions.jsonl; `tokens` a number, `fault` a text."""
+        """A row of each completion, of completions.jsonl but for benchmark and id."""
         _, _, *of_completions = self
         return [dict(completion=text, reward=reward, tokens=len(c.tokens), truncated=c.truncated,
                      fault=fault and str(fault)) for c, text, reward, fault in zip(*of_completions)]
@@ -52,8 +52,8 @@ def sample_on_engines(sampler, tokenizer, problems, sampling, seed, tp=1, timed=
         texts = [[decode(tokenizer, c, prompt) for c in group]
                  for prompt, group in zip(prompts, completions, strict=True)]
         graded = grade(share, texts)
-    own = [Group(*fields, rewards=[x.reward for x in results], faults=[x.fault for x in results])
-           for *fields, results in zip(share, prompts, completions, texts, graded)]
+    own = [Group(*group, rewards=[x.reward for x in results], faults=[x.fault for x in results])
+           for *group, results in zip(share, prompts, completions, texts, graded)]
     groups = [None] * len(problems)
     for number, its in enumerate(parallel.gather(own)[::tp]):
         groups[number::engines] = its

@@ -55,12 +55,12 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
 
 
 def score(trainer, groups, args):
-    """-> the Batch of the groups' completions, with the entropies of the present weights and the
-    log probabilities of all policies, and metrics: entropy, and gaps to the other policies."""
+    """-> the Batch of the groups' completions, with the present weights' entropies, log pi_old, log
+    pi of reference and teacher; and metrics: entropy, gaps to the sampler and to the teacher."""
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)
-    # the flag's default is the method's; scored_rollouts replaces "proximal" before it is learnt
+    # the flag's default is the method's; of "proximal" scored_rollouts replaces those that waited
     batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)

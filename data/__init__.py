@@ -41,7 +41,7 @@ def order(size, seed, epoch):
 
 def batch(problems, n, seed, rollout, attempt=0):
     """The n problems of a rollout, a function of (seed, its number from 1): resuming needs no
-    replay. attempt > 0 draws again, to refill it; a problem may then come twice."""
+    replay. attempt > 0 draws again, to refill it. A problem may come twice, from two epochs."""
     start = (attempt * 10**7 + rollout - 1) * n
     places = [divmod(start + i, len(problems)) for i in range(n)]
     return [problems[order(len(problems), seed, epoch)[place]] for epoch, place in places]

@@ -57,7 +57,7 @@ def in_turns(tokenizer, messages):
 def encode(tokenizer, problem, template=None):
     """The token ids of a problem's prompt. template: one of TEMPLATES; None is "none" without a
     chat template, with one "qwen_boxed" for mathematics without messages, else "chat". Raises
-    ValueError for several messages, and no prompt beside them, without a chat template."""
+    ValueError for several messages, and no prompt beside them, in a template of PLAIN."""
     turns = problem.get("messages")
     if template is None:
         boxed = not turns and "verifier" in problem and verifier(problem["verifier"]).boxed

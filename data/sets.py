@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from graders.answer import last_boxed
 
-IDS = "id unique_id problem_idx idx question_id number".split()  # the last is every row's
+IDS = "id unique_id problem_idx idx question_id number".split()  # number: of load_set
 
 
 class Set(NamedTuple):

@@ -122,13 +122,14 @@ def padded_attention(module, query, key, value, attention_mask, **options):
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
-def end_to_end_attention(module, query, key, value, attention_mask, *, scaling=None,
-                         sliding_window=None, blocks=None, varlen=None, **others):
-    """Attention of layout.lay's segments, [1, heads, places, d] each -> [1, places, heads, d].
+def shared_attention(module, query, key, value, attention_mask, *, scaling=None,
+                     sliding_window=None, blocks=None, varlen=None, **others):
+    """Attention of the layout "shared", [1, heads, places, d] each -> [1, places, heads, d], None.
 
     varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
-    and keys, and their longest. blocks, elsewhere: of layout.block_inputs. Raises TypeError for
-    sinks, a softcap, or a mask that the model makes itself."""
+    and keys, and their longest. blocks, elsewhere: a list of layout.block_of's, and the index
+    [places] of each place's result among theirs. Raises TypeError for sinks, a softcap, or a mask
+    that the model makes itself."""
     if others.get("s_aux") is not None or others.get("softcap") is not None:
         raise TypeError("its attention has sinks or a softcap")
     if attention_mask is not None and (
@@ -155,13 +156,13 @@ def attention_by_blocks(q, k, v, blocks, order, window, scale):
         if repeat:
             queries, keys, values = repeated(queries, keys, values)
         length = keys.shape[2]
-        context = length - queries.shape[2]
+        context_length = length - queries.shape[2]
         if window and length > window:
             place = torch.arange(length, device=q.device)
-            within = place > place[context:, None] - window
+            within = place > place[context_length:, None] - window
             sees = within.tril()[None, None] if sees is None else sees & within
         elif repeat and sees is not None and len(sees) == 1:  # or each layer keeps it, as floats
-            sees = bias.causal_lower_right(length - context, length)
+            sees = bias.causal_lower_right(queries.shape[2], length)
         out = F.scaled_dot_product_attention(
             queries, keys, values, sees, is_causal=sees is None, scale=scale,
             enable_gqa=queries.shape[1] != keys.shape[1])
@@ -170,11 +171,11 @@ def attention_by_blocks(q, k, v, blocks, order, window, scale):
 
 
 def register_attention():
-    """Makes "end_to_end" an attention of transformers, and "sdpa" one with less memory."""
+    """Adds "shared" to transformers' attentions, and replaces its "sdpa" in this process."""
     from transformers import AttentionInterface, AttentionMaskInterface
     AttentionInterface.register("sdpa", padded_attention)
-    AttentionInterface.register("end_to_end", end_to_end_attention)
-    AttentionMaskInterface.register("end_to_end", limit_of_mask)
+    AttentionInterface.register("shared", shared_attention)
+    AttentionMaskInterface.register("shared", limit_of_mask)
 
 
 def limit_of_mask(*_, local_size=None, **__):

@@ -4,7 +4,7 @@
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
              completion sees its prompt and itself
 
-loading.load takes "shared" where it agrees with "padded": where only attention mixes positions.
+loading.try_shared takes "shared" where it agrees with "padded": only attention mixes positions.
 """
 
 import torch
@@ -51,7 +51,7 @@ def kernel_inputs(segments):
     """segments [4, S]: each one's first place and length, at consecutive places, and those of its
     context, another (length 0: none). It attends to its context and to itself.
 
-    -> the argument `varlen` of kernels.end_to_end_attention."""
+    -> the argument `varlen` of kernels.shared_attention."""
     start, length, context, context_length = segments
     seen = context_length + length
     borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)).int() for x in (length, seen))
@@ -61,14 +61,13 @@ def kernel_inputs(segments):
 
 
 def block_inputs(segments):
-    """segments: of kernel_inputs -> the argument `blocks` of kernels.end_to_end_attention: blocks,
-    and the index [places] of each place's result among theirs."""
+    """segments: of kernel_inputs -> the argument `blocks` of kernels.shared_attention."""
     like = {}
-    for i, (_, length, _, context) in enumerate(segments.T.tolist()):
+    for i, (_, length, _, context_length) in enumerate(segments.T.tolist()):
         if length:  # 0 for a completion of one token
             # a block's have one context, or all a short one or none; lengths within a factor of two
-            short = max(length, context) <= 64  # then no mask of a block is large
-            kind = bool(context) if short else context, max(length, 32).bit_length()
+            short = max(length, context_length) <= 64  # then no mask of a block is large
+            kind = bool(context_length) if short else context_length, max(length, 32).bit_length()
             like.setdefault(kind, []).append(i)
     blocks = [block_of(*segments[:, members, None]) for members in like.values()]
     places, order = torch.cat([queries.flatten() for queries, *_ in blocks]).sort(stable=True)

@@ -72,7 +72,7 @@ def probe_batch(ids, eos):
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model goes through its passes: values of the flags with these names."""
+    """How a model goes through its passes: longest, budget, and flags with these names."""
 
     longest: int = 1024        # tokens of the longest row to come
     budget: int | None = None  # tokens that go through the model at once; None: from the memory
@@ -87,7 +87,7 @@ class Compute:
 
 
 def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
-    """-> the Policy, its master weights in float32, on the GPU if there is one, or sharded.
+    """-> the Policy, its trained weights in float32, on the GPU if there is one, or sharded.
 
     probe: a Batch of a few short rows to try it on. frozen: nothing is trained. beside: frozen
     models of the same size, whose memory counts. Raises ValueError for missing weights, a softcap
@@ -239,7 +239,7 @@ def try_shared(policy, probe, backward=False):
         if backward:
             with torch.enable_grad():
                 policy(probe)[0].sum().backward()
-    except (RuntimeError, TypeError) as e:  # of the GPU's kernel, or of end_to_end_attention
+    except (RuntimeError, TypeError) as e:  # of the GPU's kernel, or of shared_attention
         gap, reason = math.inf, e
     policy.zero_grad()
     agrees = max(parallel.gather(gap)) < (2e-4 if policy.dtype == "float32" else 0.05)

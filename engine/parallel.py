@@ -90,7 +90,7 @@ def memory():
 
 
 def usable_memory():
-    """`memory` without the part that other programs, such as a screen's, use at this moment."""
+    """`memory`, of a GPU without the part that other programs use at this moment."""
     return cuda.mem_get_info()[0] + cuda.memory_reserved() if cuda.is_available() else memory()
 
 

@@ -19,7 +19,7 @@ class Batch:
     prompt_len: Tensor        # [N]
     completion_len: Tensor    # [N]
     mask: Tensor              # [N, T] bool; False: padding, or left out (--mask_truncated)
-    sampler_logprobs: Tensor  # [N, T], as are the next six
+    sampler_logprobs: Tensor  # [N, T] after temperature, as are the next six
     old_logprobs: Tensor = None  # log pi_old, of the policy that --old_logprobs names
     entropy: Tensor = None
     advantages: Tensor = None
@@ -74,9 +74,9 @@ def make_batch(groups, device="cpu"):
 class Policy(torch.nn.Module):
     """A causal language model: completions in, log probabilities and entropies out.
 
-    temperature: divides the logits. dtype: of computation, over float32 weights;
+    temperature: divides the logits. dtype: of computation; weights in training are in float32.
     head_dtype: of the logits ("float32"), or dtype's ("model"). budget: tokens that go through the
-    model at once. layout: loading.load chooses it. chunk: elements of logits in memory at most."""
+    model at once. layout: try_shared of loading.py chooses. chunk: elements of logits at once."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded",
                  head_dtype="model", chunk=kernels.CHUNK):
@@ -84,19 +84,19 @@ class Policy(torch.nn.Module):
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
         self.head_dtype, self.chunk = head_dtype, chunk
         stock = model.config._attn_implementation  # or that of another Policy of the model
-        self.stock = "sdpa" if stock == "end_to_end" else stock
+        self.stock = "sdpa" if stock == "shared" else stock
         kernels.register_attention()
         self.use_layout(layout)
 
     def use_layout(self, layout):
         """Sets the layout, and the model's attention to match."""
         self.layout = layout
-        self.model.set_attn_implementation(self.stock if layout == "padded" else "end_to_end")
+        self.model.set_attn_implementation(self.stock if layout == "padded" else "shared")
 
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # transformers hands blocks or varlen among the inputs on to kernels.end_to_end_attention
+        # transformers hands blocks or varlen among the inputs on to kernels.shared_attention
         inputs, predicts, targets = lay(batch, self.layout, kernels.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):

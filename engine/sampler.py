@@ -44,7 +44,7 @@ class VLLMSampler:
     dtype, head_dtype: as for Policy; the weights are in dtype, too. max_length: of prompt and
     completion together, in tokens. eos: ids that end a completion. stop: a text that ends one, and
     stays in it. adapters: rank and alpha of the policy's; in 16 bits they stay beside the weights.
-    resources: of vllm_settings. float8 has no effect. Under torchrun ranks make one together."""
+    resources: of vllm_settings. float8 has no effect. The ranks of tp make one together."""
 
     def __init__(self, model, *, dtype, max_length, eos, head_dtype="model", stop=None,
                  adapters=None, float8=False, **resources):

@@ -11,7 +11,7 @@ from engine.policy import backward
 
 
 class NotFinite(ValueError):
-    """A loss or a gradient is not finite. Nothing was changed. `minibatch` is the step's Batch."""
+    """A loss or a gradient is not finite. No weight was changed. `minibatch`: the step's Batch."""
 
 
 def lr_factor(warmup, schedule, steps, step):

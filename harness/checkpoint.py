@@ -60,7 +60,8 @@ def differing(old, new):
 
 @refusing("train.py")
 def compare_with_saved(args, now, sums, roots):
-    """Prints a resumed run's changed flags; refuses those that change training, but for --force.
+    """Prints a resumed run's changed flags; refuses those that change training; --force allows all
+    but model and lora_rank.
     now: flags_of(args). roots: of checksums.reached. -> sums; missing ones are the run's."""
     if not newest(args):
         return sums  # without a checkpoint it starts again, perhaps with other flags

@@ -26,7 +26,8 @@ OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
     "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
-OF_THIS_START = set("out resume force check help origin roots saved state group".split())  # unsaved
+# unsaved, and no flag of a method, whose functions have arguments state and group
+OF_THIS_START = set("out resume force check help origin roots saved state group".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 GIVEN, SAVED, FOLLOWS = "given", "the run's config.json", "follows from other flags"
 NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")  # flag: one to be given
@@ -176,7 +177,7 @@ def add_flags(flag, section):
     section("optimizer: AdamW on float32 weights")
     flag("lr", 1e-6, "learning rate", least=1e-12)
     flag("warmup", 0, "optimizer steps of linear warm-up")
-    flag("schedule", "constant", "cosine falls to 0 at the end", choices=("constant", "cosine"))
+    flag("schedule", "constant", "cosine falls towards 0", choices=("constant", "cosine"))
     flag("weight_decay", 0.0, "weight decay of AdamW")
     flag("max_grad_norm", 1.0, "gradients are scaled down to this norm", least=1e-12)
     flag("lora_rank", 0, "rank of adapters, by default with ten times the learning rate; 0 is off")
@@ -218,11 +219,13 @@ def parse_args(argv, description, rehearsal=False):
                     description=description)
     add_flags(parser.flag, parser.add_argument_group)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
-    given = vars(parser.parse_known_args(argv)[0])  # twice: --loss, --model bring flags, values
+    # three merges: for the run's folder; for its row and model, which bring flags and values; for
+    # the values from which others follow
+    given = vars(parser.parse_known_args(argv)[0])
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # with --resume
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
              if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
-    chosen = parser.merge(given, (SAVED, saved))  # whose row and model have values of their own
+    chosen = parser.merge(given, (SAVED, saved))
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's

@@ -18,7 +18,7 @@ from pathlib import Path
 from graders.worker import FAULTS
 from harness.stats import mean, of_rows
 
-# metrics of losses.step_metrics whose names in the log are not made by logged_name's rules
+# metrics of an optimizer step whose names in the log are not made by logged_name's rules
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
              grad_norm="optim/grad_norm", lr="optim/lr", overflow="optim/overflow",
              approx_kl="policy/kl_old", approx_kl_k1="policy/kl_old_k1",

@@ -70,7 +70,7 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, trainer, tokenizer, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        vars(self).update(checkpoint.restore(args, trainer) or dict(
+        vars(self).update(checkpoint.restore(args, trainer) or dict(  # OF_RUN, but flags
             rollout=0, state={}, totals=Counter(), pending=[], first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)

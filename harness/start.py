@@ -98,7 +98,7 @@ def load_data(args):
 def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
     held out whose prompts have at most --max_prompt_tokens. Refuses a model that cannot make
-    prompts of them, and a limit that leaves none, or not all of those that are made one by one."""
+    prompts of them, and a limit that leaves none, or not all of 64 that are made one by one."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
     made, limit, kept = not isinstance(train_set, list), args.max_prompt_tokens, []
@@ -134,7 +134,8 @@ def load_sampler(args, trainer, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem):
-    """-> the Trainer, with checkpoint.newest's weights. Refuses a model that it cannot train."""
+    """-> the Trainer, with checkpoint.newest's weights; its adapters and the rest come with
+    checkpoint.restore. Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
     torch.manual_seed(args.seed)  # LoRA's first adapters are drawn

@@ -260,7 +260,7 @@ def test_attention_that_does_more_is_left_to_padding(kind, sizes, said, capsys):
     assert not loading.try_shared(chosen, probe())
     told = capsys.readouterr().out
     assert "does not allow for the layout 'shared'" in told and said in told
-    assert chosen.model.config._attn_implementation != "end_to_end"
+    assert chosen.model.config._attn_implementation != "shared"
 
 
 @pytest.mark.parametrize("share, checked", [(True, ["float32", "bfloat16"]), (False, [])])
