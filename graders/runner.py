@@ -2,9 +2,10 @@
 
 sandbox.py hands this text to `python -IBc`, with the descriptor of a socket: the job, {code,
 inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), confined}, is a JSON line that
-it reads there, and the results are lines that it writes. Its first line is null: it is ready; or a
-text, why it cannot start. It fills the namespaces that unshare has made by calls of libc: the
-commands for it, a dozen processes, would take longer than a program.
+it reads there, and the results are lines that it writes. Its first line, whose sender tells
+sandbox.py its number, is null: it is ready; or a text, why it cannot start. It fills the namespaces
+that unshare has made by calls of libc: the commands for it, a dozen processes, would take longer
+than a program.
 """
 
 import builtins
@@ -204,7 +205,6 @@ def main(descriptor):
     with open(descriptor, closefd=False) as line:
         job = json.loads(line.readline())
     results, by_name = os.fdopen(descriptor, "w", 1), job["fn_name"] is not None
-    results.write(" ")  # by whose sender sandbox.py knows this process
     sys.argv = ["solution.py"]
     try:
         # Linux has it: where memory is short, this goes first.

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -102,44 +102,56 @@ def announce(allow_unsafe):
 
 # ------------------------------------------------------------------ running a program
 
-def read_line(channel, buffer, seconds, most=1 << 20):
-    """The next line of a socket, whose later bytes stay in the bytearray `buffer`. Raises
-    TimeoutError after `seconds`, EOFError at its end, ValueError beyond `most` bytes or UTF-8."""
-    deadline, chunk = time.monotonic() + seconds, buffer
-    while b"\n" not in chunk and len(buffer) <= most:
-        channel.settimeout(max(0.001, deadline - time.monotonic()))
-        chunk = channel.recv(1 << 16)
-        if not chunk:
-            raise EOFError("the socket ended before the line did")
-        buffer += chunk
-    line, end, buffer[:] = buffer.partition(b"\n")
-    if not end or len(line) > most:
-        raise ValueError("the line is too long")
-    return line.decode()
+class Process(subprocess.Popen):
+    """A process with a group of its own. `channel` is our end of a socket to it, and the number of
+    its own end is the last argument of its command."""
+
+    def __init__(self, command, **options):
+        self.channel, theirs = socket.socketpair()
+        self.buffer = bytearray()  # what has come behind the last line
+        with theirs:
+            super().__init__(
+                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                **options)
+        self.runner = self.pid  # or the first process of a tree below it
+
+    def read_line(self, seconds, most=1 << 20):
+        """The next line of its socket. Raises TimeoutError after `seconds`, EOFError at its end,
+        ValueError beyond `most` bytes or UTF-8."""
+        deadline, chunk = time.monotonic() + seconds, self.buffer
+        while b"\n" not in chunk and len(self.buffer) <= most:
+            self.channel.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = self.channel.recv(1 << 16)
+            if not chunk:
+                raise EOFError("the socket ended before the line did")
+            self.buffer += chunk
+        line, end, self.buffer = self.buffer.partition(b"\n")
+        if not end or len(line) > most:
+            raise ValueError("the line is too long")
+        return line.decode()
+
+    def close(self):
+        """Kills its group, and the runner, with which all others of its process tree end. One that
+        a program has taken over may have left unshare's group and ignore its end."""
+        with suppress(ProcessLookupError):
+            if self.poll() is None:  # Nobody else gets the runner's number while unshare waits.
+                os.kill(self.runner, 9)
+        # Where only the dead are left, the call is forbidden on macOS.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, 9)
+        self.channel.settimeout(5)
+        with self, self.channel, suppress(OSError):
+            while self.channel.recv(1 << 16):
+                pass  # The socket ends with the runner, and so with the process tree.
 
 
 def first_sender(channel):
-    """The process id, outside its own process tree, of the runner, which wrote the first byte."""
-    first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12))
+    """The process id, outside its own process tree, of the runner, which writes the first line."""
+    first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK)
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError
     return struct.unpack("3i", credentials[0][2])[0]
-
-
-def kill(process, runner, channel):
-    """Kills unshare's process and the runner's, and with that, the first of its tree, all others.
-    A runner that a program has taken over may have left unshare's group and ignore its end."""
-    with suppress(ProcessLookupError):
-        if process.poll() is None:  # Nobody else gets the runner's number while unshare waits.
-            os.kill(runner, 9)
-    # Where only the dead are left, the call is forbidden on macOS.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, 9)
-    process.wait()
-    channel.settimeout(5)
-    with suppress(OSError):
-        while channel.recv(1 << 16):
-            pass  # The socket ends with the runner, and so with the process tree.
 
 
 @contextmanager
@@ -156,34 +168,24 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
     command, confined = isolating() if isolated else ([], None)
     job = json.dumps(dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
                           confined=confined)) + "\n"
-    channel, runners_end = socket.socketpair()
-    channel.settimeout(60)
-    buffer = bytearray()
-    if isolated:
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with channel, (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
-            prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder:
-        with runners_end:
-            process = subprocess.Popen(
-                [*command, sys.executable, "-IBc", RUNNER, str(runners_end.fileno())],
-                cwd=folder, start_new_session=True, pass_fds=[runners_end.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    with (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
+            prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder, closing(Process(
+                [*command, sys.executable, "-IBc", RUNNER], cwd=folder, stdin=subprocess.DEVNULL,
                 env=dict(PATH="/usr/bin:/bin:/usr/sbin:/sbin", HOME="/tmp", LANG="C.UTF-8",
-                         OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))
-        runner = process.pid
-        try:
-            try:  # The program has no part in the start.
-                channel.sendall(job.encode())
-                if isolated:
-                    runner = first_sender(channel)
-                reason = json.loads(read_line(channel, buffer, 60))
-            except (ValueError, EOFError, OSError):
-                reason = "unshare or Python ended, or took a minute"
-            if reason is not None:
-                raise RuntimeError(f"the sandbox did not start: {reason}")
-            yield functools.partial(read_line, channel, buffer, PATIENCE * timeout)
-        finally:
-            kill(process, runner, channel)
+                         OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"))) as process:
+        try:  # The program has no part in the start.
+            process.channel.settimeout(60)
+            if isolated:
+                process.channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            process.channel.sendall(job.encode())
+            if isolated:
+                process.runner = first_sender(process.channel)
+            reason = json.loads(process.read_line(60))
+        except (ValueError, EOFError, OSError):
+            reason = "unshare or Python ended, or took a minute"
+        if reason is not None:
+            raise RuntimeError(f"the sandbox did not start: {reason}")
+        yield functools.partial(process.read_line, PATIENCE * timeout)
 
 
 # ------------------------------------------------------------------ testing a program

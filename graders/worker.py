@@ -1,6 +1,6 @@
 """Worker processes that can be killed: for each job a line comes back, or the worker dies.
 
-    python -m graders.worker rewards SOCKET TOKEN      a worker: its jobs and results go over SOCKET
+    python -m graders.worker rewards TOKEN SOCKET      a worker: its jobs and results go over SOCKET
 
 The module that the command line names has a function call(name, *arguments), which does a job.
 A job is sent as a JSON line, [name, arguments]. The worker answers with a line [TOKEN] after its
@@ -15,17 +15,15 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
 
 from graders import Ungraded
-from graders.sandbox import read_line
+from graders.sandbox import Process
 
 FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # the first two are Ungraded's
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
@@ -56,55 +54,52 @@ class Worker:
 
     def start(self):
         self.token = os.urandom(4).hex()
-        self.channel, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "graders.worker", self.module, str(theirs.fileno()),
-                 self.token], pass_fds=[theirs.fileno()], start_new_session=True,
-                cwd=Path(__file__).resolve().parent.parent,
-                stdin=subprocess.PIPE,  # it dies when this is closed, or we are dead
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.buffer = bytearray()
+        self.process = Process(
+            [sys.executable, "-m", "graders.worker", self.module, self.token],
+            cwd=Path(__file__).resolve().parent.parent,
+            stdin=subprocess.PIPE)  # it dies when this is closed, or we are dead
         self.receive(START_SECONDS)  # Its imports are done.
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
-        process, self.process = self.process, None
-        if process:
-            with suppress(ProcessLookupError, PermissionError):  # Nothing alive is left.
-                os.killpg(process.pid, signal.SIGKILL)
-            with process:
-                self.channel.close()
+        if self.process:
+            self.process.close()
+        self.process = None
 
     def receive(self, seconds):
         """-> what the worker's next line has behind the token. Raises TimeoutError if late."""
-        token, *content = json.loads(read_line(self.channel, self.buffer, seconds))
+        token, *content = json.loads(self.process.read_line(seconds))
         if token != self.token:
             raise ValueError("the line is not the worker's")
         return content
 
     def run(self, job):
         """-> the Result of a job, on whose account it raises nothing: one that takes too long is a
-        timeout, and one that ends its process, or writes to its socket, is an error."""
+        timeout, and one that ends its process, or writes to its socket, is an error. A fault gives
+        the job's least reward, and a reward below that is a fault."""
         try:
             line = json.dumps(job[:2]).encode() + b"\n"
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
-            return Result(0.0, Fault("error", repr(e)))  # `settled` gives it the least reward
+            return Result(job.least, Fault("error", repr(e)))
         for _ in range(2):  # the first process may have died, or written, before this job
             try:
                 if self.process is None:
                     self.start()
-                self.channel.settimeout(job.seconds)
-                self.channel.sendall(line)
+                self.process.channel.settimeout(job.seconds)
+                self.process.channel.sendall(line)
                 reward, fault = self.receive(job.seconds)
-                return Result(reward, fault and Fault(*fault))
+                if not (fault or job.least <= reward <= LARGEST):
+                    fault = "error", (f"the reward is {reward}, and the verifier's least is "
+                                      f"{job.least:g}: Verifier(f, least=-1.0) has another")
+                return Result(job.least, Fault(*fault)) if fault else Result(reward, None)
             except TimeoutError:
                 self.stop()
-                return Result(0.0, Fault("timeout", ""))
+                return Result(job.least, Fault("timeout", ""))
             except Exception:  # what comes may be anything
                 self.stop()
-        return Result(0.0, Fault("error", "the verifier's process died, or wrote to a descriptor "
-                                 "that it did not open; does python -c 'import rewards' work?"))
+        return Result(job.least, Fault(
+            "error", "the verifier's process died, or wrote to a descriptor "
+            "that it did not open; does python -c 'import rewards' work?"))
 
 
 @functools.cache
@@ -119,20 +114,11 @@ def run_jobs(module, jobs, size):
 
     def work(worker):
         for i in numbers:  # the next that no other worker has taken
-            results[i] = settled(jobs[i], worker.run(jobs[i]))
+            results[i] = worker.run(jobs[i])
 
     with ThreadPoolExecutor(size) as threads:
         list(threads.map(work, pool(module, size)))  # raises what a thread has raised
     return results
-
-
-def settled(job, result):
-    """A result; a fault gives the job's least reward. A reward below that is a fault."""
-    reward, fault = result
-    if not (fault or job.least <= reward <= LARGEST):
-        fault = Fault("error", f"the reward is {reward}, and the verifier's least is {job.least:g}"
-                      ": Verifier(f, least=-1.0) has another")
-    return Result(job.least if fault else reward, fault)
 
 
 # ------------------------------------------------------------------ the worker's side
@@ -164,7 +150,7 @@ def die_with_parent(life):
         fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
 
 
-def serve(module, channel, token):
+def serve(module, token, channel):
     """Answers each line of a socket: with a line when it is ready, and then with one for each job.
 
     A verifier's stdin is empty. A process that it forks cannot answer, and ends behind it."""
@@ -181,4 +167,4 @@ def serve(module, channel, token):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
