@@ -1,8 +1,8 @@
 """The inside of the sandbox: runs a model's program, once for each input.
 
 sandbox.py hands this text to `python -IBc`, with the descriptor of a socket: the job, {code,
-inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), confined}, is a JSON line that
-it reads there, and the results are lines that it writes. Its first line, whose sender tells
+inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), isolated, uid}, is a JSON line
+that it reads there, and the results are lines that it writes. Its first line, whose sender tells
 sandbox.py its number, is null: it is ready; or a text, why it cannot start. It fills the namespaces
 that unshare has made by calls of libc: the commands for it, a dozen processes, would take longer
 than a program.
@@ -30,6 +30,9 @@ import string, re, datetime, collections, heapq, bisect, copy, math, random, sta
 import itertools, functools, operator, io, sys, json, typing
 """
 
+LINKS = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
+         "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+         "/dev/shm": "/tmp"}  # multiprocessing's semaphores are files there
 ROOT = b"/sys"  # where the new file system is made: a folder that there is, and no program needs
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, DETACH = 1, 2, 4, 8, 32, 4096, 2  # of mount(2)
 PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl(2)
@@ -58,27 +61,42 @@ def libc(name, *arguments):
         raise OSError(ctypes.get_errno(), f"{name}{arguments}: {os.strerror(ctypes.get_errno())}")
 
 
-def change_root(places, links, pivot_root):
-    """Moves to a file system of these places, read-only, the symbolic links {path: target} on the
-    way to them, and an empty /tmp in memory."""
+def place_below(path):
+    """Makes a folder or empty file in this folder for one of the system, with the symbolic links on
+    the way to it. -> its path without links"""
+    at = "/"
+    for part in path.split("/"):
+        at = os.path.normpath(os.path.join(at, part))
+        here = "." + at
+        if os.path.islink(at):
+            target = os.readlink(at)
+            if not os.path.lexists(here):
+                os.symlink(target, here)
+            at = place_below(os.path.join(os.path.dirname(at), target))
+        elif os.path.isdir(at):
+            os.makedirs(here, exist_ok=True)
+        else:
+            open(here, "a").close()
+    return at
+
+
+def change_root(pivot_root):
+    """Moves to a file system of what programs may read, and an empty /tmp in memory."""
     os.umask(0o022)
     libc("mount", b"none", ROOT, b"tmpfs", NOSUID | NODEV, b"size=1m,mode=755")
     os.chdir(ROOT)
     for folder in "tmp", "old", "proc":
         os.mkdir(folder)
     libc("mount", b"none", b"tmp", b"tmpfs", NOSUID | NODEV, b"size=64m,nr_inodes=4096,mode=1777")
-    for place in places:
-        here = "." + place
-        os.makedirs(here if os.path.isdir(place) else os.path.dirname(here), exist_ok=True)
-        if not os.path.exists(here):
-            open(here, "x").close()
-        place, here = os.fsencode(place), os.fsencode(here)
+    paths = "/usr /bin /lib /lib64 /etc/ld.so.cache /dev/null /dev/urandom".split()
+    paths += sys.base_prefix, sys.prefix, sys.executable
+    for place in sorted({place_below(path) for path in paths if os.path.exists(path)}):
+        place, here = os.fsencode(place), os.fsencode("." + place)
         libc("mount", place, here, None, BIND, None)
         # A user namespace may not take back what the mount outside forbids.
         kept = os.statvfs(here).f_flag & (NODEV | NOEXEC)
         libc("mount", None, here, None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
-    for path, target in links.items():  # They come last: nothing above is made through one.
-        os.makedirs(os.path.dirname("." + path), exist_ok=True)
+    for path, target in LINKS.items():
         if not os.path.lexists("." + path):
             os.symlink(target, "." + path)
     libc("mount", b"none", b"proc", b"proc", NOSUID | NODEV | NOEXEC | READ_ONLY, None)
@@ -109,13 +127,13 @@ def refuse_calls(machine, clone, fcntl, sockets, numbers):
     libc("prctl", SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(program)), 0, 0)
 
 
-def confine(places, links, uid):
+def confine(uid):
     """Fills this process's namespaces, becomes the user uid if any, and gives up its rights."""
     name = os.uname().machine
     if name not in CALLS:
         raise OSError(f"graders/runner.py has no numbers of system calls for {name}")
     machine, pivot_root, *calls = CALLS[name]
-    change_root(places, links, pivot_root)
+    change_root(pivot_root)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -129,14 +147,6 @@ def confine(places, links, uid):
 
 
 # ------------------------------------------------------------------ the program
-
-def kill_the_rest():
-    """Kills the processes that the program left, if this is the first of a process tree."""
-    with suppress(ProcessLookupError, ChildProcessError):
-        while os.getpid() == 1:
-            os.kill(-1, 9)
-            os.wait()
-
 
 def nameless_file():
     """-> the descriptor of an empty file, in memory where the system has such files."""
@@ -169,7 +179,10 @@ def fork_for_each(texts, limits, results):
             resource.setrlimit(resource.RLIMIT_STACK, (min(STACK, most % 2**63), most))
             return
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        kill_the_rest()
+        with suppress(ProcessLookupError, ChildProcessError):
+            while first:  # It kills the processes that the program left.
+                os.kill(-1, 9)
+                os.wait()
         output = os.pread(stdout, limits["FSIZE"], 0).decode(errors="replace")
         results.write(json.dumps([code, output]) + "\n")
         os.close(stdin)
@@ -210,8 +223,8 @@ def main(descriptor):
         # Linux has it: where memory is short, this goes first.
         with suppress(FileNotFoundError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
-        if job["confined"]:
-            confine(**job["confined"])
+        if job["isolated"]:
+            confine(job["uid"])
     except OSError as error:
         results.write(json.dumps(str(error)) + "\n")
         return

@@ -27,6 +27,8 @@ OUTPUT = 4 << 20  # bytes that a program may print
 MEMORY_MB = 1024  # of address space for a process: AtCoder's limit
 PATIENCE = 5  # times its seconds of CPU that a program has by the clock: it may wait for a core
 UIDS = range(61184, 65520)  # systemd's for passing services: no user has one, containers have all
+# It gives a process its namespaces. Those of other users than root are in a user namespace, too.
+UNSHARE = "setpriv --pdeathsig KILL unshare --fork --kill-child --pid --net --mount --ipc"
 # The runner's file is not visible in the sandbox's file system, so its text is passed.
 RUNNER = Path(__file__).with_name("runner.py").read_text(encoding="utf-8")
 
@@ -56,47 +58,21 @@ def obstacle():
         return f"the kernel does not let this user: {error}"
 
 
-def real_place(path, links):
-    """A path without symbolic links; those on the way are added to `links`, {path: target}."""
-    at = "/"
-    for part in path.split("/"):
-        at = os.path.normpath(os.path.join(at, part))
-        if os.path.islink(at):
-            links[at] = os.readlink(at)
-            at = real_place(os.path.join(os.path.dirname(at), links[at]), links)
-    return at
-
-
-def isolating():
-    """-> the command that gives a process its namespaces, and the arguments of runner.confine.
-    Root's programs become another user; those of others are in a user namespace besides."""
-    uid = program_uid()
-    links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
-             "/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
-             "/dev/shm": "/tmp"}  # multiprocessing's semaphores are files there
-    command = "setpriv --pdeathsig KILL unshare --fork --kill-child --pid --net --mount --ipc"
-    user = " --user --map-root-user" if uid is None else ""
-    paths = "/usr /bin /lib /lib64 /etc/ld.so.cache /dev/null /dev/urandom".split()
-    places = {real_place(path, links) for path in (
-        *paths, sys.base_prefix, sys.prefix, sys.executable) if os.path.exists(path)}
-    return (command + user).split(), dict(places=sorted(places), links=links, uid=uid)
-
-
-def check_isolation(allow_unsafe):
-    """Raises PermissionError where nothing isolates programs and allow_unsafe is false."""
+def isolates(allow_unsafe):
+    """Are programs isolated here? Raises PermissionError if not, and allow_unsafe is false."""
     if obstacle() and not allow_unsafe:
         raise PermissionError(
             "programs that a model writes are to be run, and nothing isolates them here "
             f"({obstacle()}): --allow_unsafe_code runs them all the same, and they may then do "
             "whatever this user may do to files, to processes and over the network")
+    return not obstacle()
 
 
 def announce(allow_unsafe):
-    """Says how programs are isolated, or raises as check_isolation."""
+    """Says how programs are isolated, or raises as `isolates`."""
     if allow_unsafe:
         os.environ["NANORLVR_ALLOW_UNSAFE_CODE"] = "1"  # The graders' processes inherit it.
-    check_isolation(allow_unsafe)
-    found = "none, rlimits alone" if obstacle() else "pid net mount, seccomp, rlimits"
+    found = "pid net mount, seccomp, rlimits" if isolates(allow_unsafe) else "none, rlimits alone"
     print(f"isolation: {found}")
 
 
@@ -165,9 +141,11 @@ def started(code, inputs, fn_name, timeout, memory_mb, isolated):
                   CPU=seconds if fn_name is None else (seconds + 1) * len(inputs))
     if platform.system() == "Darwin":  # Its processes have more from the start: an error.
         del limits["AS"]
-    command, confined = isolating() if isolated else ([], None)
+    command, uid = (UNSHARE.split(), program_uid()) if isolated else ([], None)
+    if isolated and uid is None:
+        command += ["--user", "--map-root-user"]
     job = json.dumps(dict(code=code, inputs=inputs, fn_name=fn_name, limits=limits, seconds=seconds,
-                          confined=confined)) + "\n"
+                          isolated=isolated, uid=uid)) + "\n"
     with (nullcontext("/") if isolated else tempfile.TemporaryDirectory(
             prefix="nanorlvr-", ignore_cleanup_errors=True)) as folder, closing(Process(
                 [*command, sys.executable, "-IBc", RUNNER], cwd=folder, stdin=subprocess.DEVNULL,
@@ -255,12 +233,12 @@ def run_tests(code, tests, fn_name=None, timeout=6.0, memory_mb=MEMORY_MB):
     for each process, where the system can limit it. The expected outputs stay in this process.
     Raises PermissionError where nothing isolates programs, unless the environment has
     NANORLVR_ALLOW_UNSAFE_CODE=1; ValueError without a test; RuntimeError if the sandbox fails."""
-    check_isolation(os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") == "1")
+    isolated = isolates(os.environ.get("NANORLVR_ALLOW_UNSAFE_CODE") == "1")
     if not tests:
         raise ValueError("a program cannot be graded without a test")
     inputs = [test["input"] for test in tests]
     try:
-        with started(code, inputs, fn_name, timeout, memory_mb, obstacle() is None) as result:
+        with started(code, inputs, fn_name, timeout, memory_mb, isolated) as result:
             # After its last call, a function's process has to end well, too.
             return (all(passes(test, result, fn_name) for test in tests)
                     and (fn_name is None or json.loads(result(1024))[0] == 0))

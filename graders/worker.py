@@ -141,21 +141,18 @@ def graded(call, name, arguments):
     return [0.0, fault]
 
 
-def die_with_parent(life):
-    """On Linux the kernel kills this process when the other end of the pipe `life` is closed: no
-    thread could while a regular expression holds Python's lock. Else it ends with its socket."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
-
-
 def serve(module, token, channel):
     """Answers each line of a socket: with a line when it is ready, and then with one for each job.
 
     A verifier's stdin is empty. A process that it forks cannot answer, and ends behind it."""
     worker, lines = os.getpid(), open(channel, closefd=False)
-    die_with_parent(os.dup(0))
+    life = os.dup(0)
+    # On Linux the kernel kills this process when the other end of `life` is closed: no thread could
+    # while a regular expression holds Python's lock. Else it ends with its socket.
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(life, fcntl.F_SETOWN, worker)
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.register_at_fork(after_in_child=lambda: os.close(channel))
     module = importlib.import_module(module)
