@@ -67,16 +67,14 @@ def place_below(path):
     at = "/"
     for part in path.split("/"):
         at = os.path.normpath(os.path.join(at, part))
-        here = "." + at
         if os.path.islink(at):
-            target = os.readlink(at)
-            if not os.path.lexists(here):
-                os.symlink(target, here)
-            at = place_below(os.path.join(os.path.dirname(at), target))
+            with suppress(FileExistsError):
+                os.symlink(os.readlink(at), "." + at)
+            at = place_below(os.path.join(os.path.dirname(at), os.readlink(at)))
         elif os.path.isdir(at):
-            os.makedirs(here, exist_ok=True)
+            os.makedirs("." + at, exist_ok=True)
         else:
-            open(here, "a").close()
+            open("." + at, "a").close()
     return at
 
 
@@ -97,7 +95,7 @@ def change_root(pivot_root):
         kept = os.statvfs(here).f_flag & (NODEV | NOEXEC)
         libc("mount", None, here, None, REMOUNT | BIND | READ_ONLY | NOSUID | kept, None)
     for path, target in LINKS.items():
-        if not os.path.lexists("." + path):
+        with suppress(FileExistsError):
             os.symlink(target, "." + path)
     libc("mount", b"none", b"proc", b"proc", NOSUID | NODEV | NOEXEC | READ_ONLY, None)
     libc("syscall", pivot_root, b".", b"old")
