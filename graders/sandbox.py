@@ -14,7 +14,6 @@ import platform
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -127,7 +126,7 @@ def first_sender(channel):
     first, credentials, *_ = channel.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK)
     if not first:  # The number would be 0, and a signal to 0 goes to our own group.
         raise EOFError
-    return struct.unpack("3i", credentials[0][2])[0]
+    return int.from_bytes(credentials[0][2][:4], sys.byteorder)  # behind it are user and group
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import importlib
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -58,20 +57,14 @@ class Worker:
             [sys.executable, "-m", "graders.worker", self.module, self.token],
             cwd=Path(__file__).resolve().parent.parent,
             stdin=subprocess.PIPE)  # it dies when this is closed, or we are dead
-        self.receive(START_SECONDS)  # Its imports are done.
+        # Its imports are done. If this is not the worker's line, its next one is not a result's.
+        self.process.read_line(START_SECONDS)
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
         if self.process:
             self.process.close()
         self.process = None
-
-    def receive(self, seconds):
-        """-> what the worker's next line has behind the token. Raises TimeoutError if late."""
-        token, *content = json.loads(self.process.read_line(seconds))
-        if token != self.token:
-            raise ValueError("the line is not the worker's")
-        return content
 
     def run(self, job):
         """-> the Result of a job, on whose account it raises nothing: one that takes too long is a
@@ -87,7 +80,9 @@ class Worker:
                     self.start()
                 self.process.channel.settimeout(job.seconds)
                 self.process.channel.sendall(line)
-                reward, fault = self.receive(job.seconds)
+                token, reward, fault = json.loads(self.process.read_line(job.seconds))
+                if token != self.token:
+                    raise ValueError("the line is not the worker's")
                 if not (fault or job.least <= reward <= LARGEST):
                     fault = "error", (f"the reward is {reward}, and the verifier's least is "
                                       f"{job.least:g}: Verifier(f, least=-1.0) has another")
@@ -131,14 +126,13 @@ def graded(call, name, arguments):
             raise TypeError("it returned None: is a return missing?")
         return [float(reward), None]
     except Ungraded as e:
-        fault = e.kind, ""
+        return [0.0, (e.kind, "")]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
                   for frame, line in walk_tb(e.__traceback__)][1:]  # the first is of `call`
         own = [place for place in places if "/lib/python" not in place]  # of no package
-        fault = "error", (f"{type(e).__name__}: {str(e)[:400]} "
-                          f"({(own or places or ['its result'])[-1]})")
-    return [0.0, fault]
+        return [0.0, ("error", f"{type(e).__name__}: {str(e)[:400]} "
+                               f"({(own or places or ['its result'])[-1]})")]
 
 
 def serve(module, token, channel):
@@ -151,7 +145,7 @@ def serve(module, token, channel):
     # while a regular expression holds Python's lock. Else it ends with its socket.
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETOWN, worker)
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETSIG, 9)
         fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.register_at_fork(after_in_child=lambda: os.close(channel))
