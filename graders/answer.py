@@ -23,10 +23,10 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
     based      digits "_" base, as a whole             213_5
     choice     letter ["."] [sum, equation or words]   (C) Plane
 
-A value is a tuple (kind, parts). Kinds of sums: num, name, const, inf, +, *, /, ^, f (a function),
-() (brackets behind a name), unit. Others: list (separators, items), set, seq (brackets,
-items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), union, minus,
-common, numbers, word, run (letters, and their product), where, based, choice; and
+A value is a tuple (kind, parts). Kinds of sums: num, name, const, +, *, /, ^, f (a function),
+unit. Others: list (separators, items), set, seq (brackets,
+items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), ∪, ∖, ∩,
+numbers, word, run (letters, and their product), where, based, choice; and
 unread: the text of what the grammar does not take.
 """
 
@@ -157,8 +157,8 @@ def read_piece(kind, piece, font=False):
     return KINDS.get(kind, kind), piece
 
 
-def tokens(text, commas=True):
-    """-> the Tokens of a text, without its markup. commas: may they part thousands?"""
+def tokens(text):
+    """-> the Tokens of a text, without its markup."""
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
     for signs, form in WRITTEN_OUT.items():
@@ -166,7 +166,7 @@ def tokens(text, commas=True):
     found, braces, before, at, depth = [], [], "", 0, 0
     while match := PIECE.match(text, at):
         kind, piece = match.lastgroup, match[0]
-        if (not commas or depth) and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
+        if depth and re.fullmatch("[0-9]+(?:,[1-9][0-9]{2})+", piece):
             piece = piece.split(",")[0]  # (1,234) has two entries
         at += len(piece)
         if kind == "brace":
@@ -247,10 +247,10 @@ def negative(node):
 
 
 class Parser:
-    """A recursive descent over Tokens. constants: the letters of "ei" that are no names."""
+    """A recursive descent over Tokens."""
 
-    def __init__(self, found, constants):
-        self.tokens, self.i, self.constants = [*found, *[Token("")] * 8], 0, constants
+    def __init__(self, found):
+        self.tokens, self.i = [*found, *[Token("")] * 8], 0
         self.closing = ()  # the tokens that end the list which is read
 
     # -------------------------------------------------------------- taking tokens
@@ -336,7 +336,7 @@ class Parser:
         node = node or self.expression()
         while self.kind in [*"∩∪∖-"] or self.text == "U":
             token, right = self.take(), self.expression()
-            kind = {"∩": "common", "∖": "minus", "-": "minus"}.get(token.kind, "union")
+            kind = {"-": "∖", "name": "∪"}.get(token.kind, token.kind)
             node = (kind, node, ("set", (), (right,)) if token.text == "except" else right)
         ratios = ()
         while ":" not in self.closing and self.take(":"):
@@ -398,15 +398,16 @@ class Parser:
         return self.kind in FACTORS
 
     def product(self, left):
-        """A factor behind another. Brackets behind a name are marked: they may be arguments."""
+        """A factor behind another, or the arguments of a name."""
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
         right = self.expression(DEGREES)
         # h(a + b) is a function where no factor is in front of h
-        if bracket and (right[0] in ("seq", "num") or left[1] in "ghFGH" or left[1][-1] == "'"):
+        if bracket and (
+                right[0] in ("seq", "num", "name") or left[1] in "ghFGH" or left[1][-1] == "'"):
             return of_argument(left[1], right)
-        return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
+        return scaled("*", left, right)
 
     def infix(self, left, kind):
         match kind:
@@ -470,7 +471,7 @@ class Parser:
             case "ACCENT":
                 return self.name(self.with_argument())
             case "π" | "∞":
-                return ("const", "π") if token.kind == "π" else ("inf",)
+                return ("const", token.kind)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 return ("f", name, self.answer(closing))
@@ -535,7 +536,7 @@ class Parser:
             node = node[1][0]
         if node not in inside(inner) or inner[0] == "chain" and "=" in inner[2]:
             raise ValueError("a set of others, or of equations")
-        return inner if inner[0] == "where" else ("union", inner)  # {x | x = kπ, k in Z}
+        return inner if inner[0] == "where" else ("∪", inner)  # {x | x = kπ, k in Z}
 
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""
@@ -549,7 +550,7 @@ class Parser:
 
     def name(self, name):
         """A letter with subscript and primes, or the constant that it is."""
-        if name in self.constants and self.kind not in ("_", "'"):
+        if name in ("e", "i") and self.kind not in ("_", "'"):
             return ("const", name)
         applied = name in ("f", "zeta", "Gamma")
         while sign := self.take("_", "'"):
@@ -647,9 +648,8 @@ LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: 
 
 
 @cached
-def read(text, constants="ei", commas=True):
-    """-> the typed value of an answer. constants: the letters of "ei" that are no names; commas:
-    may one part the thousands of a number, as in 1,000?"""
+def read(text):
+    """-> the typed value of an answer."""
     if len(text) > LONGEST:
         return ("unread", text)
     text = rest = ", ".join(BOX.findall(text)) or text
@@ -658,11 +658,11 @@ def read(text, constants="ei", commas=True):
         words = re.fullmatch(r"[A-Za-z\s.,'*$}-]{4,}", text[lead.end():])  # The area is doubled
         if subject and subject <= {*WORDS["ANSWERS" if words else "SUBJECTS"]}:
             rest = text[lead.end():]
-    found = tokens(rest, commas)
+    found = tokens(rest)
     whole = "".join(" " * t.gap + t.text for t in found).strip()
     try:
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
-            value = picked[2] and read(picked[2], constants)
+            value = picked[2] and read(picked[2])
             words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
             strange = [x for x in words if x not in NAMED and not unit_name(x)]
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
@@ -670,12 +670,12 @@ def read(text, constants="ei", commas=True):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
-        return parsed(found, constants)
+        return parsed(found)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text for t in tokens(text, commas)))
+        return ("unread", " ".join(t.text for t in tokens(text)))
 
 
-def parsed(found, constants):
+def parsed(found):
     """-> the value of tokens; with ± a list of those of all signs, or of their entries, once. Where
     ∓ is, too, all signs change together."""
     marks = [token.text in ("\\mp", "∓") for token in found if token.kind == "±"]
@@ -687,7 +687,7 @@ def parsed(found, constants):
     for signs in choices:
         minus = iter(signs)
         signed = [Token("+-"[next(minus)]) if token.kind == "±" else token for token in found]
-        value = Parser(signed, constants).answer("")
+        value = Parser(signed).answer("")
         items |= dict.fromkeys(value[2] if value[0] in ("list", "set") else [value])
     return ("list", (",",) * (len(items) - 1), (*items,)) if marks else value
 

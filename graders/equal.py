@@ -23,8 +23,9 @@ SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of thei
 TINY = mp.mpf(10) ** -60  # from the end of a set of real numbers to the place behind it
 CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
-INFINITIES = {("inf",): mp.inf, negative(("inf",)): -mp.inf}
+INFINITIES = {("const", "∞"): mp.inf, negative(("const", "∞")): -mp.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
+TWO = r"(?<=[0-9]),(?=[1-9][0-9]{2}(?![0-9]))"  # 1,234 may be two numbers
 LETTERS = "ABCDEFGHIJ"  # of choices
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
@@ -108,9 +109,9 @@ def value(node, at=(), real=False):
             return number
         case ("name", _) if node in at:
             return at[node]
-        case ("const", name):
+        case ("const", name) if name in CONSTANTS:
             return CONSTANTS[name]
-        case ("run", _, inner) | ("()", inner):
+        case ("run", _, inner):
             return value(inner, at, real)
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
             given = [value(part, at, real) for part in parts]
@@ -229,8 +230,8 @@ def bare(name):
     match name:
         case ("name", text):
             return ("name", re.sub(r"_[\d,]+$", "", text))
-        case ("*", function, ("()", ("name", variable))) if variable.islower():
-            return function
+        case ("f", function, ("name", variable)) if variable.islower():
+            return ("name", function)
     return name
 
 
@@ -281,7 +282,7 @@ def put_together(pairs, order, kind):
 @cached
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
-    return any(n[0] in ("union", "minus", "numbers", "∈", *COMPARE) or
+    return any(n[0] in ("∪", "∖", "numbers", "∈", *COMPARE) or
                n[:2] in (("seq", "(]"), ("seq", "[)")) for n in inside(node))
 
 
@@ -310,9 +311,9 @@ def members(node, tests):
             return members(("chain", (low, ("name", "x"), high), relations), tests)
         case ("set", _, items):
             return {*map(end, items)}
-        case ("union", *sets):
+        case ("∪", *sets):
             return {x for item in sets for x in members(item, tests)}
-        case ("minus", every, but):
+        case ("∖", every, but):
             return members(every, tests) - members(but, tests)
         case ("numbers", "R"):
             return {*tests}
@@ -392,7 +393,7 @@ def real_sets(a, b):
     if a[0] != "chain" and b[0] == "list" and not has_set(b):
         return False
     parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
-             for part in n if part[0] not in "list seq set union minus numbers chain".split()]
+             for part in n if part[0] not in "list seq set ∪ ∖ numbers chain".split()]
     if len(parts) > 200 or len({*map(unknown, parts)} - {None}) > 1:
         return None
     # The same numbers are members, of all ends and those behind them.
@@ -518,12 +519,9 @@ def rounds(x, y, least=10**5):
 
 # ------------------------------------------------------------------ answers
 
-def constants(gold):
-    """The letters of "ei" that are no names in a gold answer: names have an index, are one, stand
-    left of an equals sign, or are squared, as in i^2 + 1."""
-    alone = r"(?<![A-Za-z\\])"
-    used = {"e": rf"{alone}e *[_=]", "i": rf"{alone}i *(?:_|=|\^ *\{{?2)|_ *\{{?i\b"}
-    return "".join(c for c in "ei" if not re.search(used[c], gold))
+# Where e and i are names in a gold answer: they have an index, are one, stand left of an equals
+# sign, or are squared, as in i^2 + 1.
+USED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
 
 
 def final(gold):
@@ -533,8 +531,9 @@ def final(gold):
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
     pred, gold = str(pred).strip(), final(gold)
-    readings = ({read(text, constants(gold), commas): 0 for commas in (True, False)}
-                for text in (pred, gold))  # 1,234 may be two
+    names = {("const", c): ("name", c) for c, used in USED.items() if re.search(used, gold)}
+    readings = ({replaced(read(form), names): 0 for form in (text, re.sub(TWO, ", ", text))}
+                for text in (pred, gold))
     try:
         return any(choices(a, b) for a, b in itertools.product(*readings))
     except NO_VALUE:
@@ -546,12 +545,12 @@ def readable(gold):
     """Is a gold answer read, and equal to itself?"""
     text = final(gold)
     return text.lower().lstrip("-") not in ("nan", "inf") and (
-        read(text, constants(text))[0] != "unread" and equal(text, text))
+        read(text)[0] != "unread" and equal(text, text))
 
 
 def check_read(pred, gold):
     """Raises UnparsedGold or Unparsed where the grammar does not take one of two answers."""
     if not readable(gold):
         raise UnparsedGold(gold)
-    if read(str(pred), constants(final(gold)))[0] == "unread":
+    if read(str(pred))[0] == "unread":
         raise Unparsed(pred)
