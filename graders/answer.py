@@ -26,7 +26,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, +, *, /, ^, f (a function),
 unit. Others: list (separators, items), set, seq (brackets,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), ∪, ∖, ∩,
-numbers, word, run (letters, and their product), where, based, choice; and
+numbers, word (of a run of letters with their product), where, based, choice; and
 unread: the text of what the grammar does not take.
 """
 
@@ -358,7 +358,7 @@ class Parser:
         text = " ".join(t.text for t in found)
         said = [node for form, node in SAID.items() if re.fullmatch(form, text.lower())]
         if not said and n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
-            return ("run", text, self.expression())
+            return ("word", text, self.expression())
         self.i += n
         return said[0] if said else ("word", text)
 
@@ -517,9 +517,10 @@ class Parser:
         pair = opening + self.last
         if node[0] == "list" and "{" not in pair and "or" not in node[1]:
             return ("seq", pair[0].replace("]", "(") + pair[1].replace("[", ")"), node[2])
-        if node[0] == "word" and pair == "{}" and (name := unit_name(node[1])):
-            return unit(name)
-        return node[2] if node[0] == "run" else node
+        if node[0] == "word":
+            name = pair == "{}" and unit_name(node[1])
+            return node[2] if node[2:] else unit(name) if name else node
+        return node
 
     def set(self):
         """\\{1, 2\\}, \\{x \\mid x > 2\\}, \\{k\\pi : k \\in Z\\}"""
@@ -666,7 +667,7 @@ def read(text):
             words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
             strange = [x for x in words if x not in NAMED and not unit_name(x)]
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
-                    value[0] in ("word", "run") or value[0] != "unread" and not strange):
+                    value[0] == "word" or value[0] != "unread" and not strange):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))

@@ -111,7 +111,7 @@ def value(node, at=(), real=False):
             return at[node]
         case ("const", name) if name in CONSTANTS:
             return CONSTANTS[name]
-        case ("run", _, inner):
+        case ("word", _, inner):
             return value(inner, at, real)
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
             given = [value(part, at, real) for part in parts]
@@ -211,7 +211,7 @@ def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
     word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
     match node:
-        case ("word" | "run", text, *_):
+        case ("word", text, *_):
             return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
                 {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
         case ("/", *parts) | ("seq", _, parts):
@@ -243,8 +243,8 @@ def named(node):
         chained = item[0] == "chain" and (
             {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
         sides = [*item[1]] if chained else [item]
-        if len(sides) == 2 and label(sides[1]) and sides[1][0] != "word" and (
-                not names_of(sides[0])):
+        if len(sides) == 2 and label(sides[1]) and (
+                not names_of(sides[0]) and names_of(sides[1])):
             sides.reverse()  # 3 = x
         if sides[0] == ("const", "e"):  # an eccentricity
             sides[0] = ("name", "e")
@@ -372,12 +372,12 @@ def words(a, b):
     """Words by their letters, small or not, without article; letters without spaces as products but
     for those that are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
     kinds = {a[0], b[0]}
-    if not kinds & {"word", "run"}:
+    if "word" not in kinds:
         return None
     listed, joined = (a, b) if a[0] == "list" else (b, a)
     if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
         return "or" not in listed[1] and sorted(listed[2]) == [("name", x) for x in joined[1]]
-    if not kinds <= {"word", "run"}:
+    if kinds != {"word"}:
         return None
     texts = a[1], b[1]
     no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
