@@ -475,19 +475,16 @@ class Parser:
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 return ("f", name, self.answer(closing))
-            case "√":
-                return self.root(token)
+            case "√":  # \sqrt[3]{x}, √51, and \sqrt 51, which is of 5 alone
+                index = self.bracket() if self.take("[") else num(2 + (token.text == "∛"))
+                base = self.argument() if "\\" in token.text else self.prefix()
+                return ("^", base, ("/", num(1), index))
             case "frac" | "binom":
                 kind = ("/",) if token.kind == "frac" else ("f", "binom")
                 return (*kind, self.argument(), self.argument())
             case "matrix" | "system":
                 return self.matrix(token.kind)
         raise ValueError("no value")
-
-    def root(self, token):
-        """\\sqrt[3]{x}, √51, and \\sqrt 51, which is of 5 alone."""
-        index = self.bracket() if self.take("[") else num(2 + (token.text == "∛"))
-        return ("^", self.argument() if "\\" in token.text else self.prefix(), ("/", num(1), index))
 
     def segment(self):
         """Cuts the next run of letters: a unit behind a number, else a function or one letter."""

@@ -254,7 +254,7 @@ def named(node):
         rest = sides[len(own):]
         if own:  # of x = y = 1 both
             name = ("=", *own) if own[1:] else own[0]
-        if len(rest) > 1 and rounds(closed(rest[-1]), closed(rest[-2]), 1):
+        if len(rest) > 1 and rounds(rest[-1], rest[-2], 1):
             del rest[-1]
         holds = all(alike(x, y) or same_expression(x, y) for x, y in itertools.pairwise(rest))
         last = rest[-1] if holds else item
@@ -487,8 +487,7 @@ def same_value(x, y):
     if names_of(y) == units_of(y) and (
             functions_of(x) - functions_of(y) & {*"abs floor ceil binom Gamma erf".split()}):
         return False  # of a number these are the question
-    p, q = closed(x), closed(y)
-    return same_expression(x, y) or same_but_constants(x, y, False) or rounds(p, q) or rounds(q, p)
+    return same_expression(x, y) or same_but_constants(x, y, False) or rounds(x, y) or rounds(y, x)
 
 
 RULES = (conditions, words, real_sets, equations, lists, quantities)
@@ -508,6 +507,7 @@ def same_but_constants(a, b, named_function):
 def rounds(x, y, least=10**5):
     """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
     With a `least` of 1, any other number, rounded to any digit?"""
+    x, y = closed(x), closed(y)
     last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
     has_end = exact(y) and 10 ** y.denominator.bit_length() % y.denominator == 0
     if not last or y in (None, x) or has_end and least > 1:
