@@ -320,6 +320,8 @@ class Parser:
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡>≥"}:
             raise ValueError("relations that do not go together")
+        if parts[0] == ("const", "e") and relations == ["="]:  # an eccentricity
+            parts[0] = ("name", "e")
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 
     def part(self):
@@ -534,7 +536,7 @@ class Parser:
             node = node[1][0]
         if node not in inside(inner) or inner[0] == "chain" and "=" in inner[2]:
             raise ValueError("a set of others, or of equations")
-        return inner if inner[0] == "where" else ("∪", inner)  # {x | x = kπ, k in Z}
+        return inner  # {x | x = kπ, k in Z}
 
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""

@@ -246,8 +246,6 @@ def named(node):
         if len(sides) == 2 and label(sides[1]) and (
                 not names_of(sides[0]) and names_of(sides[1])):
             sides.reverse()  # 3 = x
-        if sides[0] == ("const", "e"):  # an eccentricity
-            sides[0] = ("name", "e")
         own = [*itertools.takewhile(label, sides[:-1])]
         if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
             own = sides[:1]  # m + n = 64 + 9 = 73
@@ -519,9 +517,8 @@ def rounds(x, y, least=10**5):
 
 # ------------------------------------------------------------------ answers
 
-# Where e and i are names in a gold answer: they have an index, are one, stand left of an equals
-# sign, or are squared, as in i^2 + 1.
-USED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
+# i is a name in a gold answer: it has an index, is one, stands left of an equals sign, or is squared
+NAMED_I = r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"
 
 
 def final(gold):
@@ -531,7 +528,7 @@ def final(gold):
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
     pred, gold = str(pred).strip(), final(gold)
-    names = {("const", c): ("name", c) for c, used in USED.items() if re.search(used, gold)}
+    names = {("const", "i"): ("name", "i")} if re.search(NAMED_I, gold) else {}
     readings = ({replaced(read(form), names): 0 for form in (text, re.sub(TWO, ", ", text))}
                 for text in (pred, gold))
     try:
