@@ -26,7 +26,6 @@ BITS = 140_000            # of a power, some 40,000 digits; a larger one has no 
 INFINITIES = {("const", "∞"): mp.inf, negative(("const", "∞")): -mp.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 TWO = r"(?<=[0-9]),(?=[1-9][0-9]{2}(?![0-9]))"  # 1,234 may be two numbers
-LETTERS = "ABCDEFGHIJ"  # of choices
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
@@ -342,15 +341,11 @@ def items_of(node):
     return node[2] if node[0] in ("list", "set", "seq") else (node,)
 
 
-def all_alike(x, y):
-    return len(x) == len(y) and all(map(alike, x, y))
-
-
 def choices(a, b):
     """Are two whole answers the same? (C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     match a, b:
-        case ("choice" | "name", mine, *said), ("choice" | "name", its, *told) if its in LETTERS:
-            return mine.upper() == its and all(map(alike, filter(None, said), filter(None, told)))
+        case ("choice" | "name", mine, *x), ("choice" | "name", its, *y) if its in "ABCDEFGHIJ":
+            return mine.upper() == its and all(map(alike, filter(None, x), filter(None, y)))
         case (("choice", _, tuple(x)), y) | (x, ("choice", _, tuple(y))):
             return alike(x, y)
     return alike(a, b)
@@ -433,7 +428,7 @@ def same_equation(a, b):
     x = 5 is a value, and 2x = 10 is a question."""
     if not a[0] == b[0] == "chain" or a[2] != b[2]:
         return False
-    if all_alike(a[1], b[1]):
+    if all(map(alike, a[1], b[1])):
         return True
     if a[2] != ("=",) or len(names_of(b)) <= any(map(label, b[1])):
         return False
@@ -455,7 +450,7 @@ def lists(a, b):
         if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[1], *b[1])
                                 or INFINITIES.keys() & y or b[1] == "[]" and len(y) == 2):
             return False
-        return "set" not in kinds and all_alike(x, y) and (
+        return "set" not in kinds and len(x) == len(y) and all(map(alike, x, y)) and (
             len(x) > 2 or len(brackets - {""}) < 2) or (  # [1, 2] is a column, too
             ":" in brackets and (("/", *y) in (a, *x) or ("/", *x) in (b, *y)))
     left = [*x]
@@ -517,7 +512,7 @@ def rounds(x, y, least=10**5):
 
 # ------------------------------------------------------------------ answers
 
-# i is a name in a gold answer: it has an index, is one, stands left of an equals sign, or is squared
+# i is a name in a gold answer: has an index, is one, stands left of =, or is squared, as in i^2 + 1
 NAMED_I = r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"
 
 
