@@ -63,7 +63,7 @@ def aliases(kind):
 WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
 KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
 KINDS |= aliases("name")
-NAMED = {name: kind for kind in ("FUNC", "unit", "name", "ACCENT", "'", "word")
+NAMED = {name: kind for kind in ("FUNC", "unit", "name", "const", "ACCENT", "'", "word")
          for name in aliases(kind).values()}
 UNITS = {prefix + name: short + symbol
          for prefix, short in aliases("PREFIXES").items()
@@ -189,13 +189,13 @@ RELATIONS, SEPARATORS = [*"=≈<>≤≥≠∈≡"], [",", "and", "or"]
 CLOSING = ["", *") ] } \\} row end".split()]
 ENDS = CLOSING + SEPARATORS + RELATIONS
 LETTERS = ["word", "run", "name"]
-BEHIND = "num unit / * } ) end π word °".split()  # behind these a unit may stand
+BEHIND = "num unit / * } ) end const word °".split()  # behind these a unit may stand
 BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the function's before them
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
 PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 20, 30, 35, 40, 50
 BINDS = {**dict.fromkeys(("over", "choose", "mod"), 1), **dict.fromkeys("+-", 10),
          **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
-FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name π ∞ √ ( [ { ⌊ ⌈".split()
+FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name const √ ( [ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
         "(the set of )?(all )?integers": ("numbers", "Z"), "(the )?empty ?set|"
@@ -456,8 +456,8 @@ class Parser:
                 if token.kind == "{" and before not in ("^", "√") and self.kind == "num":
                     raise ValueError("a number beside a group")
                 return node
-            case "numbers":
-                return ("numbers", token.text)
+            case "const" | "numbers":
+                return (token.kind, token.text)
             case "\\{":
                 return self.set()
             case "FUNC" if token.text == "sec" and before in BEHIND and self.ends():  # 5 m/sec^2
@@ -472,8 +472,6 @@ class Parser:
                 return self.name(token.text)
             case "ACCENT":
                 return self.name(self.with_argument())
-            case "π" | "∞":
-                return ("const", token.kind)
             case "|" | "⌊" | "⌈":  # |x|, \lfloor x \rfloor, \lceil x \rceil
                 name, closing = ROUNDED[token.kind]
                 return ("f", name, self.answer(closing))
@@ -497,7 +495,7 @@ class Parser:
             return
         for at in range(min(len(text), 10), 0, -1):
             first = read_piece("sign", text[:at])
-            if first[0] in ("name", "FUNC", "π", "√", "∞"):
+            if first[0] in ("name", "FUNC", "const", "√"):
                 break
         rest = [Token("run", text[at:])] * (at < len(text))
         self.tokens[self.i:self.i + 1] = [Token(*first), *rest]
