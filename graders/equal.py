@@ -364,19 +364,15 @@ def conditions(a, b):
 def words(a, b):
     """Words by their letters, small or not, without article; letters without spaces as products but
     for those that are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
-    kinds = {a[0], b[0]}
-    if "word" not in kinds:
-        return None
-    listed, joined = (a, b) if a[0] == "list" else (b, a)
-    if listed[0] == "list" and re.fullmatch("A?B?C?D?E?F?G?H?", joined[1]):
-        return "or" not in listed[1] and sorted(listed[2]) == [("name", x) for x in joined[1]]
-    if kinds != {"word"}:
-        return None
-    texts = a[1], b[1]
     no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
-    mine, its = (text.lower() if re.fullmatch(no_points, text) else text for text in texts)
     word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
-    return mine == its or (False if any(map(word.fullmatch, texts)) else None)
+    match a, b:
+        case (("list", separators, items), ("word", text, *_)) | (
+                ("word", text, *_), ("list", separators, items)) if set(text) <= {*"ABCDEFGH"}:
+            return "or" not in separators and sorted(items) == [("name", x) for x in text]
+        case ("word", x, *_), ("word", y, *_):
+            mine, its = (t.lower() if re.fullmatch(no_points, t) else t for t in (x, y))
+            return mine == its or (False if word.fullmatch(x) or word.fullmatch(y) else None)
 
 
 def real_sets(a, b):
