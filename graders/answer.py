@@ -217,9 +217,8 @@ def scaled(kind, left, right):
     return (kind, left, right)
 
 
-def of_argument(name, argument):
-    """f(x), and f(x, y)"""
-    return ("f", name, *(argument[2] if argument[0] == "seq" else [argument]))
+def listed(node):
+    return node[2] if node[0] in ("list", "set", "seq") else (node,)
 
 
 def unit(name):
@@ -408,7 +407,7 @@ class Parser:
         # h(a + b) is a function where no factor is in front of h
         if bracket and (
                 right[0] in ("seq", "num", "name") or left[1] in "ghFGH" or left[1][-1] == "'"):
-            return of_argument(left[1], right)
+            return ("f", left[1], *listed(right))
         return scaled("*", left, right)
 
     def infix(self, left, kind):
@@ -525,8 +524,7 @@ class Parser:
             return ("set", (), ())
         node = self.answer("\\}", "|", ":")
         if self.last == "\\}":  # {(1, 2)} is (1, 2)
-            return node if node[0] in ("where", "seq") else (
-                "set", (), node[2] if node[0] == "list" else (node,))
+            return node if node[0] in ("where", "seq") else ("set", (), listed(node))
         if (where := self.condition()) and self.take("\\}"):
             return ("where", node, *where)
         inner = self.answer("\\}")
@@ -553,7 +551,9 @@ class Parser:
         applied = name in ("f", "zeta", "Gamma")
         while sign := self.take("_", "'"):
             name += self.with_argument() if sign.kind == "_" else sign.text
-        return of_argument(name, self.bracket()) if applied and self.take("(") else ("name", name)
+        if applied and self.take("("):  # f(x), f(x, y)
+            return ("f", name, *listed(self.bracket()))
+        return ("name", name)
 
     def function(self, function):
         """\\sin^2 x, \\log_2(8), \\sin 2x \\cos x: of brackets, or of the factors up to others."""

@@ -14,7 +14,7 @@ from fractions import Fraction
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import UNITS, WORDS, cached, inside, negative, num, read, replaced, unit
+from graders.answer import UNITS, WORDS, cached, inside, listed, negative, num, read, replaced, unit
 
 mp = mpmath.mp.clone()
 mp.dps = 120
@@ -238,7 +238,7 @@ def named(node):
     """x = 1, y = 1 + 1 = 2 -> [(x, 1), (y, 2)]. A value without a name has that of the last one, or
     None; y = 1 + 1 = 3 is its own value."""
     found, name = [], None
-    for item in items_of(node) if node[0] == "list" and not has_set(node) else [node]:
+    for item in listed(node) if node[0] == "list" and not has_set(node) else [node]:
         chained = item[0] == "chain" and (
             {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
         sides = [*item[1]] if chained else [item]
@@ -337,10 +337,6 @@ def alike(a, b):
     return next(verdict for rule in RULES if (verdict := rule(a, b)) is not None)
 
 
-def items_of(node):
-    return node[2] if node[0] in ("list", "set", "seq") else (node,)
-
-
 def choices(a, b):
     """Are two whole answers the same? (C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     match a, b:
@@ -398,7 +394,7 @@ def real_sets(a, b):
 def equations(a, b):
     """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
     2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
-    kinds = {item[0] for item in (*items_of(a), *items_of(b))}
+    kinds = {item[0] for item in (*listed(a), *listed(b))}
     if "chain" not in kinds or a[:2] == b[:2] == ("seq", ""):  # rows of cases
         return None
     if a == b or same_equation(a, b) or (
@@ -440,7 +436,7 @@ def lists(a, b):
     kinds = {a[0], b[0]}
     if not kinds & {"list", "set", "seq"}:
         return None
-    x, y = items_of(a), items_of(b)
+    x, y = listed(a), listed(b)
     if "seq" in kinds:
         brackets = {node[1] for node in (a, b) if node[0] == "seq"}
         if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[1], *b[1])
