@@ -532,7 +532,7 @@ class Parser:
             node = node[1][0]
         if node not in inside(inner) or inner[0] == "chain" and "=" in inner[2]:
             raise ValueError("a set of others, or of equations")
-        return inner  # {x | x = kπ, k in Z}
+        return inner if inner[0] == "where" else ("∪", inner)  # {x | x = kπ, k in Z}
 
     def with_argument(self):
         """The text of _ or an accent, just taken, and of its argument."""

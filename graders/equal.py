@@ -242,8 +242,7 @@ def named(node):
         chained = item[0] == "chain" and (
             {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
         sides = [*item[1]] if chained else [item]
-        if len(sides) == 2 and label(sides[1]) and (
-                not names_of(sides[0]) and names_of(sides[1])):
+        if len(sides) == 2 and not names_of(sides[0]) and names_of(sides[1]) and label(sides[1]):
             sides.reverse()  # 3 = x
         own = [*itertools.takewhile(label, sides[:-1])]
         if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
