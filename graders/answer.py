@@ -195,7 +195,7 @@ BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the func
 PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 20, 30, 35, 40, 50
 BINDS = {**dict.fromkeys(("over", "choose", "mod"), 1), **dict.fromkeys("+-", 10),
          **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
-FACTORS = "num unit FUNC frac binom matrix system ACCENT word run name const √ ( [ { ⌊ ⌈".split()
+FACTORS = "unit FUNC frac binom matrix system ACCENT name const √ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
         "(the set of )?(all )?integers": ("numbers", "Z"), "(the )?empty ?set|"
@@ -310,10 +310,10 @@ class Parser:
         self.i = start
 
     def item(self):
-        """Parts with relations between them."""
+        """Parts with relations between them; x \\in \\{1, 2\\} is x = \\{1, 2\\}."""
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
-            relations.append(token.kind)
+            relations.append("=" if (token.kind, self.kind) == ("∈", "\\{") else token.kind)
             parts.append(self.part())
         if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]

@@ -239,9 +239,7 @@ def named(node):
     None; y = 1 + 1 = 3 is its own value."""
     found, name = [], None
     for item in listed(node) if node[0] == "list" and not has_set(node) else [node]:
-        chained = item[0] == "chain" and (
-            {*item[2]} <= {*"=≈"} or "∈" in item[2] and item[1][1][0] == "set")
-        sides = [*item[1]] if chained else [item]
+        sides = [*item[1]] if item[0] == "chain" and {*item[2]} <= {*"=≈"} else [item]
         if len(sides) == 2 and not names_of(sides[0]) and names_of(sides[1]) and label(sides[1]):
             sides.reverse()  # 3 = x
         own = [*itertools.takewhile(label, sides[:-1])]
