@@ -24,7 +24,7 @@ The grammar, from the whole to its parts, and behind each line an answer that ta
     choice     letter ["."] [sum, equation or words]   (C) Plane
 
 A value is a tuple (kind, parts). Kinds of sums: num, name, const, +, *, /, ^, f (a function),
-unit. Others: list (separators, items), set, seq (brackets,
+() (brackets behind a name), unit. Others: list (separators, items), set, seq (brackets,
 items; of a matrix without brackets, of a ratio ":"), chain (parts, relations), ∪, ∖, ∩,
 numbers, word (of a run of letters with their product), where, based, choice; and
 unread: the text of what the grammar does not take.
@@ -399,16 +399,15 @@ class Parser:
         return self.kind in FACTORS
 
     def product(self, left):
-        """A factor behind another, or the arguments of a name."""
+        """A factor behind another. Brackets behind a name are marked: they may be arguments."""
         if left == num(0) and self.kind in ("name", "run") and not unit_name(self.text):
             raise ValueError("letters behind 0")
         bracket = self.kind == "(" and left[0] == "name" and self.last != ")"
         right = self.expression(DEGREES)
         # h(a + b) is a function where no factor is in front of h
-        if bracket and (
-                right[0] in ("seq", "num", "name") or left[1] in "ghFGH" or left[1][-1] == "'"):
+        if bracket and (right[0] in ("seq", "num") or left[1] in "ghFGH" or left[1][-1] == "'"):
             return ("f", left[1], *listed(right))
-        return scaled("*", left, right)
+        return ("*", left, ("()", right)) if bracket else scaled("*", left, right)
 
     def infix(self, left, kind):
         match kind:

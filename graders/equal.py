@@ -110,7 +110,7 @@ def value(node, at=(), real=False):
             return at[node]
         case ("const", name) if name in CONSTANTS:
             return CONSTANTS[name]
-        case ("word", _, inner):
+        case ("word", _, inner) | ("()", inner):
             return value(inner, at, real)
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
             given = [value(part, at, real) for part in parts]
@@ -229,8 +229,8 @@ def bare(name):
     match name:
         case ("name", text):
             return ("name", re.sub(r"_[\d,]+$", "", text))
-        case ("f", function, ("name", variable)) if variable.islower():
-            return ("name", function)
+        case ("*", function, ("()", ("name", variable))) if variable.islower():
+            return function
     return name
 
 
@@ -240,7 +240,8 @@ def named(node):
     found, name = [], None
     for item in listed(node) if node[0] == "list" and not has_set(node) else [node]:
         sides = [*item[1]] if item[0] == "chain" and {*item[2]} <= {*"=≈"} else [item]
-        if len(sides) == 2 and not names_of(sides[0]) and names_of(sides[1]) and label(sides[1]):
+        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]) and (
+                sides[1][0] == "f" or names_of(sides[1])):
             sides.reverse()  # 3 = x
         own = [*itertools.takewhile(label, sides[:-1])]
         if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
