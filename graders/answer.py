@@ -87,10 +87,12 @@ PIECE = re.compile(r"""
     |(?P<skip>(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)|&(?=\s*=)  # Markdown's
         |\bm\ *(?=\\angle|∠)|(?<=array\})\ *\{[lcr|\ ]+\}|\s+|~|\\[,;:!>\ ]|\\+$|\\q?quad
         |np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|,(?=\s*\\(?:\\|end))
-        |\(\ *(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\b?)?mod(?![a-z]))
+        |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)
         |\A(?:=|\\therefore(?![a-z]))|\\(?:text)?color\ *\{\w+\}
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
+    |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
+        (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
         |(?<=P\()[A-Z]\ ?(?:\||\\mid)\ ?[A-Z](?=\)))  # given
@@ -192,9 +194,9 @@ LETTERS = ["word", "run", "name"]
 BEHIND = "num unit / * } ) end const word °".split()  # behind these a unit may stand
 BEHIND_ARGUMENTS = "FUNC matrix ( [ {".split()  # these factors are not the function's before them
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
-PRODUCT, IMPLICIT, ARGUMENT, DEGREES, POWER = 20, 30, 35, 40, 50
+PRODUCT, IMPLICIT, ARGUMENT, DEGREES, FACTORIAL, POWER = 20, 30, 35, 40, 45, 50
 BINDS = {**dict.fromkeys(("over", "choose", "mod"), 1), **dict.fromkeys("+-", 10),
-         **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES), "^": POWER, "!": 60}
+         **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES), "^": POWER, "!": FACTORIAL}
 FACTORS = "unit FUNC frac binom matrix system ACCENT name const √ { ⌊ ⌈".split()
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
@@ -413,13 +415,13 @@ class Parser:
         match kind:
             case "+" | "-" | "*" | "/" | "over":
                 numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
-                right = self.expression(POWER if numbers else BINDS[kind] + 1)
+                right = self.expression(FACTORIAL if numbers else BINDS[kind] + 1)
                 right = negative(right) if kind == "-" else right
                 return scaled({"-": "+", "over": "/"}.get(kind, kind), left, right)
             case "choose":
                 return ("f", "binom", left, self.expression())
             case "mod":
-                m = self.expression(POWER)
+                m = self.expression(FACTORIAL)
                 if ")" not in self.closing:  # of (mod 7)
                     self.take(")")
                 return ("f", "mod", num(left[1] % m[1]) if left[0] == m[0] == "num" else left, m)
@@ -638,7 +640,7 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
                     r"((?![-+] |[+*/^=<>!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
                     r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
 BASED = re.compile(r"(?:[A-Za-z](?:\(\w\))? ?= ?)?[({ ]*([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
-                   r"(?:_|\(?(?:in )?base)[ {(]*(?:base)?[ {(]*(\w+)[ )}]*")
+                   r"(?:_|\(? ?(?:in )?base)[ {(]*+(?:base[ {(]*+)?(\w+)[ )}]*")
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
                      r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
@@ -670,7 +672,7 @@ def read(text):
             return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
         return parsed(found)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text for t in tokens(text)))
+        return ("unread", " ".join(t.text for t in (found if rest is text else tokens(text))))
 
 
 def parsed(found):

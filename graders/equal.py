@@ -192,7 +192,8 @@ def same_expression(a, b, times=1):
         if same is False or "abs" in functions and "complex" in found and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
         equal += bool(same)
-    return equal > 2 or times == 1 and same_expression(a, b, 10)  # few places have both values
+    few = times == 1 and 0 < equal < 3 and functions.isdisjoint(INTEGER)
+    return same_expression(a, b, 10) if few else equal > 2
 
 
 # ------------------------------------------------------------------ units and names
@@ -219,7 +220,7 @@ def label(node):
             return True
         case ("*", left, _):
             return label(left)
-        case ("+" | "^" | "chain", *_):
+        case ("+" | "^" | "chain" | "∪" | "∖", *_):
             return False
     return node[0] == "f" and node[1] not in FUNCTIONS or names_of(node)
 
@@ -377,14 +378,15 @@ def real_sets(a, b):
         return False
     parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
              for part in n if part[0] not in "list seq set ∪ ∖ numbers chain".split()]
-    if len(parts) > 200 or len({*map(unknown, parts)} - {None}) > 1:
+    if len(parts) > 100 or len({*map(unknown, parts)} - {None}) > 1:
         return None
     # The same numbers are members, of all ends and those behind them.
     try:
         ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
         tests = {sign * (x + behind * (1 + x))
                  for x in ends for sign in (1, -1) for behind in (0, TINY)}
-        return members(a, tests) == members(b, tests) or None
+        found = members(a, tests)
+        return found and found == members(b, tests) or None
     except NO_VALUE:
         return None
 
