@@ -25,7 +25,7 @@ CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no va
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
 INFINITIES = {("const", "∞"): mp.inf, negative(("const", "∞")): -mp.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
-TWO = r"(?<![0-9,])[0-9]+(?:,[1-9][0-9]{2})+(?![0-9]|,[0-9]{3})"  # 1,234 may be two numbers
+TWO = r"(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])"  # 1,234 may be two numbers, 1,034 not
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
@@ -511,8 +511,8 @@ NAMED_I = r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
     names = {("const", "i"): ("name", "i")} if re.search(NAMED_I, str(gold)) else {}
-    readings = ({replaced(read(form), names): 0 for form in (
-        text, re.sub(TWO, lambda two: two[0].replace(",", ", "), text))}
+    readings = ({replaced(read(form), names): 0 for form in (text, re.sub(
+        TWO, lambda n: n[0] if ",0" in n[0] else n[0].replace(",", ", "), text))}
         for text in (str(pred), str(gold)))
     try:
         return any(choices(a, b) for a, b in itertools.product(*readings))
