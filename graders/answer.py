@@ -230,7 +230,7 @@ def unit(name):
 
 def replaced(node, new):
     """A value with others for some of its parts."""
-    if isinstance(node, tuple) and node not in new:
+    if new and isinstance(node, tuple) and node not in new:
         return tuple(replaced(part, new) for part in node)
     return new.get(node, node)
 
@@ -315,13 +315,13 @@ class Parser:
         """Parts with relations between them; x \\in \\{1, 2\\} is x = \\{1, 2\\}."""
         parts, relations = [self.part()], []
         while token := self.take(*RELATIONS):
-            relations.append("=" if (token.kind, self.kind) == ("∈", "\\{") else token.kind)
             parts.append(self.part())
+            relations.append("=" if (token.kind, parts[-1][0]) == ("∈", "set") else token.kind)
         if {*relations} <= {*">≥"}:  # x > 2 is 2 < x
             parts, relations = parts[::-1], ["<≤"[r == "≥"] for r in reversed(relations)]
         if len({*relations} - {"≈"}) > 1 and {*relations} & {*"=≠∈≡>≥"}:
             raise ValueError("relations that do not go together")
-        if parts[0] == ("const", "e") and relations == ["="]:  # an eccentricity
+        if parts[0] == ("const", "e") and relations and {*relations} <= {*"=≈"}:  # an eccentricity
             parts[0] = ("name", "e")
         return ("chain", tuple(parts), tuple(relations)) if relations else parts[0]
 

@@ -25,7 +25,7 @@ CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no va
 BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
 INFINITIES = {("const", "∞"): mp.inf, negative(("const", "∞")): -mp.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
-TWO = r"(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])"  # 1,234 may be two numbers, 1,034 not
+TWO = r"(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})++(?!\.?[0-9])"  # 1,234 may be two numbers, 1,034 not
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
 
@@ -129,6 +129,7 @@ def tried(node, at=(), real=False):
         return str(e)
 
 
+@cached
 def closed(node):
     """The value of an expression without names, or None."""
     found = tried(node)
@@ -313,7 +314,8 @@ def members(node, tests):
             return members(every, tests) - members(but, tests)
         case ("numbers", "R"):
             return {*tests}
-        case ("chain", (name, found), ("∈",)) if label(name):
+        case ("chain", (name, ("set", *_) as found), ("=",)) | (
+                "chain", (name, found), ("∈",)) if label(name):
             return members(found, tests)
         case ("chain", sides, relations):
             return {x for x in tests if all(
@@ -504,13 +506,14 @@ def rounds(x, y, least=10**5):
 
 # ------------------------------------------------------------------ answers
 
-# i is a name in a gold answer: has an index, is one, stands left of =, or is squared, as in i^2 + 1
-NAMED_I = r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"
+# names, not constants, in a gold answer: with an index, as one, left of =, or squared in i^2 + 1
+NAMED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
 
 
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
-    names = {("const", "i"): ("name", "i")} if re.search(NAMED_I, str(gold)) else {}
+    names = {("const", letter): ("name", letter) for letter, form in NAMED.items()
+             if re.search(form, str(gold))}
     readings = ({replaced(read(form), names): 0 for form in (text, re.sub(
         TWO, lambda n: n[0] if ",0" in n[0] else n[0].replace(",", ", "), text))}
         for text in (str(pred), str(gold)))
