@@ -230,8 +230,8 @@ def every_token(tokens):
 
 def largest(x, among, tokens, flag, share, rounding=math.ceil):
     """1 for the tokens of `among` [B, T] with the largest x, else 0: for a share of the step's
-    tokens, the value of --flag, and one at least. Equal contexts, as those of a group's first
-    tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
+    tokens, the value of --flag, one at least if there are any. Equal contexts, as of a group's
+    first tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
     require(0 < share <= 1, f"--{flag} must be above 0 and at most 1, not {share}")
     count = max(1, rounding(share * int(tokens.mask.sum())))
     ranked = x[among].sort(descending=True).values[:count]
@@ -593,7 +593,7 @@ class Method:
     preset: dict = field(default_factory=dict)
     passes: tuple = (every_token,)  # each weighs the rollout's tokens, then come S steps
     old_logprobs: str = "trainer"   # default of --old_logprobs: the ratio's denominator
-    like_reinforce: bool = True     # is its gradient at ratio 1 reinforce's? It is checked
+    like_reinforce: bool = True     # has its gradient at ratio 1 reinforce's sign? It is checked
     source: str = ""
 
     def __post_init__(self):
@@ -790,7 +790,7 @@ def policy_loss(method, tokens, max_tokens, *, size=None, **options):
 @torch.no_grad()
 def step_metrics(method, tokens, max_tokens, **options):
     """-> {name: scalar without gradient} of one whole optimizer step: its loss and the terms of it,
-    ratios, clipping, and the numbers of the objective. Options and errors: policy_loss."""
+    ratios, clipping, and the functions' own numbers. Options and errors: policy_loss."""
     method, tokens, terms, numbers = loss_terms(method, tokens, max_tokens, **options)
     metrics = {**terms, **measure(method, tokens), **numbers, "loss": sum(terms.values())}
     return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}

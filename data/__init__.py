@@ -19,10 +19,10 @@ NAMES = *countdown.FORMS, *SETS  # computed, and read
 def load(name, split, data_dir=None, **options):
     """The problems of a data set: split "train" to learn from, "test" held out.
 
-    name: one of NAMES, or a file.jsonl with prompt, answer and verifier in every row, whose one
-    split is both. data_dir: a folder of JSONL files with the Hub's field names, used instead of the
+    name: one of NAMES, or a file.jsonl with prompt (or messages), answer and verifier in each row,
+    whose one split is both. data_dir: a folder of JSONL files with the Hub's fields, instead of the
     Hub. options: lcb_from and lcb_to (days such as 2024-08-01). Problems whose gold answer cannot
-    be graded are left out, and named on stderr. Raises DataError."""
+    be graded are left out: stderr has the first five. Raises DataError."""
     if name in countdown.FORMS:
         return countdown.Generated(name) if split == "train" else countdown.held_out(name, 1024)
     if name.endswith(".jsonl"):

@@ -1,7 +1,7 @@
 """The data sets: their ids on the Hub, and how a row becomes a problem.
 
 A new set is one row of SETS and, if its fields are of another shape, one function from a row to a
-problem {prompt, answer, (messages)}; data/sources.py adds id and verifier and checks the answer.
+problem {prompt, answer, (messages, solution)}; data/sources.py adds id and verifier, and checks it.
 """
 
 import ast

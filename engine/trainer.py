@@ -15,8 +15,8 @@ class NotFinite(ValueError):
 
 
 def lr_factor(warmup, schedule, steps, step):
-    """The learning rate's factor at optimizer step `step` of `steps`, from 0: linear warm-up times
-    1 or a cosine."""
+    """The learning rate's factor at optimizer step `step`, from 0, of the planned `steps`: linear
+    warm-up times 1 or a cosine."""
     cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
     return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
 
@@ -36,7 +36,7 @@ class Trainer:
         self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad],  # of LoRA the adapters alone
-            lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+            lr=lr, betas=betas, weight_decay=weight_decay, fused=True)  # `step` sets the rate
         self.lr, self.factor, self.steps_taken = lr, factor, 0
         # of float16's gradients; off, it scales by 1 and steps as the optimizer does
         self.scaler = torch.amp.GradScaler(parallel.device().type,

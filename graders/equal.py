@@ -338,7 +338,7 @@ def alike(a, b):
     return next(verdict for rule in RULES if (verdict := rule(a, b)) is not None)
 
 
-def choices(a, b):
+def same_answer(a, b):
     """Are two whole answers the same? (C) is C, c and (C) Plane, (D) 2 is 2, but not (D) 1."""
     match a, b:
         case ("choice" | "name", mine, *x), ("choice" | "name", its, *y) if its in "ABCDEFGHIJ":
@@ -518,7 +518,7 @@ def equal(pred, gold):
         TWO, lambda n: n[0] if ",0" in n[0] else n[0].replace(",", ", "), text))}
         for text in (str(pred), str(gold)))
     try:
-        return any(choices(a, b) for a, b in itertools.product(*readings))
+        return any(same_answer(a, b) for a, b in itertools.product(*readings))
     except NO_VALUE:
         return False
 

@@ -1,9 +1,9 @@
 """Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
 `trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, OF_RUN of a Run.
 
-A checkpoint holds no state of random generators: problems, sampling and shuffling are functions of
-(seed, rollout) and an engine's number. A run continues on any other number of ranks. Its flags are
-merged by flags.parse_args, and `restore` and Run take over trainer.pt.
+A run continues bit for bit: weights are saved in float32, the token budget among the flags, and
+problems, sampling and shuffling are functions of (seed, rollout) and an engine's number. On other
+numbers of ranks it continues, too. flags.parse_args merges flags; `restore` takes over trainer.pt.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
     completions sampled       reward/ groups/ len/ grader/
     those learnt from         adv/ reward/shaped policy/entropy policy/kl_teacher policy/kl_age
-    sampler and trainer       sampler/
+    sampler and trainer       sampler/ (_dropped, _bounded: means over steps)
     means over "steps"        loss/ clip/ optim/ (overflows, no_gradient: counts) other policy/
 """
 
@@ -61,7 +61,7 @@ def examples(groups, tokenizer):
 
 
 def sampler_gap(logprobs, batch):
-    """sampler/: logprobs [N, T] of the trainer less the sampler's, at equal weights; k3: the KL."""
+    """sampler/: logprobs [N, T] of the trainer, not old ones, less the sampler's; k3: the KL."""
     gap = (logprobs.double() - batch.sampler_logprobs)[batch.mask]
     return {GAP: gap.abs().mean().item(), "sampler/logp_absdiff_max": gap.abs().max().item(),
             "sampler/k3": (gap.exp() - 1 - gap).mean().item()}

@@ -134,7 +134,7 @@ class Run(AbstractContextManager):
 
     @contextmanager
     def timed(self, phase):
-        """Adds the seconds of the block to the record's time/<phase>."""
+        """Adds the seconds of the block to the record's time/<phase>; a full GPU is RunFailed."""
         began = perf_counter()
         with room_for(phase):
             yield

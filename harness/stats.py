@@ -106,7 +106,7 @@ def benchmark_results(problems, groups):
     ends = interval(by_problem(groups)[f"mean@{n}"], [*map(data.cluster, problems)], (0, 1))
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
-    if vote and not others:
+    if vote and not others:  # all problems have one vote
         results[f"maj@{n}"] = mean(majority(
             # an unread one, or where the verifier failed, has no vote
             [vote(row["completion"]) for row in rows if row["reward"] != 1 and not row["fault"]],
