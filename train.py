@@ -165,7 +165,6 @@ def main(argv=None):
 
             # ---- weights to the sampler, asleep since it sampled
             with run.timed("sync"):
-                sampler.wake()
                 sampler.load_weights(trainer.weights(sampler.merged))
 
             # ---- evaluate, log, save

@@ -206,7 +206,6 @@ class Run:
         return tensors
 
     def hand_over(self):
-        self.sampler.wake()
         self.sampler.load_weights(self.trainer.weights(self.sampler.merged))
 
 

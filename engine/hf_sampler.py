@@ -156,4 +156,4 @@ class TransformersSampler:
     def sleep(self):
         """Frees nothing: the weights are all that it holds."""
 
-    wake = close = sleep
+    close = sleep

@@ -30,7 +30,7 @@ def default_kind():
 def make_sampler(kind, model, **settings):
     """kind: "vllm" or "transformers"; model: a Hugging Face folder or id; settings: see the class.
 
-    A sampler has five calls: sample, load_weights, sleep, wake, and close at the end. `merged`:
+    A sampler has four calls: sample, load_weights, sleep, and close at the end. `merged`:
     does load_weights take adapters merged into the weights? 16 or 8 bits round small ones away."""
     if kind == "vllm":
         return VLLMSampler(model, **settings)
@@ -103,8 +103,14 @@ class VLLMSampler:
 
     def load_weights(self, weights):
         """Takes over the trainer's weights: (name, tensor) pairs, by the names of
-        state_dict(): named_parameters() leaves out a tied LM head, which would stay stale."""
+        state_dict(): named_parameters() leaves out a tied LM head, which would stay stale.
+
+        It wakes the engine, first for the weights alone: while the trainer gathers its own, one by
+        one, they may have the KV cache's room."""
         adapters = {}
+        if self.asleep:
+            torch.cuda.empty_cache()  # what torch keeps of the update, vLLM cannot take
+            self.engine.wake_up(tags=["weights"])
         self.engine.collective_rpc("reload_weights", kwargs=dict(
             weights_iterator=vllm_settings.as_saved(self.model, weights, adapters)))
         if adapters:  # `sample` reads them from a folder
@@ -116,19 +122,12 @@ class VLLMSampler:
             raise RuntimeError("vLLM still holds keys and values of the old weights")
 
     def sleep(self):
-        """Gives the GPU's memory to the trainer. The weights are dropped (level 2), not copied to
-        the CPU: new ones come anyway."""
+        """Gives the GPU's memory to the trainer, until load_weights. The weights are dropped
+        (level 2), not copied to the CPU: new ones come anyway."""
         if self.sleeps and not self.asleep:
             self.engine.sleep(level=2)
             self.asleep = True
             parallel.watch_memory()
-
-    def wake(self):
-        """Takes memory for the weights again. load_weights takes the KV cache's at its end:
-        until then the trainer gathers its own weights in that room."""
-        if self.asleep:
-            torch.cuda.empty_cache()  # what torch keeps of the update, vLLM cannot take
-            self.engine.wake_up(tags=["weights"])
 
     def close(self):
         """To be called before parallel.stop(). Under torchrun the worker alone ends: its core would

@@ -122,7 +122,6 @@ def check_memory(s):
 @torch.no_grad()
 def check_sync(s):
     """The last check: it changes the weights by more than bfloat16 rounds."""
-    s.sampler.wake()
     temperature = s.args.temperature
     for factor in (-1.0, 0.5):
         for name, p in s.policy.named_parameters():

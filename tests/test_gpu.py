@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from functools import partial
+from itertools import count
 from unittest.mock import ANY, Mock, call
 
 import pytest
@@ -30,7 +31,6 @@ def test_the_engine_wakes_in_two_stages_around_the_weights(monkeypatch):
     sampler.load_weights([])  # it is awake
     sampler.sleep()
     sampler.sleep()  # nothing more
-    sampler.wake()
     sampler.load_weights([])
     load, reset = call.collective_rpc("reload_weights", kwargs=ANY), call.reset_prefix_cache()
     assert engine.mock_calls == [
@@ -54,14 +54,16 @@ def test_in_a_run_it_sleeps_while_the_trainer_needs_the_memory(base, tmp_path, m
             return own(first, *args, **kw)
         monkeypatch.setattr(owner, name, call)
 
-    def wake(_):
-        assert all(p.grad is None for p in state["compute_logprobs"].parameters())
-        state["asleep"] = False
+    def load_weights(self, weights, own=TransformersSampler.load_weights):
+        if state["asleep"]:  # not when the run starts
+            assert all(p.grad is None for p in state["compute_logprobs"].parameters())
+        state.update(asleep=False, load_weights=self)
+        own(self, weights)
     monkeypatch.setattr(TransformersSampler, "sleep", lambda _: state.update(asleep=True))
-    monkeypatch.setattr(TransformersSampler, "wake", wake)
+    monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
     for asleep, owner, name in [
-            (False, TransformersSampler, "sample"), (False, TransformersSampler, "load_weights"),
-            (True, train, "compute_logprobs"), (True, Trainer, "step")]:
+            (False, TransformersSampler, "sample"), (True, train, "compute_logprobs"),
+            (True, Trainer, "step")]:
         only_while(asleep, owner, name)
     run(base, tmp_path / "run", "--rollout_lag", "1", "--rollouts", "3", "--eval_every", "0",
         "--drop_uniform_groups")
@@ -161,12 +163,14 @@ def full_gpu(*_, **__):
 
 @pytest.mark.parametrize("owner, name, said", [
     (TransformersSampler, "sample", "sample"), (train, "compute_logprobs", "logp"),
-    (Trainer, "step", "update"), (TransformersSampler, "wake", "sync"),
+    (Trainer, "step", "update"), (TransformersSampler, "load_weights", "sync"),
     (train, "evaluate", "eval"), (loading, "load", "loading"),
     (TransformersSampler, "__init__", "loading")])
 def test_a_full_gpu_is_a_sentence_with_the_phase_and_two_flags(owner, name, said, base, tmp_path,
                                                                monkeypatch):
-    monkeypatch.setattr(owner, name, full_gpu)
+    full, own, calls = 2 * (name == "load_weights"), getattr(owner, name), count()
+    monkeypatch.setattr(owner, name, lambda *given, **more: (  # twice when the run starts
+        own if next(calls) < full else full_gpu)(*given, **more))
     words = f"^the GPU's memory is full in the phase {said} .*2.00 GiB.* make roo"
     with pytest.raises(RunFailed, match=words) as failed:
         run(base, tmp_path / "run", "--rollouts", "1", "--eval_every", str(int(name == "evaluate")))
