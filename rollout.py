@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from data.prompts import decode, encode
 from engine import parallel
-from engine.completion import seed_of
 from rewards import grade
 
 
@@ -24,7 +23,7 @@ class Group(NamedTuple):
 
     problem: dict
     prompt: list        # token ids, as encoded
-    completions: list   # engine.completion.Completion
+    completions: list   # engine.policy.Completion
     texts: list
     rewards: list
     faults: list        # of each completion, a worker.Fault or None
@@ -46,8 +45,8 @@ def sample_on_engines(sampler, tokenizer, problems, sampling, seed, tp=1, timed=
     prompts = [encode(tokenizer, problem, sampling.template) for problem in share]
     with timed("sample"):
         completions = sampler.sample(
-            prompts, sampling.samples, seed=seed_of(*seed, engine), max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature, top_p=sampling.top_p)
+            prompts, sampling.samples, seed=parallel.seed_of(*seed, engine), top_p=sampling.top_p,
+            temperature=sampling.temperature, max_tokens=sampling.max_tokens)
     with timed("reward"):
         texts = [[decode(tokenizer, c, prompt) for c in group]
                  for prompt, group in zip(prompts, completions, strict=True)]

@@ -41,8 +41,7 @@ sys.path.insert(0, str(ROOT))
 import train as training
 from data.recipe import BASE
 from engine import loading, parallel
-from engine.completion import Completion
-from engine.policy import backward, compute_logprobs, make_batch, minibatches
+from engine.policy import Completion, backward, compute_logprobs, make_batch, minibatches
 from harness.start import load_sampler, load_trainer
 
 EOS, LAYOUTS = 1, ("padded", "shared")

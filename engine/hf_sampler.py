@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin
 
 from engine import kernels, parallel
-from engine.completion import RUINED, Completion
 from engine.loading import add_adapters, pretrained
+from engine.policy import RUINED, Completion
 
 
 def draw(logits, temperature, top_p, generator=None):

@@ -9,9 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
 from engine import kernels, parallel
-from engine.completion import Completion
 from engine.layout import lay
-from engine.policy import Policy, make_batch
+from engine.policy import Completion, Policy, make_batch
 
 # of models with other parts, such as a vision tower, the names of their text model's weights
 TEXT_ALONE = {r"^(model\.language_model|language_model\.model)\.": "model.",

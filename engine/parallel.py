@@ -5,6 +5,7 @@ metrics of the whole. With one process the collectives change nothing.
 """
 
 import glob
+import hashlib
 import os
 import platform
 import resource
@@ -52,6 +53,11 @@ def sharded():
     """Whether weights are sharded: wherever torchrun started this process, also alone. Without it,
     vLLM's engine makes a group of its own."""
     return "RANK" in os.environ and dist.is_initialized()
+
+
+def seed_of(*parts):
+    """A seed from (seed, rollout, ...): the same in every process, unrelated to its neighbours."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
 
 
 def say(text):

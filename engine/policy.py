@@ -6,9 +6,18 @@ import torch
 from torch import Tensor
 
 from engine import kernels, parallel
-from engine.completion import seed_of
 from engine.layout import lay, micro_batches
 from losses import Tokens, policy_loss, step_metrics, step_size
+
+RUINED = "the model's probabilities are nan: a step has ruined the weights (a lower --lr helps)"
+
+
+@dataclass
+class Completion:
+    tokens: list           # ids, with the end-of-sequence token, where there is one
+    logprobs: list         # of each token, after temperature; with top_p 1 as it was drawn
+    truncated: bool        # stopped by max_tokens and not by an end-of-sequence token or a text
+    stopped: bool = False  # by the text of --stop, which the last tokens hold
 
 
 @dataclass
@@ -112,7 +121,7 @@ class Policy(torch.nn.Module):
 
 def shuffled_shares(count, steps, seed, rollout, together=1):
     """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
-    generator = torch.Generator().manual_seed(seed_of("shuffle", seed, rollout))
+    generator = torch.Generator().manual_seed(parallel.seed_of("shuffle", seed, rollout))
     pieces = torch.randperm(count // together, generator=generator)
     return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
 

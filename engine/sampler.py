@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine import parallel, vllm_settings
-from engine.completion import RUINED, Completion
+from engine.policy import RUINED, Completion
 
 
 def has_vllm():

@@ -21,8 +21,7 @@ if __name__ == "__main__":  # imports begin at the project's folder
 from data.prompts import encode
 from data.sources import DataError, json_lines
 from engine import loading, parallel
-from engine.completion import Completion
-from engine.policy import make_batch
+from engine.policy import Completion, make_batch
 from engine.trainer import NotFinite, Trainer
 from losses import METHODS
 

@@ -11,10 +11,9 @@ import torch
 
 import data
 from engine import parallel
-from engine.completion import Completion
 from engine.layout import lay, micro_batches
 from engine.parallel import say
-from engine.policy import compute_logprobs, make_batch, shuffled_shares
+from engine.policy import Completion, compute_logprobs, make_batch, shuffled_shares
 from harness import log
 from harness.failures import room_for
 from rollout import Sampling, sample_on_engines

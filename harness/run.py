@@ -14,8 +14,7 @@ import torch
 
 import losses
 from engine import parallel
-from engine.completion import seed_of
-from engine.parallel import say
+from engine.parallel import say, seed_of
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log
 from harness.failures import RunFailed, room_for

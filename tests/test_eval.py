@@ -17,7 +17,8 @@ import pytest
 import data
 import eval
 import helpers
-from engine.completion import Completion, seed_of
+from engine.parallel import seed_of
+from engine.sampler import Completion
 from graders import sandbox
 from harness import stats
 from harness.stats import benchmark_results, interval, pass_at_k, results_table, standard_error

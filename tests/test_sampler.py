@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from data.prompts import decode
 from engine import policy
-from engine.completion import seed_of
 from engine.hf_sampler import TransformersSampler, draw, float8_linear, to_float8
 from engine.loading import eos_ids, pretrained
+from engine.parallel import seed_of
 from engine.sampler import make_sampler
 from helpers import needs_vllm
 from test_layout import random_model
