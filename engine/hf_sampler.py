@@ -13,7 +13,8 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin
 
-from engine import kernels, parallel
+from engine import parallel
+from engine.head import head_logits
 from engine.loading import add_adapters, pretrained
 from engine.policy import RUINED, Completion
 
@@ -79,7 +80,7 @@ class TransformersSampler:
                              "positions and a key-value cache: take --sampler vllm")
         head = self.model.get_output_embeddings()
         if head_dtype == "float32":
-            head.forward = lambda x: kernels.head_logits(
+            head.forward = lambda x: head_logits(
                 x.flatten(0, 1), head.weight, head.bias, True).unflatten(0, x.shape[:2])
         self.float8 = [layer for layer in self.model.modules()
                        if float8 and isinstance(layer, torch.nn.Linear) and layer is not head]

@@ -1,4 +1,4 @@
-"""How completions go through the model, and how many at once.
+"""How completions go through the model, which attention they get, and how many go at once.
 
     padded   [N, L]: prompt, completion, padding on the right
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
@@ -51,7 +51,7 @@ def kernel_inputs(segments):
     """segments [4, S]: each one's first place and length, at consecutive places, and those of its
     context, another (length 0: none). It attends to its context and to itself.
 
-    -> the argument `varlen` of kernels.shared_attention."""
+    -> the argument `varlen` of shared_attention."""
     start, length, context, context_length = segments
     seen = context_length + length
     borders, seen_borders = (F.pad(x.cumsum(0), (1, 0)).int() for x in (length, seen))
@@ -61,7 +61,7 @@ def kernel_inputs(segments):
 
 
 def block_inputs(segments):
-    """segments: of kernel_inputs -> the argument `blocks` of kernels.shared_attention."""
+    """segments: of kernel_inputs -> the argument `blocks` of shared_attention."""
     like = {}
     for i, (_, length, _, context_length) in enumerate(segments.T.tolist()):
         if length:  # 0 for a completion of one token
@@ -90,6 +90,101 @@ def block_of(start, length, context, context_length):
     keys = (context + context_length + at).where(sees, context)[:, :-T]
     sees = (sees[:1] if sees.all() else sees)[:, None] & (at <= place[:, None])
     return queries, torch.cat([keys, queries], 1), sees[:, None]
+
+
+def take(x, index):
+    """x[index], [*index.shape, ...]. Gradients of a repeated index add up in float32 or more."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:]).to(x.dtype)
+
+
+def flash_runs(device, dtype):
+    """Whether attention has flash kernels: 16 bits on a GPU of compute capability 8.0 or more."""
+    return (device.type == "cuda" and dtype.itemsize == 2
+            and torch.cuda.get_device_capability(device) >= (8, 0))
+
+
+def must_repeat(values):
+    """Whether keys and values are repeated for each query head: without flash, CUDA has grouped
+    queries in its math kernel alone, which keeps [heads, T, T], not in the memory-efficient one."""
+    return values.is_cuda and not flash_runs(values.device, values.dtype)
+
+
+def repeated(query, key, value):
+    """[B, heads, places, d] each -> the same in value's dtype, all with the query's heads."""
+    from transformers.integrations.sdpa_attention import repeat_kv
+    each = query.shape[1] // key.shape[1]
+    return query.to(value.dtype), repeat_kv(key.to(value.dtype), each), repeat_kv(value, each)
+
+
+def padded_attention(module, query, key, value, attention_mask, **options):
+    """transformers' "sdpa", on repeated keys and values where must_repeat asks for it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    if must_repeat(value):
+        query, key, value = repeated(query, key, value)
+        module = None  # which says how often to repeat
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def shared_attention(module, query, key, value, attention_mask, *, scaling=None,
+                     sliding_window=None, blocks=None, varlen=None, **others):
+    """Attention of the layout "shared", [1, heads, places, d] each -> [1, places, heads, d], None.
+
+    varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
+    and keys, and their longest. blocks, elsewhere: a list of block_of's, and the index
+    [places] of each place's result among theirs. Raises TypeError for sinks, a softcap, or a mask
+    that the model makes itself."""
+    if others.get("s_aux") is not None or others.get("softcap") is not None:
+        raise TypeError("its attention has sinks or a softcap")
+    if attention_mask is not None and (
+            attention_mask.numel() > 1 or attention_mask.item() != sliding_window):
+        raise TypeError("its masks limit attention, and its attention gets no such limit")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [places, heads, d]
+    if blocks is not None:
+        return attention_by_blocks(q, k, v, *blocks, sliding_window, scaling)[None], None
+    from torch.nn.attention.varlen import varlen_attn  # takes long to import
+    keys, *lengths = varlen
+    q, k, v = q.to(v.dtype), take(k.to(v.dtype), keys), take(v, keys)  # rotations may widen q, k
+    window = sliding_window - 1 if sliding_window else -1, 0  # query 0 sees the whole prompt
+    return varlen_attn(q, k, v, *lengths, window_size=window, scale=scaling,
+                       enable_gqa=q.shape[1] != k.shape[1])[None], None
+
+
+def attention_by_blocks(q, k, v, blocks, order, window, scale):
+    """q, k, v [places, heads, d] -> [places, heads, d]. window: keys a query sees; None: all"""
+    from torch.nn.attention import bias  # imports more than flags need
+    outputs, repeat = [], must_repeat(v)
+    for asks, seen, sees in blocks:  # of block_of
+        queries, keys, values = (take(x, places).transpose(1, 2) for x, places in (
+            (q, asks), (k, seen), (v, seen)))  # [B, heads, T or C + T, d]
+        if repeat:
+            queries, keys, values = repeated(queries, keys, values)
+        length = keys.shape[2]
+        context_length = length - queries.shape[2]
+        if window and length > window:
+            place = torch.arange(length, device=q.device)
+            within = place > place[context_length:, None] - window
+            sees = within.tril()[None, None] if sees is None else sees & within
+        elif repeat and sees is not None and len(sees) == 1:  # or each layer keeps it, as floats
+            sees = bias.causal_lower_right(queries.shape[2], length)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, sees, is_causal=sees is None, scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1])
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return take(torch.cat(outputs), order)  # without padding
+
+
+def register_attention():
+    """Adds "shared" to transformers' attentions, and replaces its "sdpa" in this process."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    AttentionInterface.register("sdpa", padded_attention)
+    AttentionInterface.register("shared", shared_attention)
+    AttentionMaskInterface.register("shared", limit_of_mask)
+
+
+def limit_of_mask(*_, local_size=None, **__):
+    """Instead of a mask: its window or chunk, which some models give to masks alone, in 4-D."""
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
 
 
 def micro_batches(batch, budget, layout="padded", ranks=1):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
-from engine import kernels, parallel
+from engine import parallel
+from engine.head import CHUNK
 from engine.layout import lay
 from engine.policy import Completion, Policy, make_batch
 
@@ -123,7 +124,7 @@ def load(folder, eos, probe, compute=Compute(), frozen=False, beside=0):
 
 def head_chunk():
     """Elements of a chunk of logits: on a GPU by its memory, 1 GB in float32 of 80 GB."""
-    return int(parallel.memory() / 300) if parallel.device().type == "cuda" else kernels.CHUNK
+    return int(parallel.memory() / 300) if parallel.device().type == "cuda" else CHUNK
 
 
 def halve_frozen(policy, experts):

@@ -12,7 +12,8 @@ import torch
 
 import eval as evaluation
 import train
-from engine import kernels, loading, parallel, policy, sampler, vllm_settings
+from engine import loading, parallel, policy, sampler, vllm_settings
+from engine.head import HeadLogprobs, head_logits
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler
 from engine.trainer import NotFinite, Trainer, lr_factor
@@ -105,13 +106,13 @@ def test_a_head_in_float32_rounds_no_logits(dtype):
     for wide in (True, False):
         w = weight.clone().requires_grad_()
         with torch.autocast("cpu", dtype):
-            logprobs = kernels.HeadLogprobs.apply(hidden, w, bias, ids, 1.0, wide)[0]
+            logprobs = HeadLogprobs.apply(hidden, w, bias, ids, 1.0, wide)[0]
         logprobs.sum().backward()
         found.append((logprobs - exact.log_softmax(-1)[ids, ids]).abs().max().item())
         gradients.append(w.grad)
     assert found[0] < 2e-5 and found[1] > 20 * found[0]
     assert (gradients[0] - gradients[1]).norm() < 0.02 * gradients[1].norm()
-    assert kernels.head_logits(hidden, weight, wide=True).equal(hidden @ weight.T)  # of float32
+    assert head_logits(hidden, weight, wide=True).equal(hidden @ weight.T)  # of float32
 
 
 @pytest.mark.parametrize("flags, wanted", [

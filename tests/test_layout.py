@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import test_policy
-from engine import kernels, layout, loading, policy
+from engine import layout, loading, policy
 from losses import METHODS
 from test_policy import batch_of, same_metrics
 
@@ -281,9 +281,9 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
     """Where a GPU has no flash kernels, keys and values are repeated for each query head."""
     batch = groups(*GROUPS[batch])
     wanted = outcome(models[kind], batch, name)
-    heads, own = set(), kernels.repeated
-    monkeypatch.setattr(kernels, "must_repeat", lambda _: True)
-    monkeypatch.setattr(kernels, "repeated", lambda *given: (
+    heads, own = set(), layout.repeated
+    monkeypatch.setattr(layout, "must_repeat", lambda _: True)
+    monkeypatch.setattr(layout, "repeated", lambda *given: (
         heads.update(x.shape[1] for x in own(*given)), own(*given))[1])
     for a, b in zip(outcome(models[kind], batch, name), wanted, strict=True):
         assert (a - b).abs().max() < 1e-11 * b.abs().max()
@@ -296,6 +296,6 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
 def test_where_flash_attention_runs(device, dtype, capability, flash, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     there, dtype = torch.device(device), getattr(torch, dtype)
-    assert kernels.flash_runs(there, dtype) == flash
+    assert layout.flash_runs(there, dtype) == flash
     values = SimpleNamespace(is_cuda=device == "cuda", device=there, dtype=dtype)
-    assert kernels.must_repeat(values) == (device == "cuda" and not flash)
+    assert layout.must_repeat(values) == (device == "cuda" and not flash)
