@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import harness.start
 from data.recipe import BASE
-from engine import head, layout, loading, parallel
+from engine import forward, loading, parallel
 from engine import policy as policies
-from engine.layout import lay
+from engine.forward import lay
 from harness import checksums
 from harness.check import by_size, longest_rollout, step_of
 from harness.failures import refuse
@@ -127,8 +127,8 @@ def rank_0(gpus, offload):
                            CUDA_VISIBLE_DEVICES="")
 
 
-def head_on_gpu(hidden, weight, bias=None, wide=False, own=head.head_logits):
-    """head.head_logits, with the product that it takes on a GPU: 16 bits in, float32 out."""
+def head_on_gpu(hidden, weight, bias=None, wide=False, own=forward.head_logits):
+    """forward.head_logits, with the product that it takes on a GPU: 16 bits in, float32 out."""
     if not wide or hidden.dtype.itemsize > 2:
         return own(hidden, weight, bias)
     logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
@@ -160,8 +160,7 @@ def stage(memory, by_kernel):
             on_gpu = mock.patch.object(parallel, "device", lambda: torch.device("cuda"))
             replace(loading, head_chunk=on_gpu(loading.head_chunk),
                     token_budget=on_gpu(loading.token_budget))  # their limits
-            replace(head, head_logits=head_on_gpu)
-            replace(layout, must_repeat=lambda _: not by_kernel)
+            replace(forward, must_repeat=lambda _: not by_kernel, head_logits=head_on_gpu)
         replace(bias, causal_lower_right=lambda *_: None)  # a subclass of tensors, without memory
         # the batch is one micro-batch of this rank, see rehearse
         replace(policies, rank_micro_batches=lambda _, batch, *__: [

@@ -10,7 +10,7 @@ The model has the embedded base's shape, or with --wide 4 layers of 256. Complet
 log-normal length, the rows and the number of tokens at once the same for all layouts. "naive" takes
 the rows as they come, as many at once as the longest row allows, pads them to the longest of all
 and has logits of every place, as a plain loop over one generation's batch does. The others are
-those of engine/layout.py, through policy.Policy. Ratios are to "padded", which puts like lengths
+those of engine/forward.py, through policy.Policy. Ratios are to "padded", which puts like lengths
 together. --score is the forward pass alone. Memory is what autograd keeps of the largest
 micro-batch. Turns alternate; medians over them.
 """
@@ -21,7 +21,7 @@ import statistics
 import gpu  # it puts the root into sys.path
 import torch
 
-from engine import layout, loading, parallel, policy
+from engine import forward, loading, parallel, policy
 from study import tiny
 
 
@@ -58,7 +58,7 @@ def turn(chosen, batch, name, shares, budget, score):
     """Forward and backward of the sum of all log probabilities, or forward alone."""
     for rows in map(batch.rows, shares):
         parts = (naive(rows, budget) if name == "naive"
-                 else layout.micro_batches(rows, budget, name))
+                 else forward.micro_batches(rows, budget, name))
         for part in map(rows.rows, parts):
             with torch.set_grad_enabled(not score):
                 logprobs = naive_forward(chosen.model, part) if name == "naive" else chosen(part)[0]
@@ -70,7 +70,7 @@ def kept_gigabytes(chosen, batch, name, budget):
     """What autograd keeps of the largest micro-batch of a layout."""
     chosen.use_layout(name)
     return max(loading.kept_bytes(chosen, batch.rows(part))
-               for part in layout.micro_batches(batch, budget, name)) / 1e9
+               for part in forward.micro_batches(batch, budget, name)) / 1e9
 
 
 def main():

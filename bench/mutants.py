@@ -39,7 +39,7 @@ TESTS = {"losses.py": ["tests/test_losses.py"],
          "graders/answer.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "graders/equal.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "engine/policy.py": ["tests/test_policy.py"]}
-SLOW = "not (test_memory_of_the_log_probabilities or labelled)"  # of head.py, and of other files
+SLOW = "not (test_memory_of_the_log_probabilities or labelled)"  # of forward.py, and of other files
 WARM = "torch", "pytest", "mpmath", "transformers.models.qwen2.modeling_qwen2"  # for each fork
 
 

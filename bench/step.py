@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import data
 import train
 from engine import policy
-from engine.layout import lay, micro_batches
+from engine.forward import lay, micro_batches
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from harness import curves

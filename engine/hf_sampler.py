@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin
 
 from engine import parallel
-from engine.head import head_logits
+from engine.forward import head_logits
 from engine.loading import add_adapters, pretrained
 from engine.policy import RUINED, Completion
 

@@ -9,8 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, logging
 
 from engine import parallel
-from engine.head import CHUNK
-from engine.layout import lay
+from engine.forward import CHUNK, lay
 from engine.policy import Completion, Policy, make_batch
 
 # of models with other parts, such as a vision tower, the names of their text model's weights

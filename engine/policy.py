@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine import parallel
-from engine.head import CHUNK, HeadLogprobs
-from engine.layout import flash_runs, lay, micro_batches, register_attention, take
+from engine import forward, parallel
+from engine.forward import lay, micro_batches
 from losses import Tokens, policy_loss, step_metrics, step_size
 
 RUINED = "the model's probabilities are nan: a step has ruined the weights (a lower --lr helps)"
@@ -89,13 +88,13 @@ class Policy(torch.nn.Module):
     model at once. layout: try_shared of loading.py chooses. chunk: elements of logits at once."""
 
     def __init__(self, model, temperature=1.0, dtype="float32", budget=16384, layout="padded",
-                 head_dtype="model", chunk=CHUNK):
+                 head_dtype="model", chunk=forward.CHUNK):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
         self.head_dtype, self.chunk = head_dtype, chunk
         stock = model.config._attn_implementation  # or that of another Policy of the model
         self.stock = "sdpa" if stock == "shared" else stock
-        register_attention()
+        forward.register_attention()
         self.use_layout(layout)
 
     def use_layout(self, layout):
@@ -106,13 +105,13 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
-        # transformers hands blocks or varlen among the inputs on to layout.shared_attention
-        inputs, predicts, targets = lay(batch, self.layout, flash_runs(device, dtype))
+        # transformers hands blocks or varlen among the inputs on to forward.shared_attention
+        inputs, predicts, targets = lay(batch, self.layout, forward.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
         with torch.autocast(device.type, dtype, self.dtype != "float32"):
             hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
-            hidden = take(hidden.flatten(0, 1), predicts)
-            outputs = HeadLogprobs.apply(
+            hidden = forward.take(hidden.flatten(0, 1), predicts)
+            outputs = forward.HeadLogprobs.apply(
                 hidden, head.weight, head.bias, targets, self.temperature,
                 self.head_dtype == "float32", self.chunk)
         # batch.mask may leave out more: --mask_truncated

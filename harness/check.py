@@ -11,7 +11,7 @@ import torch
 
 import data
 from engine import parallel
-from engine.layout import lay, micro_batches
+from engine.forward import lay, micro_batches
 from engine.parallel import say
 from engine.policy import Completion, compute_logprobs, make_batch, shuffled_shares
 from harness import log

@@ -89,7 +89,7 @@ def update_without_flash(model, tokens, flags, repeat, monkeypatch):
 
     @contextmanager
     def stage(*given):
-        with own(*given), mock.patch.object(fit.layout, "must_repeat", lambda _: repeat):
+        with own(*given), mock.patch.object(fit.forward, "must_repeat", lambda _: repeat):
             yield  # undone before the stage's own
     monkeypatch.setattr(fit, "stage", stage)
     f = rehearsed(model, "--problems_per_rollout 2 --group_size 2 --shuffle groups --dtype float16 "

@@ -13,7 +13,7 @@ import torch
 import eval as evaluation
 import train
 from engine import loading, parallel, policy, sampler, vllm_settings
-from engine.head import HeadLogprobs, head_logits
+from engine.forward import HeadLogprobs, head_logits
 from engine.hf_sampler import TransformersSampler
 from engine.sampler import VLLMSampler
 from engine.trainer import NotFinite, Trainer, lr_factor

@@ -1,4 +1,4 @@
-"""layout.py: a prompt that goes through the model once gives what it gives with each completion."""
+"""A prompt that goes through the model once gives what it gives with each completion."""
 
 import copy
 import inspect
@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import test_policy
-from engine import layout, loading, policy
+from engine import forward, loading, policy
 from losses import METHODS
 from test_policy import batch_of, same_metrics
 
@@ -137,7 +137,7 @@ def test_every_method_and_every_split_has_the_unshared_gradient(models, name, ho
 def test_what_goes_through_the_model():
     """Prompts once, completions without their last tokens."""
     batch = batch_of([11, 12, 13], [14], [15, 16], [17, 18], prompts=[[7, 8, 9]] * 3 + [[5]])
-    inputs, *_ = layout.lay(batch, "shared")
+    inputs, *_ = forward.lay(batch, "shared")
     assert inputs["input_ids"].tolist() == [[7, 8, 9, 5, 11, 12, 15, 17]]
 
 
@@ -165,7 +165,7 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
     monkeypatch.setattr(varlen, "varlen_attn", varlen_by_hand)
     batch = groups(*GROUPS["short"])
     wanted = outcome(models[architecture], batch, "padded")
-    lay = layout.lay
+    lay = forward.lay
     monkeypatch.setattr(policy, "lay", lambda batch, name, _: lay(batch, name, by_kernel=True))
     for a, b in zip(wanted, outcome(models[architecture], batch, "shared"), strict=True):
         assert (a - b).norm() <= 1e-11 * a.norm()
@@ -187,7 +187,7 @@ BATCHES = dict(  # rows of 9, 5, 8, 2, 2 and 7; groups of 3 + 2, 3 + 4 + 1, 1 + 
     ("shared", 10, 1, [[3], [1, 2], [0, 4], [5]]),  # 10; 8, and 5 more would not fit; 5 + 3
     ("shared", 7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
 def test_micro_batches_by_hand(name, budget, ranks, parts):
-    assert layout.micro_batches(BATCHES[name], budget, name, ranks) == parts
+    assert forward.micro_batches(BATCHES[name], budget, name, ranks) == parts
 
 
 @pytest.mark.parametrize("name", ["padded", "shared"])
@@ -204,7 +204,7 @@ def test_micro_batches_keep_to_the_budget(lengths, name):
                 + sum(completions[r] + prompts[r] // 16 for r in rows))
     for budget in (1, 30, 100, 700, 10**6):
         for ranks in (1, 2, 5, 16):
-            parts = layout.micro_batches(batch, budget, name, ranks)
+            parts = forward.micro_batches(batch, budget, name, ranks)
             assert sorted(sum(parts, [])) == [*range(len(group))] and len(parts) % ranks == 0
             assert all(len(part) < 2 or cost(part) <= budget for part in parts)
             for number in {*group} if name == "shared" and ranks == 1 else ():
@@ -281,9 +281,9 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
     """Where a GPU has no flash kernels, keys and values are repeated for each query head."""
     batch = groups(*GROUPS[batch])
     wanted = outcome(models[kind], batch, name)
-    heads, own = set(), layout.repeated
-    monkeypatch.setattr(layout, "must_repeat", lambda _: True)
-    monkeypatch.setattr(layout, "repeated", lambda *given: (
+    heads, own = set(), forward.repeated
+    monkeypatch.setattr(forward, "must_repeat", lambda _: True)
+    monkeypatch.setattr(forward, "repeated", lambda *given: (
         heads.update(x.shape[1] for x in own(*given)), own(*given))[1])
     for a, b in zip(outcome(models[kind], batch, name), wanted, strict=True):
         assert (a - b).abs().max() < 1e-11 * b.abs().max()
@@ -296,6 +296,6 @@ def test_repeated_heads_are_grouped_ones(models, name, batch, kind, monkeypatch)
 def test_where_flash_attention_runs(device, dtype, capability, flash, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     there, dtype = torch.device(device), getattr(torch, dtype)
-    assert layout.flash_runs(there, dtype) == flash
+    assert forward.flash_runs(there, dtype) == flash
     values = SimpleNamespace(is_cuda=device == "cuda", device=there, dtype=dtype)
-    assert layout.must_repeat(values) == (device == "cuda" and not flash)
+    assert forward.must_repeat(values) == (device == "cuda" and not flash)

@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, between
-from engine import head, loading, policy
+from engine import forward, loading, policy
 from engine.sampler import Completion
 from losses import METHODS, row
 from ranks import EXACT_NORMS
@@ -203,10 +203,10 @@ def test_a_head_with_a_bias_one_without_a_gradient_and_one_in_bfloat16_summed_in
     ids = torch.randint(30, (9,), generator=g)
     for outputs in (slice(2), 0, 1):  # both, and each alone
         assert torch.autograd.gradcheck(
-            lambda *x: head.HeadLogprobs.apply(*x, ids, 0.7, False, chunk)[outputs],
+            lambda *x: forward.HeadLogprobs.apply(*x, ids, 0.7, False, chunk)[outputs],
             (hidden, weight, bias))
     frozen = weight.detach()
-    head.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7, False, chunk)[0].sum().backward()
+    forward.HeadLogprobs.apply(hidden, frozen, None, ids, 0.7, False, chunk)[0].sum().backward()
     assert hidden.grad.abs().sum() > 0 and frozen.grad is None
     # the float32 weight's gradient is as near to the truth over many chunks as over one
     g = torch.Generator().manual_seed(0)
@@ -216,7 +216,7 @@ def test_a_head_with_a_bias_one_without_a_gradient_and_one_in_bfloat16_summed_in
     def gradient(chunk, autocast):
         w = weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            head.HeadLogprobs.apply(hidden, w, None, ids, 1.0, False,
+            forward.HeadLogprobs.apply(hidden, w, None, ids, 1.0, False,
                                        chunk * 50)[0].sum().backward()
         return w.grad
 
@@ -230,7 +230,7 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
     """Peak memory beyond the head's gradient, against whole logits, for 1,024 tokens in chunks of
     220: an eighth of Qwen's vocabulary and of a CPU's chunk."""
     from bench.fit import Ledger
-    chunk = head.CHUNK // 8
+    chunk = forward.CHUNK // 8
     g, vocabulary = torch.Generator().manual_seed(0), 151936 // 8
     inputs = torch.randn(1024, 32, generator=g), torch.randn(vocabulary, 32, generator=g) / 32**0.5
     ids = torch.randint(vocabulary, (1024,), generator=g)
@@ -250,7 +250,7 @@ def test_memory_of_the_log_probabilities_is_a_chunks():
             peak = ledger.peak_of(action)
         return peak - 4 * leaves[1].numel(), [*outputs, *(x.grad for x in leaves)]
     most, exact = measured(whole)
-    peak, values = measured(lambda *given: head.HeadLogprobs.apply(
+    peak, values = measured(lambda *given: forward.HeadLogprobs.apply(
         *given, None, ids, 1.0, False, chunk))
     assert max(((x - y).abs().max() / x.abs().max()).item()
                for x, y in zip(exact, values, strict=True)) < 1e-5
