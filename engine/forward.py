@@ -136,9 +136,9 @@ def shared_attention(module, query, key, value, attention_mask, *, scaling=None,
     """Attention of the layout "shared", [1, heads, places, d] each -> [1, places, heads, d], None.
 
     varlen, on a GPU in 16 bits: places of the keys of all segments, cumulative lengths of queries
-    and keys, and their longest. blocks, elsewhere: a list of block_of's, and the index
-    [places] of each place's result among theirs. Raises TypeError for sinks, a softcap, or a mask
-    that the model makes itself."""
+    and keys, and their longest. blocks, elsewhere: a list of block_of's, and the index [places] of
+    each place's result among theirs. Raises TypeError for sinks, a softcap, or a model's own mask.
+    """
     if others.get("s_aux") is not None or others.get("softcap") is not None:
         raise TypeError("its attention has sinks or a softcap")
     if attention_mask is not None and (

@@ -128,8 +128,7 @@ def head_chunk():
 
 def halve_frozen(policy, experts):
     """Keeps frozen linear layers in the dtype to which autocast would copy them: the same bits.
-    experts: those, too, which most models would compute in float32; a reference's not, since the
-    policy trains its own in float32."""
+    experts: those, too, which most models would compute in float32, as a policy trains its own."""
     dtype, embeddings = getattr(torch, policy.dtype), policy.model.get_input_embeddings()
     for module in policy.model.modules():
         if (isinstance(module, nn.Linear) and not module.weight.requires_grad

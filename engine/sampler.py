@@ -1,8 +1,7 @@
 """The samplers. When vLLM changes (0.32 is tested), this file and vllm_settings.py do.
 
-vLLM runs in the trainer's process and gets the weights after each rollout. On a CPU transformers
-answers the same calls (engine/hf_sampler.py). Sampling keeps no state: what comes out is a function
-of weights, prompts, settings and `seed`.
+vLLM runs in the trainer's process. On a CPU transformers answers the same calls (hf_sampler.py).
+Sampling keeps no state: what comes out is a function of weights, prompts, settings and `seed`.
 """
 
 import importlib.util
@@ -59,7 +58,7 @@ class VLLMSampler:
         self.vllm, self.eos, self.stop, self.adapters = vllm, eos, stop or None, adapters
         self.merged, self.request = not adapters or dtype == "float32", None
         if not self.merged:
-            room = next((most for most in vllm_settings.RANKS if most >= adapters[0]), 512)
+            room = max(8, 2**(adapters[0] - 1).bit_length())  # vLLM has powers of two from 8 to 512
             settings.update(enable_lora=True, max_lora_rank=room)
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
@@ -69,8 +68,7 @@ class VLLMSampler:
                 model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
                 generation_config="vllm",  # not the model's own top_p and temperature
                 logprobs_mode="processed_logprobs",  # after temperature, as drawn
-                hf_overrides=(partial(vllm_settings.of_text_model, overrides) if has_parts
-                              else overrides),
+                hf_overrides=partial(vllm_settings.of_text_model, overrides),
                 load_format="dummy" if has_parts else "auto", use_tqdm_on_load=False, **settings,
                 distributed_executor_backend=(
                     "external_launcher" if "RANK" in os.environ else None))

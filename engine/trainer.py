@@ -15,8 +15,7 @@ class NotFinite(ValueError):
 
 
 def lr_factor(warmup, schedule, steps, step):
-    """The learning rate's factor at optimizer step `step`, from 0, of the planned `steps`: linear
-    warm-up times 1 or a cosine."""
+    """The rate's factor at optimizer step `step`, from 0: linear warm-up times 1 or a cosine."""
     cosine = 0.5 + 0.5 * math.cos(math.pi * min(1, step / steps))
     return min(1, (step + 1) / (warmup + 1)) * (cosine if schedule == "cosine" else 1)
 
@@ -45,12 +44,11 @@ class Trainer:
     @classmethod
     def load(cls, model, eos, probe, method, compute, *, weights=None, kl_coef=0.0, teacher=None,
              **training):
-        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0, and
-        with the teacher of a folder or id.
+        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0.
 
         compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
-        come with its state, on top of the model's own weights. training: of Trainer. Raises
-        ValueError as loading.load does."""
+        come with its state, on top of the model's own weights. teacher: another folder or id.
+        training: of Trainer. Raises ValueError as loading.load does."""
         second = bool(kl_coef and not compute.lora_rank)
         policy = loading.load(model if compute.lora_rank else weights or model, eos, probe, compute,
                               beside=second + bool(teacher))

@@ -12,13 +12,12 @@ from torch import cuda
 
 # sequences of a CUDA graph; vLLM's own end at 512 on most cards, and larger batches run eagerly
 GRAPHS = (*(2**i for i in range(11)), 192, 384, 768)
-RANKS = 8, 16, 32, 64, 128, 256, 320  # of adapters, for which vLLM has room; or 512
 NUMBERS = count(1)  # of adapters: vLLM keeps those of a number
 SMALL = 50e9  # bytes of a card where the memory of CUDA graphs is worth its way to the CPU and back
 
 
 def of_text_model(overrides, config):
-    """-> the configuration of the text model in that of a model with other parts, for vLLM."""
+    """-> the configuration of a model's text model: its own where it has no other parts."""
     text = config.get_text_config()
     text.update(overrides)
     return text

@@ -3,9 +3,8 @@
 sandbox.py hands this text to `python -IBc`, with the descriptor of a socket: the job, {code,
 inputs, fn_name, limits (of setrlimit), seconds (of CPU for a call), isolated, uid}, is a JSON line
 that it reads there, and the results are lines that it writes. Its first line, whose sender tells
-sandbox.py its number, is null: it is ready; or a text, why it cannot start. It fills the namespaces
-that unshare has made by calls of libc: the commands for it, a dozen processes, would take longer
-than a program.
+sandbox.py its number, is null: it is ready; or a text, why it cannot start. It fills unshare's
+namespaces by calls of libc: the commands, a dozen processes, would take longer than a program.
 """
 
 import builtins

@@ -1,9 +1,8 @@
 """Runs a model's programs against tests, in processes that cannot reach anything.
 
 On Linux `unshare` gives a program its own process tree, network (none) and file system (the
-interpreter, read-only, and an empty /tmp in memory). Where the kernel does not let this user have
-all three, and on other systems, a program is refused, or runs with limits alone where the user asks
-for that.
+interpreter, read-only, and an empty /tmp in memory). Where this user cannot have all three, a
+program is refused, or runs with limits alone if the user asks for that.
 """
 
 import functools

@@ -3,9 +3,8 @@
     python -m graders.worker rewards TOKEN SOCKET      a worker: its jobs and results go over SOCKET
 
 The module that the command line names has a function call(name, *arguments), which does a job.
-A job is sent as a JSON line, [name, arguments]. The worker answers with a line [TOKEN] after its
-imports, then with [TOKEN, reward, fault] for each job. The token tells them from what a verifier
-writes.
+A job is a JSON line, [name, arguments]. The worker answers with a line [TOKEN] after its imports,
+then with [TOKEN, reward, fault] for each job. The token tells them from what a verifier writes.
 """
 
 import fcntl
