@@ -20,13 +20,11 @@ from pathlib import Path
 import torch
 
 import data
-from data.recipe import BASE, OF_SAMPLING, settings_of
 from engine import parallel
 from engine.sampler import make_sampler
-from harness import checksums, failures
+from harness import checksums, failures, flags
 from harness.completions import read_groups
 from harness.files import append, folder_fault, lock, write
-from harness.flags import Parser, add_common_flags, check_data_dir, with_origins
 from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, differences_table, paired, results_table
@@ -49,7 +47,7 @@ def day(text):
 
 
 def add_flags(flag):
-    flag("model", BASE, "Hugging Face folder or id; the default is the embedded base")
+    flag("model", data.BASE, "Hugging Face folder or id; the default is the embedded base")
     flag("benchmarks", "countdown", f"{', '.join(data.NAMES)}, or files.jsonl of "
          "{prompt, answer, verifier} rows, with commas between")
     flag("split", "test", "the part of a set; a file is both", choices=("train", "test"))
@@ -65,24 +63,24 @@ def add_flags(flag):
     flag("completions", None, "grade this file of {benchmark, id, completion} rows; no sampling")
     flag("against", None, "folder of another evaluation of these problems: prints the differences")
     flag("out", "eval", "the folder for the results")
-    add_common_flags(flag)
+    flags.add_common_flags(flag)
 
 
 @failures.refusing("eval.py")
 def parse_args(argv=None):
-    parser = Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
+    parser = flags.Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
     parser.add_argument("-h", "--help", action="store_true",
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
-    settings = settings_of(given.get("model"))
-    recipe = "the model's recipe.json", {name: settings.get(name) for name in OF_SAMPLING}
+    settings = flags.settings_of(given.get("model"))
+    recipe = "the model's recipe.json", {name: settings.get(name) for name in flags.OF_SAMPLING}
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
     names = [*map(str.strip, args.benchmarks.split(","))]
     args.head_dtype = args.head_dtype or ("model" if args.dtype == "float32" else "float32")
-    check_data_dir(args, *names)
+    flags.check_data_dir(args, *names)
     if (args.lcb_from or args.lcb_to) and "livecodebench" not in names:
         refuse("--lcb_from and --lcb_to are for livecodebench alone")
     if 0 < args.temperature < 0.01:  # which vLLM would raise to 0.01
@@ -121,7 +119,7 @@ def load_model(args, problems):
         refuse(f"--max_prompt_tokens {args.max_prompt_tokens}: the prompt of problem "
                f"{problems[lengths.index(longest)]['id']} has {longest} tokens, and a benchmark's "
                "score is of all its problems")
-    settings = with_origins(args, "sampler dtype temperature max_tokens template stop")
+    settings = flags.with_origins(args, "sampler dtype temperature max_tokens template stop")
     parallel.say(f"model {args.model}: {settings}")
     try:
         return make_sampler(args.sampler, args.model, dtype=args.dtype, eos=eos,

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import harness.start
-from data.recipe import BASE
+from data import BASE
 from engine import forward, loading, parallel
 from engine import policy as policies
 from engine.forward import lay

@@ -39,7 +39,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train as training
-from data.recipe import BASE
+from data import BASE
 from engine import loading, parallel
 from engine.policy import Completion, backward, compute_logprobs, make_batch, minibatches
 from harness.start import load_sampler, load_trainer

@@ -18,7 +18,7 @@ import gpu  # it puts the root into sys.path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from data.recipe import BASE
+from data import BASE
 from engine import loading, parallel
 from engine.policy import backward, compute_logprobs, make_batch
 from engine.sampler import default_kind, make_sampler

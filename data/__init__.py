@@ -13,6 +13,7 @@ from data import countdown, sources
 from data.sets import SETS
 from data.sources import DataError
 
+BASE = str(Path(__file__).parent / "base")  # the embedded base, a model's folder
 NAMES = *countdown.FORMS, *SETS  # computed, and read
 
 

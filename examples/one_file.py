@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 if __name__ == "__main__":
     sys.path[0] += "/.."  # imports begin at the project's folder
 import data
-from data.recipe import BASE
 from losses import METHODS, Tokens, group_advantages, policy_loss
 from rewards import grade
 
@@ -173,8 +172,8 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     torch.manual_seed(args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(BASE)
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(data.BASE)
+    model = AutoModelForCausalLM.from_pretrained(data.BASE, dtype=torch.float32)
     train_set, test_set = data.load("countdown", "train"), data.load("countdown", "test")[:HELD_OUT]
     method, state = METHODS[args.loss], {}
     # weight decay would pull the weights to 0, away from the base

@@ -13,12 +13,12 @@ from dataclasses import asdict
 
 import torch
 
-from data.recipe import OF_SAMPLING, settings_of
 from engine import parallel
 from engine.policy import Batch
 from harness import checksums
 from harness.failures import RunFailed, refusing, room_for
 from harness.files import checkpoint_folders, default_out, write, writing
+from harness.flags import OF_SAMPLING, flags_of, settings_of
 from losses import require
 
 # what a resumed run may change, flags and one of load_data's sums: rounding and draws differ
@@ -35,37 +35,18 @@ def newest(args):
     return last if args.resume else None
 
 
-def saved_config(args):
-    """-> flags, derived (names of those that follow others), history and checksums of config.json,
-    by run.begin, and trees of losses.py and rewards.py, of the run that --resume continues, or
-    starts again without a checkpoint; no flags without such a run. Raises ValueError."""
-    path = default_out(args) / "config.json"
-    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
-        return dict(flags={}, derived=[])
-    try:
-        require(path.is_file(), "it is no file")  # a pipe would never end
-        config = json.loads(path.read_text())
-        history = list(config["history"])
-        return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
-                    checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE})
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
-        raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
-                         "another --out starts a new run") from None
-
-
 def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 @refusing("train.py")
-def compare_with_saved(args, now, sums, roots):
+def compare_with_saved(args, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.
-    now: flags_of(args). roots: of checksums.reached. -> sums; missing ones are the run's."""
+    roots: of checksums.reached. -> sums; missing ones are the run's."""
     if not newest(args):
         return sums  # without a checkpoint it starts again, perhaps with other flags
-    saved, known = args.saved["flags"], args.saved["checksums"]
+    saved, now, known = args.saved["flags"], flags_of(args), args.saved["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():

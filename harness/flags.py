@@ -1,22 +1,23 @@
 """train.py's command line. Wrong flags, data or models are one sentence and exit code 2."""
 
 import argparse
+import ast
 import difflib
 import inspect
+import json
 import math
 import os
 import re
 from functools import partial
+from pathlib import Path
 
 import data
 import losses
 from data.prompts import TEMPLATES, template_kwargs
-from data.recipe import BASE, settings_of
 from engine import parallel
 from engine.sampler import default_kind, has_vllm
 from harness import checksums, failures, method_check
-from harness.checkpoint import saved_config
-from harness.files import default_out, folder_fault
+from harness.files import checkpoint_folders, default_out, folder_fault
 from losses import METHODS, keyword_only, require
 
 refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
@@ -26,6 +27,8 @@ OF_A_RECIPE = (
     "rollouts problems_per_rollout group_size steps_per_rollout max_tokens max_prompt_tokens "
     "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
     "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
+# flags in a checkpoint's recipe.json, over its model's: eval.py asks as the run did
+OF_SAMPLING = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 # unsaved, and no flag of a method, whose functions have arguments state and group
 OF_THIS_START = set("out resume force check help origin roots saved state group".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
@@ -213,8 +216,8 @@ class Settings(argparse.Namespace):
 @refusing()
 def parse_args(argv, description, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.saved of
-    checkpoint.saved_config, and args.roots names the functions of losses.py at which the method
-    begins. rehearsal: vLLM may be absent, and the run's folder may hold a run."""
+    saved_config, and args.roots names the functions of losses.py at which the method begins.
+    rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.add_argument_group)
@@ -237,7 +240,8 @@ def parse_args(argv, description, rehearsal=False):
         parser.show_help(parser.merge({}, *tiers))
     known = parser.merge(given, *tiers)
     tiers[2:2] = [  # over the recipe's, under a saved lr
-        (FOLLOWS, dict(sampler_temperature=known.temperature, sampler_dtype=known.dtype, model=BASE,
+        (FOLLOWS, dict(sampler_temperature=known.temperature, sampler_dtype=known.dtype,
+                       model=data.BASE,
                        head_dtype="model" if known.dtype == "float32" else "float32")),
         ("ten times full training's, for --lora_rank",
          dict(lr=10 * known.lr if known.lora_rank else None))]
@@ -255,6 +259,17 @@ def parse_args(argv, description, rehearsal=False):
     return settings, method
 
 
+def settings_of(model):
+    """-> {flag: value} of recipe.json, {"settings": {flag: value}}, in a model's folder, where they
+    are not those of real models; {} for an id of the Hub. model: None is the embedded base, whose
+    file has its training's recipe, too. Raises ValueError for a file of another shape."""
+    path = Path(model or data.BASE, "recipe.json")
+    try:  # is_file raises OSError, too
+        return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
+        raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: {e!r}') from None
+
+
 def recipe_of(model):
     """-> words for a model's recipe.json, and the settings that it has."""
     source = "the model's recipe.json" if model else "the embedded base's"
@@ -263,6 +278,25 @@ def recipe_of(model):
         raise ValueError(
             f"{source} has {name} = {settings[name]!r}, and may set {', '.join(OF_A_RECIPE)}")
     return source, settings
+
+
+def saved_config(args):
+    """-> flags, derived (names of those that follow others), history and checksums of config.json,
+    by run.begin, and trees of losses.py and rewards.py, of the run that --resume continues, or
+    starts again without a checkpoint; no flags without such a run. Raises ValueError."""
+    path = default_out(args) / "config.json"
+    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
+        return dict(flags={}, derived=[])
+    try:
+        require(path.is_file(), "it is no file")  # a pipe would never end
+        config = json.loads(path.read_text())
+        history = list(config["history"])
+        return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
+                    checksums=dict(history[-1]["checksums"]),
+                    code={x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE})
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
+        raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
+                         "another --out starts a new run") from None
 
 
 def add_method_flags(parser, name, method):

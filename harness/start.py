@@ -13,7 +13,7 @@ from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, checksums
 from harness.failures import room_for
-from harness.flags import dtype_of_sampler, flags_of, refuse, refusing
+from harness.flags import dtype_of_sampler, refuse, refusing
 from losses import require
 from rewards import announce
 
@@ -92,7 +92,7 @@ def load_data(args):
              "weights of --model": checksums.of_weights(args.model),
              "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
     sums = {name: x for name, x in known.items() if x}
-    return train_set, test_set, checkpoint.compare_with_saved(args, flags_of(args), sums, roots)
+    return train_set, test_set, checkpoint.compare_with_saved(args, sums, roots)
 
 
 def load_tokenizer(args, train_set, test_set):

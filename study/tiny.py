@@ -16,10 +16,10 @@ import torch
 from tokenizers import AddedToken, pre_tokenizers
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from data import countdown
-from data.recipe import BASE, settings_of
+from data import BASE, countdown
 from engine.policy import Policy
 from examples.sft import demonstrations, fit
+from harness.flags import settings_of
 
 RECIPE = dict(seed=0, steps=450, batch=256, lr=3e-3, weight_decay=0.1, demonstrations=40_000,
               wrong=0.5, hidden=128, mlp=512, layers=3, heads=4, tied=False)

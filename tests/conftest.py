@@ -22,8 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 
-from data import countdown  # noqa: E402
-from data.recipe import BASE  # noqa: E402
+from data import BASE, countdown  # noqa: E402
 
 # a second of each run
 countdown.held_out = functools.cache(countdown.held_out)

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 import data
-from data.recipe import BASE, settings_of
+from data import BASE
 from engine.loading import eos_ids
 from engine.sampler import make_sampler
+from harness.flags import settings_of
 from harness.stats import summarise
 from rollout import Sampling, sample_on_engines
 from study import tiny, worked

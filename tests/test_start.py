@@ -12,10 +12,9 @@ from transformers import Gemma2Config
 import rollout
 import train
 from data.prompts import encode
-from data.recipe import settings_of
 from graders import worker
 from harness import log
-from harness.flags import Parser
+from harness.flags import Parser, settings_of
 from harness.run import banner
 from harness.start import check_prompts, read_tokenizer
 from helpers import SMALL, read_rows, refused, run, write_rows

@@ -9,8 +9,8 @@ import data
 import eval as evaluation
 import train
 from data.prompts import decode, encode
-from data.recipe import settings_of
 from engine.sampler import Completion
+from harness.flags import settings_of
 from harness.start import read_tokenizer
 from helpers import refused, write_rows
 from rewards import REWARDS, arithmetic
