@@ -23,8 +23,7 @@ import data
 from engine import parallel
 from engine.sampler import make_sampler
 from harness import checksums, failures, flags
-from harness.completions import read_groups
-from harness.files import append, folder_fault, lock, write
+from harness.files import append, folder_fault, lock, read_groups, write
 from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, differences_table, paired, results_table
@@ -36,7 +35,7 @@ AT_ONCE = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template "
             "template_kwargs stop sampler dtype head_dtype seed").split()
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # leave them as they are
-refuse = partial(failures.refuse, "eval.py")  # one sentence, exit code 2
+refuse = partial(failures.refuse, program="eval.py")  # one sentence, exit code 2
 
 
 def day(text):
@@ -66,7 +65,7 @@ def add_flags(flag):
     flags.add_common_flags(flag)
 
 
-@failures.refusing("eval.py")
+@failures.refusing(program="eval.py")
 def parse_args(argv=None):
     parser = flags.Parser("eval.py", usage="eval.py [--FLAG VALUE ...]", description=__doc__)
     add_flags(parser.flag)
@@ -111,7 +110,7 @@ def load_benchmarks(args):
 
 def load_model(args, problems):
     """-> the sampler and the tokenizer of --model"""
-    with failures.refusing("eval.py"):
+    with failures.refusing(program="eval.py"):
         tokenizer, eos, lengths = read_tokenizer(
             args.model, problems, args.template, args.template_kwargs,
             args.max_prompt_tokens + args.max_tokens)
@@ -127,7 +126,7 @@ def load_model(args, problems):
                             head_dtype=args.head_dtype, gpu_memory_utilization=None), tokenizer
     except Exception as e:  # damaged weights may raise anything
         refuse(f"--model {args.model}: --sampler {args.sampler} cannot load it: "
-               f"{data.hub.reason(e)}")
+               f"{data.sources.reason(e)}")
 
 
 def claim(args, problems, out):

@@ -19,7 +19,7 @@ import data
 from engine import parallel
 from engine.policy import compute_logprobs, make_batch, minibatches
 from harness import checkpoint, flags, log
-from harness.failures import RunFailed
+from harness.failures import RunFailed, refusing
 from harness.start import load_data, load_sampler, load_tokenizer, load_trainer
 from harness.stats import summarise
 from losses import group_advantages
@@ -153,7 +153,7 @@ def main(argv=None):
             metrics["reward/shaped"] = shaped_rewards.mean().item()
             run.state["entropy"] = metrics["policy/entropy"]  # which fade reads
             run.keep_rollout(batch, rewards, shaped_rewards)  # --save_rollouts
-            with flags.refusing():  # passk takes no partial rewards
+            with refusing():  # passk takes no partial rewards
                 advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.set_advantages(advantages)
 

@@ -73,7 +73,7 @@ def read_runs(parser, paths):
         if not path.exists():
             parser.error(f"there is no {path}")
         if (path / "metrics.jsonl").exists():  # a shell's runs/* has figures and tables, too
-            with refusing(parser.prog, f"{path}: a file of the run is damaged: "):
+            with refusing(f"{path}: a file of the run is damaged: ", parser.prog):
                 found.append(read(path))
     if not found:
         parser.error(f"{', '.join(map(str, paths))}: no run's folder is among these; train.py "

@@ -87,7 +87,7 @@ def main(argv=None):
                      f"runs/kept/rollouts/rollout_000001.pt, not {', '.join(map(str, args.paths))}")
     name, *own = COMMANDS[args.command]
     out, options = output(parser, name, args), {flag: getattr(args, flag) for flag in own}
-    with refusing("anatomy", f"{path}: "):  # a sentence on the file, the model or the steps
+    with refusing(f"{path}: ", "anatomy"):  # a sentence on the file, the model or the steps
         if args.command == "page":
             from anatomy.tokens import make_page
             out.write_text(make_page(path, **options), encoding="utf-8")

@@ -54,11 +54,11 @@ MORE = ("--activation_checkpointing or fewer --tokens_per_micro_batch (scoring, 
 def empty_model(model):
     """A model of the shapes in a folder's or an id's config.json. Raises ValueError."""
     try:
-        data.hub.reach(model)
+        data.sources.reach(model)
         return AutoModelForCausalLM.from_config(loading.text_config(model)[0], dtype=torch.float32)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         raise ValueError("has no configuration of a causal language model that can be read: "
-                         f"{data.hub.reason(e)}") from None
+                         f"{data.sources.reason(e)}") from None
 
 
 # ---------------------------------------------------------------------------- bytes of live tensors
@@ -216,7 +216,7 @@ def program_bytes(model):
     try:
         AutoTokenizer.from_pretrained(model)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
-        parallel.say(f"the tokenizer's memory is not counted: {data.hub.reason(e)}")
+        parallel.say(f"the tokenizer's memory is not counted: {data.sources.reason(e)}")
     return parallel.peak_memory() + KEPT
 
 
@@ -258,8 +258,8 @@ def size_of(word):
     """-> GPUs, the bytes of each, and whether they are a CPU's. Refuses a word that is no size."""
     size = re.fullmatch(r"(?:([1-9]\d{0,4})x|(cpu))?([1-9]\d{0,4}(?:\.\d+)?)", word)
     if not size:
-        refuse("bench/fit.py", "its first word is GPUs x GB of each, as 8x80, or 80 for one GPU, "
-               "or cpu24 for a CPU with 24")
+        refuse("its first word is GPUs x GB of each, as 8x80, or 80 for one GPU, or cpu24 for a "
+               "CPU with 24", "bench/fit.py")
     return int(size[1] or 1), float(size[3]) * GB, bool(size[2])
 
 
@@ -275,9 +275,9 @@ def main(argv):
         args, method = parse_args([f"--dtype={dtype}", f"--sampler={sampler}", *flags], __doc__,
                                   rehearsal=True)
         if args.model == BASE:
-            refuse("bench/fit.py", "it needs --model; the embedded base fits anywhere")
+            refuse("it needs --model; the embedded base fits anywhere", "bench/fit.py")
         if cpu and (args.sampler == "vllm" or args.offload):
-            refuse("bench/fit.py", f"{word} is for --sampler transformers, and not --offload")
+            refuse(f"{word} is for --sampler transformers, and not --offload", "bench/fit.py")
         found = rehearse(args, method, memory, cpu)
         return report(args, found, memory, gpus, program_bytes(args.model) if cpu else 0)
 

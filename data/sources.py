@@ -1,14 +1,15 @@
 """Reading problems: from the Hub, from local JSONL files with the Hub's fields, from a user's file.
 
-A fault in a row is a DataError that names the file and the line.
+A fault in a row is a DataError that names the file and the line. The Hub's cache is HF_HOME;
+HF_HUB_OFFLINE=1 reads the cache alone.
 """
 
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from data import hub
 from data.prompts import as_text
 from data.sets import IDS, SETS, first
 from rewards import REWARDS, gradable
@@ -37,8 +38,8 @@ def load_set(name, split, data_dir, options):
                 continue
             problem = spec.problem(row)
         except Exception as e:  # a row may hold anything
-            reason = f"field {e} is missing" if isinstance(e, KeyError) else str(e)
-            raise DataError(f"{place} is not a row of {name}: {reason}") from None
+            fault = f"field {e} is missing" if isinstance(e, KeyError) else str(e)
+            raise DataError(f"{place} is not a row of {name}: {fault}") from None
         row_id = str(first({**row, "number": number}, IDS))
         if row_id in ids:  # some sets repeat their ids
             row_id = f"{row_id}/{number}"
@@ -64,10 +65,28 @@ def json_lines(path):
                         ) from None
 
 
+def reach(name):
+    """Raises ConnectionError if `name` is an id and the Hub silent; its clients try for minutes."""
+    from huggingface_hub import constants, get_session
+    try:
+        if not os.path.exists(name) and not constants.is_offline_mode():
+            get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as e:  # of the HTTP client, whose classes change with its versions
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer ({e}); HF_HUB_OFFLINE=1 reads "
+                              "the cache") from None
+
+
+def reason(error):
+    """-> one clause of an error of the Hub's clients: its first paragraph that says something."""
+    first, *rest = str(error).strip().split("\n\n")
+    words = (rest[0] if rest and " Error. (" in first else first).split()  # 404 Client Error. (...)
+    return " ".join(words)[:300] or type(error).__name__
+
+
 def hub_rows(spec, split):
     """The rows of a set on the Hub, each with its place: of a table, or of data files."""
     try:
-        hub.reach(spec.hub)
+        reach(spec.hub)
         if spec.files:
             from huggingface_hub import hf_hub_download
             rows = (row for name in spec.files for _, row in
@@ -78,7 +97,7 @@ def hub_rows(spec, split):
         for number, row in enumerate(rows):
             yield f"{spec.hub}, row {number}", row
     except Exception as e:  # the Hub's errors are of many classes
-        raise DataError(f"{spec.hub} cannot be loaded from the Hub: {hub.reason(e)} "
+        raise DataError(f"{spec.hub} cannot be loaded from the Hub: {reason(e)} "
                         "(--data_dir FOLDER takes local files)") from None
 
 

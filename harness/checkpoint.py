@@ -39,7 +39,7 @@ def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-@refusing("train.py")
+@refusing()
 def compare_with_saved(args, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import losses
 import rewards
-from data import hub
+from data import sources
 
 # as this process imported them; a run's folder keeps copies
 CODE = {f"{module.__name__}.py": inspect.getsource(module) for module in (losses, rewards)}
@@ -54,7 +54,7 @@ def of_weights(model):
     folder, checksum = Path(model), 0
     if not folder.exists():
         with suppress(Exception):  # the Hub's clients may raise anything
-            hub.reach(model)
+            sources.reach(model)
             from huggingface_hub import hf_hub_download
             return Path(hf_hub_download(model, "config.json")).parent.name
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):

@@ -28,15 +28,15 @@ def room_for(phase, flags=None):
 
 
 @contextmanager
-def refusing(program, subject=""):
+def refusing(subject="", program="train.py"):
     """Makes a ValueError, a sentence that may go on from its subject, a refusal."""
     try:
         yield
     except (ValueError, RecursionError) as e:  # the second of JSON that is nested too deep
-        refuse(program, f"{subject}{e}")
+        refuse(f"{subject}{e}", program)
 
 
-def refuse(program, message):
+def refuse(message, program="train.py"):
     """Flags, data or a model cannot be used: one sentence, once on each node, and exit code 2."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(20)  # torchrun ends all ranks with the first: this one is alone if it goes on

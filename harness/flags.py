@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 import data
@@ -16,11 +15,10 @@ import losses
 from data.prompts import TEMPLATES, template_kwargs
 from engine import parallel
 from engine.sampler import default_kind, has_vllm
-from harness import checksums, failures, method_check
+from harness import checksums, method_check
+from harness.failures import refuse, refusing
 from harness.files import checkpoint_folders, default_out, folder_fault
 from losses import METHODS, keyword_only, require
-
-refuse, refusing = (partial(f, "train.py") for f in (failures.refuse, failures.refusing))
 
 # flags that a model's recipe.json may set: of training, not of the problems or the method
 OF_A_RECIPE = (
@@ -59,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             word = message.split()[2]
             message = (f"{word}: there is no such flag"
                        f"{did_you_mean(word, [f'--{name}' for name in self.rows])}")
-        failures.refuse(self.prog, self.source + message)
+        refuse(self.source + message, self.prog)
 
     def _check_value(self, action, value):
         name = f"--{action.dest}"

@@ -17,9 +17,9 @@ from engine import parallel
 from engine.parallel import say, seed_of
 from engine.trainer import NotFinite
 from harness import checkpoint, checksums, log
-from harness.failures import RunFailed, room_for
+from harness.failures import RunFailed, refuse, room_for
 from harness.files import append, default_out, lock, write
-from harness.flags import FOLLOWS, flags_of, refuse, with_origins
+from harness.flags import FOLLOWS, flags_of, with_origins
 
 
 def claim_folder(args):

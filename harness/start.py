@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 import data
-from data import hub
 from data.prompts import encode, template_kwargs
+from data.sources import reach, reason
 from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, checksums
-from harness.failures import room_for
-from harness.flags import dtype_of_sampler, refuse, refusing
+from harness.failures import refuse, refusing, room_for
+from harness.flags import dtype_of_sampler
 from losses import require
 from rewards import announce
 
@@ -27,14 +27,14 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
 
     from engine.loading import eos_ids, text_config
     try:
-        hub.reach(model)
+        reach(model)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         config, _ = text_config(model)
         eos = eos_ids(model, tokenizer)
     except Exception as e:  # a folder's files, and the Hub, may raise anything
         where = ("cannot be used" if Path(model).exists()
                  else "is no folder here, and as an id of the Hub it cannot be used")
-        raise ValueError(f"--model {model} {where}: {hub.reason(e)}") from None
+        raise ValueError(f"--model {model} {where}: {reason(e)}") from None
     options, chat = template_kwargs(variables, template), tokenizer.chat_template
     for name in options:
         require(re.search(rf"\b{re.escape(name)}\b", str(chat)), "--template_kwargs: the chat "
@@ -48,7 +48,7 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
             prompts.append(encode(tokenizer, problem, template))
         except Exception as e:  # a chat template is a program, which may raise anything
             raise ValueError(f"--model {model}: its tokenizer cannot encode the prompt of problem "
-                             f"{problem['id']} ({hub.reason(e)}); --template has others") from None
+                             f"{problem['id']} ({reason(e)}); --template has others") from None
     # transformers makes a tokenizer without words of a folder without one
     require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
             f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "

@@ -28,7 +28,7 @@ from harness import curves, failures
 from study.rule import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
-refuse = partial(failures.refuse, "sweep")
+refuse = partial(failures.refuse, program="sweep")
 OURS = {"--loss", "--lr", "--seed", "--rollouts", "--eval_every", "--out", "--resume"}
 
 

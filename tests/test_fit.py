@@ -168,7 +168,7 @@ def test_no_configuration_is_one_sentence(raised, tmp_path, monkeypatch):
     def silent(name):
         if raised:
             raise ConnectionError(raised)
-    monkeypatch.setattr(data.hub, "reach", silent)
+    monkeypatch.setattr(data.sources, "reach", silent)
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"^has no configuration of a causal [^\n]*{raised}$"):
         fit.empty_model(str(tmp_path))

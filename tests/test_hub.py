@@ -1,4 +1,4 @@
-"""data/hub.py: every set, read by `datasets` from folders laid out as on the Hub; its errors."""
+"""data/sources.py: every set, read by `datasets` from folders laid out as the Hub; its errors."""
 
 import io
 import json
@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 import data
-from data import hub
+from data import sources
 from data.sets import SETS
 from test_sets import ROWS
 
@@ -110,7 +110,7 @@ def repositories(tmp_path_factory):
 def test_every_set_comes_from_the_hub(name, split, repositories, monkeypatch, tmp_path, capsys):
     folder, rows = repositories
     load = datasets.load_dataset
-    monkeypatch.setattr(hub, "reach", lambda name: None)
+    monkeypatch.setattr(sources, "reach", lambda name: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda repository, *config, **options: load(
         str(folder / repository), *config, cache_dir=str(tmp_path), **options))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, path, repo_type:
@@ -129,7 +129,7 @@ def test_every_set_comes_from_the_hub(name, split, repositories, monkeypatch, tm
     (OSError("401 Client Error. (Request ID: 1)\n\nIt is gated.\nPlease log in.\n\nSee there."),
      "It is gated. Please log in.")])
 def test_the_reason_is_the_first_paragraph_that_says_something(error, said):
-    assert hub.reason(error) == said
+    assert sources.reason(error) == said
 
 
 def test_a_hub_that_is_silent_or_breaks_off_is_a_sentence_at_once(monkeypatch, tmp_path):
@@ -138,17 +138,17 @@ def test_a_hub_that_is_silent_or_breaks_off_is_a_sentence_at_once(monkeypatch, t
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     said = "http://127.0.0.1:9 does not answer .*; HF_HUB_OFFLINE=1 reads the cache"
     with pytest.raises(ConnectionError, match=said):
-        hub.reach("lab/small")
+        sources.reach("lab/small")
     with pytest.raises(data.DataError, match=f"openai/gsm8k cannot be loaded from the Hub: {said}"):
         data.load("gsm8k", "test")
-    hub.reach(str(tmp_path))  # a folder needs no Hub
+    sources.reach(str(tmp_path))  # a folder needs no Hub
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
-    hub.reach("lab/small")
+    sources.reach("lab/small")
 
     def rows(*_, **__):
         yield dict(question="?", answer="#### 1")
         raise OSError("the connection\nbroke off\n\nSee there.")
-    monkeypatch.setattr(hub, "reach", lambda name: None)
+    monkeypatch.setattr(sources, "reach", lambda name: None)
     monkeypatch.setattr(datasets, "load_dataset", rows)
     with pytest.raises(data.DataError, match="^openai/gsm8k cannot be loaded from the Hub: the "
                        "connection broke off .--data_dir FOLDER takes local files.$"):
