@@ -28,7 +28,7 @@ from harness.log import versions
 from harness.start import read_tokenizer
 from harness.stats import benchmark_results, differences_table, paired, results_table
 from rewards import announce
-from rollout import Sampling, sample_on_engines
+from rollout import sample_on_engines
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
@@ -167,15 +167,16 @@ def sample_rest(args, problems, groups, path, size):
     because engines wait for its longest completion; each rank's engine samples a share of it."""
     from tqdm import tqdm
     sampler, tokenizer = load_model(args, problems)
-    sampling = Sampling(args.samples, args.temperature, args.max_tokens, args.template, args.top_p)
     for start in tqdm(range(len(groups), len(problems), size), disable=parallel.rank() > 0):
         first, *_ = chunk = problems[start:start + size]
         seed = "eval.py", args.seed, first["benchmark"], first["number"]
-        sampled = [[dict(benchmark=group.problem["benchmark"], id=group.problem["id"], **row)
-                    for row in group.rows()]
-                   for group in sample_on_engines(sampler, tokenizer, chunk, sampling, seed)]
-        parallel.on_rank0(append, path, sum(sampled, []))
-        groups += sampled
+        sampled = sample_on_engines(
+            sampler, tokenizer, chunk, args.template, seed, n=args.samples, top_p=args.top_p,
+            temperature=args.temperature, max_tokens=args.max_tokens)
+        rows = [[dict(benchmark=group.problem["benchmark"], id=group.problem["id"], **row)
+                 for row in group.rows()] for group in sampled]
+        parallel.on_rank0(append, path, sum(rows, []))
+        groups += rows
     sampler.close()
 
 

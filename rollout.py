@@ -8,16 +8,6 @@ from engine import parallel
 from rewards import grade
 
 
-class Sampling(NamedTuple):
-    """How completions are sampled, besides their prompts and the seed."""
-
-    samples: int              # completions of each problem
-    temperature: float        # 0 is greedy
-    max_tokens: int           # of a completion
-    template: str | None      # of data.prompts.TEMPLATES
-    top_p: float = 1.0        # of an evaluation; a rollout has 1
-
-
 class Group(NamedTuple):
     """The completions of one problem, with their rewards as graded."""
 
@@ -35,18 +25,18 @@ class Group(NamedTuple):
                      fault=fault and str(fault)) for c, text, reward, fault in zip(*of_completions)]
 
 
-def sample_on_engines(sampler, tokenizer, problems, sampling, seed, tp=1, timed=nullcontext):
+def sample_on_engines(sampler, tokenizer, problems, template, seed, tp=1, timed=nullcontext,
+                      **settings):
     """-> each problem's Group, in order, on every rank: each engine samples and grades its share.
 
-    sampler: of engine/sampler.py. seed: parts of seed_of, before an engine's number; tp:
-    ranks of one engine, which all do the same; timed: phase -> a context, "sample" and "reward"."""
+    template: of data.prompts.TEMPLATES, or None. seed: parts of seed_of, before an engine's number;
+    tp: ranks of one engine, which all do the same; timed: phase -> a context, "sample" and
+    "reward". settings: n, temperature, max_tokens and top_p of VLLMSampler.sample."""
     engines, engine = parallel.world() // tp, parallel.rank() // tp
     share = problems[engine::engines]
-    prompts = [encode(tokenizer, problem, sampling.template) for problem in share]
+    prompts = [encode(tokenizer, problem, template) for problem in share]
     with timed("sample"):
-        completions = sampler.sample(
-            prompts, sampling.samples, seed=parallel.seed_of(*seed, engine), top_p=sampling.top_p,
-            temperature=sampling.temperature, max_tokens=sampling.max_tokens)
+        completions = sampler.sample(prompts, seed=parallel.seed_of(*seed, engine), **settings)
     with timed("reward"):
         texts = [[decode(tokenizer, c, prompt) for c in group]
                  for prompt, group in zip(prompts, completions, strict=True)]

@@ -23,7 +23,7 @@ from harness.failures import RunFailed, refusing
 from harness.start import load_data, load_sampler, load_tokenizer, load_trainer
 from harness.stats import summarise
 from losses import group_advantages
-from rollout import Sampling, sample_on_engines
+from rollout import sample_on_engines
 
 REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
 
@@ -41,12 +41,13 @@ def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
     by a new draw, up to REFILLS times. If there are still too few, uniform groups fill the
     batch up to its size."""
     mixed, uniform = [], []
-    sampling = Sampling(args.group_size, args.sampler_temperature, args.max_tokens, args.template)
     for attempt in range(1 + REFILLS * args.drop_uniform_groups):
         problems = data.batch(train_set, args.problems_per_rollout, args.seed, rollout, attempt)
         seed = args.seed, rollout - 1, attempt  # from 0, as attempts do
-        for group in sample_on_engines(sampler, tokenizer, problems, sampling, seed, args.tp,
-                                       timed):
+        for group in sample_on_engines(
+                sampler, tokenizer, problems, args.template, seed, args.tp, timed,
+                n=args.group_size, temperature=args.sampler_temperature,
+                max_tokens=args.max_tokens):
             (mixed if len(set(group.rewards)) > 1 else uniform).append(group)
         if len(mixed) >= args.problems_per_rollout:
             break
@@ -116,8 +117,9 @@ def evaluate(sampler, tokenizer, test_set, args):
     """-> {eval/<data>/<metric>: value} of the held-out problems, at the sampler's weights.
 
     All evaluations of a run have one seed: equal weights have equal scores."""
-    sampling = Sampling(args.eval_samples, args.temperature, args.max_tokens, args.template)
-    groups = sample_on_engines(sampler, tokenizer, test_set, sampling, ("eval", args.seed), args.tp)
+    groups = sample_on_engines(
+        sampler, tokenizer, test_set, args.template, ("eval", args.seed), args.tp,
+        n=args.eval_samples, temperature=args.temperature, max_tokens=args.max_tokens)
     scores = summarise(test_set, [group.rows() for group in groups])
     return {f"eval/{args.eval_data or args.data}/{name}": x for name, x in scores.items()}
 

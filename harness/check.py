@@ -16,17 +16,17 @@ from engine.parallel import say
 from engine.policy import Completion, compute_logprobs, make_batch, shuffled_shares
 from harness import log
 from harness.failures import room_for
-from rollout import Sampling, sample_on_engines
+from rollout import sample_on_engines
 
 PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end-of-sequence token
 
 
 def sampled(s, temperature, seed):
     """-> EACH completions of PROMPTS problems as Groups, and the Batch of all."""
-    sampling = Sampling(EACH, temperature, s.args.max_tokens, s.args.template)
+    problems = data.batch(s.train_set, PROMPTS, s.args.seed, 1)
     groups = sample_on_engines(
-        s.sampler, s.tokenizer, data.batch(s.train_set, PROMPTS, s.args.seed, 1), sampling,
-        ("check", seed), s.args.tp)
+        s.sampler, s.tokenizer, problems, s.args.template, ("check", seed), s.args.tp,
+        n=EACH, temperature=temperature, max_tokens=s.args.max_tokens)
     return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 

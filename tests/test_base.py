@@ -14,7 +14,7 @@ from engine.loading import eos_ids
 from engine.sampler import make_sampler
 from harness.flags import settings_of
 from harness.stats import summarise
-from rollout import Sampling, sample_on_engines
+from rollout import sample_on_engines
 from study import tiny, worked
 
 MADE = {"countdown": tiny, "worked": worked}
@@ -71,8 +71,8 @@ def test_the_base_solves_some_and_has_something_to_learn(task, score):
     sampler = make_sampler("transformers", folder, dtype="float32", max_length=length,
                            eos=eos_ids(folder, tokenizer))
     problems = data.load(task, "test") if task == "countdown" else worked.held_out()[:256]
-    sampling = Sampling(16, 1.0, settings["max_tokens"], None)
-    groups = sample_on_engines(sampler, tokenizer, problems, sampling, (0,))
+    groups = sample_on_engines(sampler, tokenizer, problems, None, (0,), n=16, temperature=1.0,
+                               max_tokens=settings["max_tokens"])
     rows = [group.rows() for group in groups]
     scores = summarise(problems, rows)
     error = scores["mean@16_stderr"]

@@ -19,7 +19,7 @@ from engine.trainer import Trainer
 from examples import one_file
 from losses import METHODS
 from ranks import EXACT_NORMS
-from rollout import Group, Sampling, sample_on_engines
+from rollout import Group, sample_on_engines
 from test_style import imports_of
 
 P, G, S = 3, 6, 3
@@ -142,8 +142,8 @@ def test_greedy_completions_are_those_of_the_sampler(base, tokenizer):
     completions = one_file.sample(load(base), tokenizer, problems, 1, greedy=True)
     sampler = make_sampler("transformers", base, dtype="float32", max_length=64,
                            eos=[tokenizer.eos_token_id])
-    sampling = Sampling(1, 0, one_file.MAX_TOKENS, None)
-    groups = sample_on_engines(sampler, tokenizer, problems, sampling, (0,))
+    groups = sample_on_engines(sampler, tokenizer, problems, None, (0,), n=1, temperature=0,
+                               max_tokens=one_file.MAX_TOKENS)
     for i, group in enumerate(groups):
         tokens = completions.ids[i, -completions.mask.shape[1]:][completions.mask[i]]
         assert tokens.tolist() == group.completions[0].tokens
