@@ -22,7 +22,7 @@ import torch
 import data
 from engine import parallel
 from engine.sampler import make_sampler
-from harness import checksums, failures, flags
+from harness import failures, files, flags
 from harness.files import append, folder_fault, lock, read_groups, write
 from harness.log import versions
 from harness.start import read_tokenizer
@@ -132,8 +132,8 @@ def load_model(args, problems):
 def claim(args, problems, out):
     """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
-    sums = {"weights of --model": args.model and checksums.of_weights(args.model),
-            "problems": checksums.of_problems(problems)}
+    sums = {"weights of --model": args.model and files.checksum_of_weights(args.model),
+            "problems": files.checksum_of_problems(problems)}
     content, path, file = settings | sums, out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)

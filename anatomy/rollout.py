@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from data import hub
+from data import sources
 from engine import parallel
 from engine.loading import Compute, load
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
@@ -87,7 +87,7 @@ def open_rollout(path, model=None):
                     coefficients={name: flags.get(name) for name in COEFFICIENTS})
     except Exception as e:  # a pickle that is none raises anything, an unknown method KeyError
         raise ValueError("it is no rollout that train.py --save_rollouts kept "
-                         f"with this losses.py ({type(e).__name__}: {hub.reason(e)})") from None
+                         f"with this losses.py ({type(e).__name__}: {sources.reason(e)})") from None
     if flags["lora_rank"]:
         raise ValueError("its run trained adapters (--lora_rank), which a rollout does not keep")
     model, places = model or flags["model"], torch.arange(batch.mask.shape[1]).to(batch.mask.device)
@@ -98,7 +98,7 @@ def open_rollout(path, model=None):
                 budget=flags["tokens_per_micro_batch"], **{name: flags[name] for name in (
                     "temperature", "dtype", "head_dtype", "share_prompts")}))
     except (OSError, LookupError, RuntimeError, ValueError) as e:
-        raise ValueError(f"the model {model} cannot be used with it: {hub.reason(e)}") from None
+        raise ValueError(f"the model {model} cannot be used with it: {sources.reason(e)}") from None
     kept = kept.follow(flags["loss"])
     if not (batch.mask & (kept.batch.advantages != 0)).any():
         raise ValueError("none of its completions has a gradient: in no group do rewards differ, "

@@ -37,7 +37,7 @@ from data import BASE
 from engine import forward, loading, parallel
 from engine import policy as policies
 from engine.forward import lay
-from harness import checksums
+from harness import files
 from harness.check import by_size, longest_rollout, step_of
 from harness.failures import refuse
 from harness.flags import dtype_of_sampler, parse_args
@@ -167,7 +167,7 @@ def stage(memory, by_kernel):
             ([*range(len(batch.ids))], batch)], lay=lambda *given: lay(*given[:2], by_kernel))
         replace(harness.start, encode=lambda *_: [1] * 64)
         replace(harness.start, read_tokenizer=lambda _: [NO_WORDS])  # of the teacher
-        replace(checksums, of_weights=lambda _: "not read")
+        replace(files, checksum_of_weights=lambda _: "not read")
         yield
 
 

@@ -15,7 +15,7 @@ import torch
 
 from engine import parallel
 from engine.policy import Batch
-from harness import checksums
+from harness import files
 from harness.failures import RunFailed, refusing, room_for
 from harness.files import checkpoint_folders, default_out, write, writing
 from harness.flags import OF_SAMPLING, flags_of, settings_of
@@ -43,7 +43,7 @@ def differing(old, new):
 def compare_with_saved(args, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.
-    roots: of checksums.reached. -> sums; missing ones are the run's."""
+    roots: of files.reached. -> sums; missing ones are the run's."""
     if not newest(args):
         return sums  # without a checkpoint it starts again, perhaps with other flags
     saved, now, known = args.saved["flags"], flags_of(args), args.saved["checksums"]
@@ -55,8 +55,8 @@ def compare_with_saved(args, sums, roots):
     changes |= {name: f"the {name} changed" for name, x in sums.items()
                 if x != (known.get(name) or x)}
     for name, tree in args.saved["code"].items():  # what method and verifiers reach of the file
-        if places := differing(*(checksums.reached(x, roots)
-                                 for x in (tree, ast.parse(checksums.CODE[name])))):
+        if places := differing(*(files.reached(x, roots)
+                                 for x in (tree, ast.parse(files.CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     needs_end = args.schedule == "cosine" or args.rollout_lag  # training depends on --rollouts
     refused = [text for name, text in changes.items()

@@ -15,7 +15,7 @@ import losses
 from data.prompts import TEMPLATES, template_kwargs
 from engine import parallel
 from engine.sampler import default_kind, has_vllm
-from harness import checksums, method_check
+from harness import files, method_check
 from harness.failures import refuse, refusing
 from harness.files import checkpoint_folders, default_out, folder_fault
 from losses import METHODS, keyword_only, require
@@ -291,7 +291,7 @@ def saved_config(args):
         history = list(config["history"])
         return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
                     checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text()) for x in checksums.CODE})
+                    code={x: ast.parse(path.with_name(x).read_text()) for x in files.CODE})
     except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -351,7 +351,7 @@ def check(args, method, rehearsal):
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
     out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
-    defined = re.findall(r"(?m)^def (\w+)", checksums.CODE["losses.py"])
+    defined = re.findall(r"(?m)^def (\w+)", files.CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [
         (twice, f"losses.py defines {twice} twice: every row that calls it gets the second one"),

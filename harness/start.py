@@ -11,7 +11,7 @@ from data.prompts import encode, template_kwargs
 from data.sources import reach, reason
 from engine.parallel import say
 from engine.sampler import make_sampler
-from harness import checkpoint, checksums
+from harness import checkpoint, files
 from harness.failures import refuse, refusing, room_for
 from harness.flags import dtype_of_sampler
 from losses import require
@@ -87,10 +87,10 @@ def load_data(args):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are training "
             "problems, too, and say little of others; --eval_data names other problems")
     roots = args.roots + [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
-    known = {"problems": checksums.of_problems(rows),
-             "held-out problems": test_set and checksums.of_problems(test_set),
-             "weights of --model": checksums.of_weights(args.model),
-             "weights of --teacher": args.teacher and checksums.of_weights(args.teacher)}
+    known = {"problems": files.checksum_of_problems(rows),
+             "held-out problems": test_set and files.checksum_of_problems(test_set),
+             "weights of --model": files.checksum_of_weights(args.model),
+             "weights of --teacher": args.teacher and files.checksum_of_weights(args.teacher)}
     sums = {name: x for name, x in known.items() if x}
     return train_set, test_set, checkpoint.compare_with_saved(args, sums, roots)
 

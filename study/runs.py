@@ -207,11 +207,11 @@ def train_run(run, out):
 def code_of(flags, task):
     """{definition: checksum} of the code of the row that these flags choose and of the verifier."""
     import train
-    from harness import checksums
+    from harness import files
     args, _ = train.parse_args(shlex.split(flags))
     roots = [*args.roots, f"REWARDS[{TASKS[task].verifier!r}]"]
-    return {name: zlib.crc32(text.encode()) for code in checksums.CODE.values()
-            for name, text in checksums.reached(ast.parse(code), roots).items()}
+    return {name: zlib.crc32(text.encode()) for code in files.CODE.values()
+            for name, text in files.reached(ast.parse(code), roots).items()}
 
 
 def warm_up(tasks, folder):

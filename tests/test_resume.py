@@ -28,7 +28,7 @@ from anatomy.rollout import open_rollout
 from anatomy.tokens import walked
 from conftest import ROOT
 from engine.policy import compute_logprobs
-from harness import checkpoint, checksums, run
+from harness import checkpoint, files, run
 from harness.files import checkpoint_folders
 from helpers import records, same, until, weights, without
 
@@ -406,19 +406,19 @@ ROWS["mine"] = Kind(other)
     ("calls a", "calls no", set()), ("x + STEP", "(x\n            + STEP)  # more", set())])
 def test_an_edit_counts_where_it_is_reached(old, new, changed):
     before, after, beside = (  # the last has a function of a local variable's name
-        checksums.reached(ast.parse(text), ["ROWS['a']", "gone", None])
+        files.reached(ast.parse(text), ["ROWS['a']", "gone", None])
         for text in (OWN, OWN.replace(old, new, 1), f"{OWN}\ndef x():\n    pass\n"))
     assert before == beside
     assert before.keys() == after.keys() == {
         "ROWS['a']", "row", "helper", "STEP", "ENDS", "Kind"}
     assert set(checkpoint.differing(before, after)) == changed
-    assert {"ROWS['mine']", "other"} < {*checksums.reached(ast.parse(OWN), ["ROWS['mine']"])}
+    assert {"ROWS['mine']", "other"} < {*files.reached(ast.parse(OWN), ["ROWS['mine']"])}
 
 
 @pytest.mark.quick
 def test_what_rows_corrections_and_verifiers_reach():
     def of(name, roots):
-        return {*checksums.reached(ast.parse(checksums.CODE[name]), roots)}
+        return {*files.reached(ast.parse(files.CODE[name]), roots)}
 
     def of_flags(*argv):
         return of("losses.py", train.parse_args(argv)[0].roots)
@@ -450,9 +450,9 @@ def test_other_weights_are_seen_in_each_kind_of_file_and_their_evaluation_is_not
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({**known, "weights of --model": None}))
     evaluation.main(argv)  # they could not be read
-    first = checksums.of_weights(folder)
+    first = files.checksum_of_weights(folder)
     other_weights(folder)
-    assert first != checksums.of_weights(folder)
+    assert first != files.checksum_of_weights(folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert checksums.of_weights(folder) not in (first, None)
-    assert checksums.of_weights("no/such") is None
+    assert files.checksum_of_weights(folder) not in (first, None)
+    assert files.checksum_of_weights("no/such") is None

@@ -23,7 +23,7 @@ from engine.sampler import Completion
 from engine.trainer import Trainer
 from forked import script
 from graders import sandbox
-from harness import checksums
+from harness import files
 from harness.flags import flags_of
 from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
@@ -274,8 +274,8 @@ def test_mistakes_in_a_row_of_ones_own_are_a_sentence(row, named, monkeypatch, c
 
 
 def test_a_function_of_losses_that_is_defined_twice_is_refused(monkeypatch, capsys):
-    code = checksums.CODE["losses.py"] + "\n\ndef clipped(ratio):\n    return ratio\n"
-    monkeypatch.setitem(checksums.CODE, "losses.py", code)
+    code = files.CODE["losses.py"] + "\n\ndef clipped(ratio):\n    return ratio\n"
+    monkeypatch.setitem(files.CODE, "losses.py", code)
     assert "defines clipped twice" in refused(capsys, train.parse_args, "--loss", "fade")
 
 
