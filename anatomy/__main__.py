@@ -18,7 +18,7 @@ subsets are in a .json beside them.
 import json
 from pathlib import Path
 
-from analysis.__main__ import output, read_command, read_runs
+from analysis.__main__ import grouped, output, read_command, read_runs
 from harness.failures import refusing
 from harness.files import numbers
 from harness.flags import Parser
@@ -66,7 +66,6 @@ def write_figure(command, path, out, model, **options):
 
 
 def write_passk(parser, paths, out):
-    from analysis.runs import grouped
     from anatomy import passk
     groups = grouped(read_runs(parser, paths))
     results = passk.pass_at_k(groups)

@@ -2,7 +2,7 @@
 
 from matplotlib.scale import LogScale
 
-from analysis.runs import interval
+from analysis.__main__ import interval
 from harness import curves
 
 CAPTION = "band: Student's 95% over seeds; of one seed 1.96 errors over problems"

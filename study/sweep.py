@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 
 import train
-from analysis import runs
+from analysis.__main__ import grouped
 from harness import curves, failures
 from study.rule import Interval
 
@@ -120,7 +120,7 @@ def main(argv=None):
     print(f"{args.method} {fmean(mine):.3f}, {args.baseline} {fmean(theirs):.3f}: held-out mean@n "
           f"after {args.rollouts} rollouts\ndifference {gap.mean:+.3f}, 95% interval {low:+.3f} to "
           f"{high:+.3f} over {gap.n} seeds")
-    curves.draw_curves(runs.grouped(curves.read(command(args, *s)[1]) for s in plan),
+    curves.draw_curves(grouped(curves.read(command(args, *s)[1]) for s in plan),
                        args.out / "sweep.png")
     print(f"written: {args.out / 'sweep.png'}")
 

@@ -11,7 +11,7 @@ from statistics import linear_regression
 import pytest
 import torch
 
-from analysis import runs
+from analysis import __main__ as runs
 from analysis.__main__ import main
 from anatomy import __main__ as anatomy
 from anatomy import rollout, steps, subsets
