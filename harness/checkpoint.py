@@ -155,12 +155,3 @@ def rewind(out, rollout):
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
         write(path, b"".join(kept))
-
-
-def save_rollout(out, rollout, **content):
-    """One rollout as one file, for the analysis. Raises OSError."""
-    path = out / "rollouts" / f"rollout_{rollout:06d}.pt"
-    aside = path.with_suffix(".unfinished")
-    with writing(path, aside):
-        path.parent.mkdir(exist_ok=True)
-        torch.save(dict(content, rollout=rollout), aside)

@@ -18,7 +18,7 @@ from engine.parallel import say, seed_of
 from engine.trainer import NotFinite
 from harness import checkpoint, files, log
 from harness.failures import RunFailed, refuse, room_for
-from harness.files import append, default_out, lock, write
+from harness.files import append, default_out, lock, write, writing
 from harness.flags import FOLLOWS, flags_of, with_origins
 
 
@@ -144,10 +144,14 @@ class Run(AbstractContextManager):
     def keep_rollout(self, batch, rewards, shaped_rewards):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
-            checkpoint.save_rollout(self.out, self.rollout, batch=asdict(batch), rewards=rewards,
-                                    shaped_rewards=shaped_rewards, state=dict(self.state),
-                                    hp=self.trainer.method.flags,
-                                    flags=dict(self.flags, model=self.args.model))
+            path = self.out / "rollouts" / f"rollout_{self.rollout:06d}.pt"
+            aside = path.with_suffix(".unfinished")
+            with writing(path, aside):
+                path.parent.mkdir(exist_ok=True)
+                torch.save(dict(
+                    batch=asdict(batch), rewards=rewards, shaped_rewards=shaped_rewards,
+                    state=self.state, hp=self.trainer.method.flags, rollout=self.rollout,
+                    flags=dict(self.flags, model=self.args.model)), aside)
 
     def log(self, batch, advantages, steps, metrics, samples):
         """The record of a rollout: advantages [P, G], steps the metrics of each optimizer step,

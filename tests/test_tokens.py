@@ -25,7 +25,6 @@ from anatomy.rollout import open_rollout, signed_gradient, walk
 from engine.loading import Compute, load
 from engine.policy import compute_logprobs, make_batch
 from engine.sampler import Completion
-from harness.checkpoint import save_rollout
 from harness.flags import flags_of
 from helpers import refused, until
 from losses import measure
@@ -56,11 +55,12 @@ def kept_rollout(folder, model, flags="", completions=COMPLETIONS, rewards=REWAR
     batch.sampler_logprobs = batch.old_logprobs - 0.05 * torch.randn(batch.mask.shape) * batch.mask
     if args.mask_truncated:
         batch.mask &= (batch.completion_len < max_tokens)[:, None]
-    folder.mkdir(exist_ok=True)
-    save_rollout(folder, 1, batch=vars(batch), rewards=torch.tensor(rewards),
-                 shaped_rewards=torch.tensor(rewards), hp=method.flags, flags=flags_of(args),
-                 state=dict(entropy=batch.entropy[batch.mask].mean().item()))
-    return folder / "rollouts" / "rollout_000001.pt"
+    path = folder / "rollouts" / "rollout_000001.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(dict(batch=vars(batch), rewards=torch.tensor(rewards), rollout=1,
+                    shaped_rewards=torch.tensor(rewards), hp=method.flags, flags=flags_of(args),
+                    state=dict(entropy=batch.entropy[batch.mask].mean().item())), path)
+    return path
 
 
 @pytest.fixture(scope="module")
