@@ -40,7 +40,7 @@ from engine.forward import lay
 from harness import files
 from harness.check import by_size, longest_rollout, step_of
 from harness.failures import refuse
-from harness.flags import dtype_of_sampler, parse_args
+from harness.flags import parse_args
 
 GB = 1e9
 USABLE = 0.95  # of a GPU's memory, or of half a machine's, as parallel.memory has it
@@ -224,8 +224,8 @@ def report(args, f, memory, gpus, program=0):
     """Prints the table of a rehearsal f and whether the run fits -> exit code. program: its bytes
     on a CPU, of Python and its libraries."""
     usable = USABLE * (memory / 2 if program else memory)
-    # the sampler's
-    weights = f.base * (4 if dtype_of_sampler(args) == "float32" else 2) / args.tp
+    dtype = args.dtype if args.sampler_dtype == "float8" else args.sampler_dtype
+    weights = f.base * (4 if dtype == "float32" else 2) / args.tp  # the sampler's
     awake = asleep = waking = weights + program
     fault = None
     if args.sampler == "vllm":

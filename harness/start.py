@@ -13,7 +13,6 @@ from engine.parallel import say
 from engine.sampler import make_sampler
 from harness import checkpoint, files
 from harness.failures import refuse, refusing, room_for
-from harness.flags import dtype_of_sampler
 from losses import require
 from rewards import announce
 
@@ -123,10 +122,11 @@ def load_tokenizer(args, train_set, test_set):
 def load_sampler(args, trainer, eos):
     """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or load."""
     adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
+    float8 = args.sampler_dtype == "float8"  # of the linear layers; the rest is in --dtype
     with refusing(f"--model {args.model} "), room_for("loading"):
         sampler = make_sampler(
-            args.sampler, args.model, dtype=dtype_of_sampler(args), head_dtype=args.head_dtype,
-            float8=args.sampler_dtype == "float8", eos=eos, stop=args.stop, adapters=adapters,
+            args.sampler, args.model, dtype=args.dtype if float8 else args.sampler_dtype,
+            float8=float8, head_dtype=args.head_dtype, eos=eos, stop=args.stop, adapters=adapters,
             max_length=args.max_prompt_tokens + args.max_tokens, max_num_seqs=args.max_num_seqs,
             gpu_memory_utilization=args.gpu_memory_utilization, tp=args.tp)
         sampler.load_weights(trainer.weights(sampler.merged))
