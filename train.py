@@ -18,19 +18,15 @@ import torch
 import data
 from engine import parallel
 from engine.policy import compute_logprobs, make_batch, minibatches
-from harness import checkpoint, flags, log
+from harness import checkpoint, log
 from harness.failures import RunFailed, refusing
+from harness.flags import parse_args
 from harness.start import load_data, load_sampler, load_tokenizer, load_trainer
 from harness.stats import summarise
 from losses import group_advantages
 from rollout import sample_on_engines
 
 REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
-
-def parse_args(argv):
-    """-> args, and the Method with its hyperparameters. Refuses flags that cannot work."""
-    return flags.parse_args(argv, __doc__)
-
 
 # ---------------------------------------------------------------------------- sample, grade, score
 
@@ -127,7 +123,7 @@ def evaluate(sampler, tokenizer, test_set, args):
 # ---------------------------------------------------------------------------- the run
 
 def main(argv=None):
-    args, method = parse_args(argv)
+    args, method = parse_args(argv, __doc__)
     parallel.start(args.deterministic)
     train_set, test_set, sums = load_data(args)
     if checkpoint.finished(args):

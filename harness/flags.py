@@ -212,7 +212,7 @@ class Settings(argparse.Namespace):
 
 
 @refusing()
-def parse_args(argv, description, rehearsal=False):
+def parse_args(argv, description=None, rehearsal=False):
     """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.saved of
     saved_config, and args.roots names the functions of losses.py at which the method begins.
     rehearsal: vLLM may be absent, and the run's folder may hold a run."""
@@ -391,11 +391,6 @@ def with_origins(args, names):
     """Flags that have a value, as "lr 5e-05 (given), dtype float32 (default)"."""
     return ", ".join(f"{n} {f'{x:g}' if type(x) is float else x} ({args.origin.get(n, 'default')})"
                      for n in names.split() if (x := getattr(args, n)) is not None)
-
-
-def dtype_of_sampler(args):
-    """Of its weights, and of what float8 leaves as it is."""
-    return args.dtype if args.sampler_dtype == "float8" else args.sampler_dtype
 
 
 def flags_of(args):
