@@ -14,9 +14,9 @@ from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean as mean
 
 from graders.worker import FAULTS
-from harness.stats import mean, of_rows
 
 # metrics of an optimizer step whose names in the log are not made by logged_name's rules
 NAMES = dict(loss="loss/total", pg_loss="loss/pg", kl_loss="loss/kl", entropy_loss="loss/entropy",
@@ -35,6 +35,15 @@ def mean_of_some(values):
     """The mean of those that are finite; None where there is none."""
     values = [*filter(math.isfinite, values)]
     return mean(values) if values else None
+
+
+def of_rows(rows):
+    """-> means over rows of completions, as of rollout.Group.rows; None where a row has none"""
+    def over(name):
+        values = [row[name] for row in rows]
+        return None if None in values else mean(values)
+    return dict(reward=over("reward"), truncated_frac=over("truncated"), mean_length=over("tokens"),
+                unreadable_frac=mean(row["fault"] is not None for row in rows))
 
 
 def outcome(groups):

@@ -10,6 +10,7 @@ from statistics import variance
 import data
 from graders.answer import read
 from graders.equal import closed, without_unit
+from harness.log import of_rows
 from rewards import verifier
 
 
@@ -63,15 +64,6 @@ def interval(values, clusters, limits):
         return tuple(middle + (1 - 0.025 ** (1 / n)) * (end - middle) for end in limits)
     half = half_width(n, error) if error else math.inf
     return max(limits[0], middle - half), min(limits[1], middle + half)
-
-
-def of_rows(rows):
-    """-> means over rows of completions, as of rollout.Group.rows; None where a row has none"""
-    def over(name):
-        values = [row[name] for row in rows]
-        return None if None in values else mean(values)
-    return dict(reward=over("reward"), truncated_frac=over("truncated"), mean_length=over("tokens"),
-                unreadable_frac=mean(row["fault"] is not None for row in rows))
 
 
 def summarise(problems, groups):
