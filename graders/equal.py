@@ -1,7 +1,7 @@
-"""Are two mathematical answers the same? One table of RULES for two typed values (answer.read).
+"""Are two mathematical answers the same? Rules for two typed values (answer.read).
 
-Expressions are compared at points. A value is a Fraction where it is rational, else a number of
-mpmath with 120 digits, of which 80 count.
+Expressions are compared at points. A value is a Fraction where it is rational, else a number that
+mpmath has computed twice, with 120 and with 200 digits: what the two do not share is rounding.
 """
 
 import itertools
@@ -10,123 +10,121 @@ import operator
 import random
 import re
 from fractions import Fraction
+from functools import partial
 
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import UNITS, WORDS, cached, inside, listed, negative, num, read, replaced, unit
+from graders.answer import SEPARATORS, UNITS, WORDS, cached, inside, negative, num, read, replaced
 
-mp = mpmath.mp.clone()
-mp.dps = 120
-inexact = mp.convert  # of a Fraction
-SAME = mp.mpf(10) ** -80  # two irrational values are equal to this part of their size
-TINY = mp.mpf(10) ** -60  # from the end of a set of real numbers to the place behind it
-CANCEL = 10 ** 20         # a sum whose terms are so many times larger has no value
-BITS = 140_000            # of a power, some 40,000 digits; a larger one has no value
-INFINITIES = {("const", "∞"): mp.inf, negative(("const", "∞")): -mp.inf}
+LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
+LOW.dps, HIGH.dps = 120, 200
+SAME = HIGH.mpf(10) ** -80  # two irrational values are equal to this part of their size
+AGREE = HIGH.mpf(10) ** -30  # to this part the two agree, where HIGH is right to SAME
+BITS = 140_000  # of a power, some 40,000 digits; a larger one has no value
+PERCENT, INFINITY, X = ("name", " %"), ("const", "∞"), ("name", "x")
+INFINITIES = {INFINITY: HIGH.inf, negative(INFINITY): -HIGH.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
-TWO = r"(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})++(?!\.?[0-9])"  # 1,234 may be two numbers, 1,034 not
+INTEGER = "floor ceil choose factorial factorial2".split()
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
 
-
-# ------------------------------------------------------------------ the value of an expression
 
 def exact(*numbers):
     return all(isinstance(x, Fraction) for x in numbers)
 
 
-def tidy(x, real):
-    """A number without rounding: a Fraction if it is whole. real: a complex one is no value."""
-    if isinstance(x, (int, Fraction)):
-        if max(map(int.bit_length, x.as_integer_ratio())) > 2 * BITS:
-            raise ArithmeticError("large")
-        return Fraction(x)
-    if not mp.isfinite(x):
-        raise ArithmeticError("pole")
-    if abs(x.imag) > SAME * abs(x):
-        if real:
-            raise ArithmeticError("complex")
-        return x
-    near = mp.nint(x.real)
-    return Fraction(int(near)) if abs(x) < CANCEL and abs(x - near) < SAME * abs(x) else x.real
-
-
-def add(a, b):
-    if exact(a, b):
-        return a + b
-    a, b = inexact(a), inexact(b)
-    total, (small, large) = abs(a + b), sorted((abs(a), abs(b)))
-    if 0 < small < SAME * large or total < SAME * large > SAME * CANCEL:
-        raise ArithmeticError("large")  # a term is lost, or large ones cancel and rounding is left
-    return a + b if total > SAME * large else 0
-
-
-def power(a, b):
+def power(mp, a, b):
     """a^b. A root of odd degree of a negative number is real."""
-    if a and abs(b * mp.log(abs(a), 2)) > BITS:
+    bits = max(map(int.bit_length, a.as_integer_ratio())) - 1 if exact(a) else mp.log(abs(a), 2)
+    if a and abs(b * bits) > BITS:
         raise ArithmeticError("large")
-    if exact(a, b) and b.denominator == 1:
-        return a ** b.numerator
-    if exact(b) and b.denominator % 2 and a == -abs(a):
-        return (-1) ** b.numerator * mp.power(-a, b)
-    return mp.power(a, b)
+    if a and exact(b) and b.denominator % 2 and a == -abs(a):
+        return (-1) ** abs(b.numerator) * power(mp, -a, b)
+    return a ** b.numerator if exact(a, b) and b.denominator == 1 else mp.power(a, b)
 
 
-def natural(x):
-    """A whole number that is small enough for factorials and binomials."""
-    if x != int(x) or not 0 <= x <= 9000:
+def plus(mp, a, b):
+    """a + b, if no term is lost in the other one"""
+    if not exact(a, b) and 0 < min(abs(a), abs(b)) < SAME * max(abs(a), abs(b)):
         raise ArithmeticError("large")
-    return int(x)
+    return a + b
+
+
+def integer(name, mp, *given):
+    """floor, ceil, or of numbers that are whole, but for rounding, factorials and binomials"""
+    near = [round(x) if exact(x) else int(mp.nint(x)) for x in given]
+    whole = all(abs(x - n) < 1e-90 for x, n in zip(given, near))
+    if name in ("floor", "ceil"):
+        return Fraction(near[0] if whole else getattr(math, name)(*given))
+    if not whole or min(near) < 0 or max(near) > 9000:
+        raise ArithmeticError("large")
+    return Fraction(math.prod(range(near[0], 0, -2)) if name == "factorial2" else
+                    math.comb(*near) if name == "choose" else math.factorial(*near))
 
 
 def analytic(name):
-    """A function of mpmath, 0 where that is rounding."""
-    def of(x):
-        found = mp.chop(getattr(mp, name)(x), tol=SAME) if abs(x) < CANCEL else mp.inf
-        if abs(found) > 1 / SAME:  # beside a pole, but for rounding
+    """A function of mpmath, 0 where that is rounding; not beside a pole, nor of larger numbers."""
+    def of(mp, x):
+        found = getattr(mp, name)(x) if abs(x) < 10**20 else mp.inf
+        if abs(found) > 10**60:
             raise ArithmeticError("large")
-        return found
+        return found if abs(found) > 1e-90 else Fraction(0)
     return of
 
 
-INTEGER = {"floor": math.floor, "ceil": math.ceil,
-           "factorial": lambda n: math.factorial(natural(n)),
-           "factorial2": lambda n: math.prod(range(natural(n), 0, -2)),
-           "binom": lambda n, k: math.comb(natural(n), natural(k))}
 FUNCTIONS = {
-    **{name: analytic(name.lower().replace("arc", "a")) for name in (*WORDS["FUNC"], "Gamma")},
-    **INTEGER, "abs": abs, "ln": mp.log, "exp": lambda x: power(mp.e, x),
-    "+": add, "*": operator.mul, "/": lambda a, b: a * b**-1, "^": power}
-CONSTANTS = {"π": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
+    **{name: analytic(name.lower().replace("arc", "a").replace("cis", "expj"))
+       for name in (*WORDS["FUNC"], "Gamma")},
+    **{name: partial(integer, name) for name in INTEGER}, "^": power,
+    "+": plus, "*": lambda mp, x, y: x * y, "/": lambda mp, x, y: x / y,
+    "abs": lambda mp, x: abs(x), "ln": lambda mp, x: mp.log(x),
+    "exp": lambda mp, x: power(mp, +mp.e, x)}
 
 
-def value(node, at=(), real=False):
-    """The value of an expression with these numbers at its names. real: a complex value is none.
-    Raises one of NO_VALUE: it has "none" of its kind, at a "pole", "complex", or too "large"."""
+def value(node, mp, at=(), real=False):
+    """The value of an expression with these numbers at its names. real: a complex one is none."""
     match node:
         case ("num", number):
             return number
         case ("name", _) if node in at:
             return at[node]
-        case ("const", name) if name in CONSTANTS:
-            return CONSTANTS[name]
-        case ("word", _, inner) | ("()", inner):
-            return value(inner, at, real)
+        case ("const", "π" | "e" | "i" as name):
+            return mp.j if name == "i" else +mp.e if name == "e" else +mp.pi
+        case ("word", _, inner):
+            return value(inner, mp, at, real)
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
-            given = [value(part, at, real) for part in parts]
-            if name in FUNCTIONS:
-                return tidy(FUNCTIONS[name](*given), real)
-            seed = repr([name, *(mp.nstr(inexact(x), 50) for x in given)])  # f(x), gcd(m, n)
-            return Fraction(random.Random(seed).randint(1, 10**9), 10007)
+            given = [value(part, mp, at, real) for part in parts]
+            if name not in FUNCTIONS:  # f(x), gcd(m, n)
+                seed = repr([name, *(mp.nstr(mp.convert(x), 50) for x in given)])
+                return Fraction(random.Random(seed).randint(1, 10**9), 10007)
+            found = FUNCTIONS[name](mp, *(
+                given if name == "^" or exact(*given) else map(mp.convert, given)))
+            if not exact(found) and not mp.isfinite(found):
+                raise ArithmeticError("pole")
+            if exact(found) and max(map(int.bit_length, found.as_integer_ratio())) > 2 * BITS:
+                raise ArithmeticError("large")
+            if real and not exact(found) and abs(found.imag) > SAME * abs(found):
+                raise ArithmeticError("complex")
+            return found
     raise ArithmeticError("none")
 
 
 def tried(node, at=(), real=False):
-    """The value of an expression, or why it has none."""
+    """The value of an expression, or why it has "none": it is "complex", "large", or at a pole."""
     try:
-        return value(node, at, real)
+        low = value(node, LOW, at, real)
+        if exact(low):
+            return low
+        high = value(node, HIGH, at, real)
     except NO_VALUE as e:
         return str(e)
+    if exact(high):
+        return high
+    if abs(low - high) > AGREE * abs(high):
+        noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
+        return Fraction(0) if noise else "large"
+    near = HIGH.nint(high.real)
+    return Fraction(int(near)) if 0 < abs(near) < 10**20 and abs(high - near) < SAME else high
 
 
 @cached
@@ -172,18 +170,15 @@ def same_number(a, b):
     """Are two values equal? Rational ones exactly. None where one is none."""
     if isinstance(a, str) or isinstance(b, str):
         return None
-    if exact(a, b):
-        return a == b
-    a, b = inexact(a), inexact(b)
-    return abs(a - b) <= SAME * max(abs(a), abs(b))
+    x, y = map(HIGH.convert, (a, b))
+    return a == b if exact(a, b) else abs(x - y) <= SAME * abs(x)
 
 
 @cached
 def same_expression(a, b, times=1):
-    """Have two expressions the same value, wherever both have one? Without names both must, but
-    equal to itself is what is too large, infinite, or no sum."""
+    """Have two expressions the same value, wherever both have one? Without names both must."""
     if a == b and (names_of(a) or tried(a) == "large" or a in INFINITIES or a[0] not in "+*/^f"):
-        return True
+        return True  # equal to itself is also what is too large, infinite, or no sum
     if not names_of(a) or not names_of(b):
         return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of((a, b)), 0
@@ -197,15 +192,19 @@ def same_expression(a, b, times=1):
     return same_expression(a, b, 10) if few else equal > 2
 
 
-# ------------------------------------------------------------------ units and names
+def rounds(x, y, least=10**5):
+    """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
+    With a `least` of 1, any other number, rounded to any digit?"""
+    x, y = closed(x), closed(y)
+    last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
+    has_end = exact(y) and 10**60 % y.denominator == 0
+    return last and y is not None and not (has_end and least > 1) and abs(x) * last >= least and (
+        last > 1 or least == 1) and 0 < (
+            2 * abs(HIGH.convert(y) - HIGH.convert(x)) * last) <= 1 + (abs(x) * last >= 10**15)
 
-def units_of(node):
-    return {name for name in names_of(node) if name[1][0] == " "}
 
-
-def without_unit(node):
-    """An expression with 1 for its units."""
-    return replaced(node, dict.fromkeys(units_of(node), num(1)))
+def listed(node):
+    return node[2] if node[0] == "list" else (node,)
 
 
 def label(node):
@@ -215,7 +214,7 @@ def label(node):
         case ("word", text, *_):
             return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
                 {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
-        case ("/", *parts) | ("seq", _, parts):
+        case ("/", *parts) | ("list", _, parts):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
             return True
@@ -231,107 +230,148 @@ def bare(name):
     match name:
         case ("name", text):
             return ("name", re.sub(r"_[\d,]+$", "", text))
-        case ("*", function, ("()", ("name", variable))) if variable.islower():
-            return function
+        case ("f", function, ("name", variable)) if variable.islower() and function not in "fgh":
+            return ("name", function)
     return name
 
-
-def named(node):
-    """x = 1, y = 1 + 1 = 2 -> [(x, 1), (y, 2)]. A value without a name has that of the last one, or
-    None; y = 1 + 1 = 3 is its own value."""
-    found, name = [], None
-    for item in listed(node) if node[0] == "list" and not has_set(node) else [node]:
-        sides = [*item[1]] if item[0] == "chain" and {*item[2]} <= {*"=≈"} else [item]
-        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]) and (
-                sides[1][0] == "f" or names_of(sides[1])):
-            sides.reverse()  # 3 = x
-        own = [*itertools.takewhile(label, sides[:-1])]
-        if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
-            own = sides[:1]  # m + n = 64 + 9 = 73
-        rest = sides[len(own):]
-        if own:  # of x = y = 1 both
-            name = ("=", *own) if own[1:] else own[0]
-        if len(rest) > 1 and rounds(rest[-1], rest[-2], 1):
-            del rest[-1]
-        holds = all(alike(x, y) or same_expression(x, y) for x, y in itertools.pairwise(rest))
-        last = rest[-1] if holds else item
-        several = name and name[0] == last[0] == "seq" and len(name[2]) == len(last[2])
-        found += zip(name[2], last[2]) if several else [(name, last)]
-    return found
-
-
-def put_together(pairs, order, kind):
-    """One value; a sequence of those of several names, in an order of names or in their own; this
-    kind, where y is before x or the name is one; of sequences where names come again, or pairs."""
-    each, values = [*(order or dict(pairs))], [last for _, last in pairs]
-    n = len(each)
-    rows = [dict(pairs[i:i + n]) for i in range(0, len(pairs), n)]
-    in_order = order or {name and name[1] for name in each} - {*"xyz"} or each == sorted(each)
-    if n > 1 and in_order and all(len(row) == n for row in rows):
-        values = [("seq", "()", tuple(row[name] for name in each)) for row in rows]
-    elif 1 < n < len(pairs) and all(each):
-        values = [("seq", "()", pair) for pair in pairs]
-    return values[0] if len(values) == 1 else (kind, (), (*values,))
-
-
-# ------------------------------------------------------------------ sets of real numbers
 
 @cached
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
-    return any(n[0] in ("∪", "∖", "numbers", "∈", *COMPARE) or
-               n[:2] in (("seq", "(]"), ("seq", "[)")) for n in inside(node))
+    return any(n[0] in ("∪", "∖", "numbers") or n[:2] in (("list", "(]"), ("list", "[)")) or
+               n[0] == "chain" and not {*"<≤≠∈"}.isdisjoint(n[1]) for n in inside(node))
+
+
+def named(node):
+    """x = 1, y = 1 + 1 = 2, 3 -> [(x, 1), (y, 2), (y, 3)]. A false chain is its own value."""
+    found, name = [], None
+    split = node[0] == "list" and node[1] in SEPARATORS and not has_set(node)
+    for item in node[2] if split else [node]:
+        sides = [*item[2]] if item[0] == "chain" and {*item[1]} <= {*"=≈"} else [item]
+        if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]) and not label(sides[0]):
+            sides.reverse()  # 3 = x
+        own = [*itertools.takewhile(label, sides[:-1])]  # of x = y = 1 both
+        if sides[-1] not in sides[:2] and {n[0] for n in inside(sides[0])} == {"+", "name"}:
+            own = sides[:1]  # m + n = 64 + 9 = 73
+        if own:
+            name = ("=", *own) if own[1:] else own[0]
+        del sides[:len(own)]
+        if len(sides) > 1 and rounds(sides[-1], sides[-2], 1):
+            del sides[-1]
+        last = sides[-1] if all(
+            alike(x, y) or same_expression(x, y) for x, y in itertools.pairwise(sides)) else item
+        several = name and name[0] == last[0] == "list" and (
+            last[1] != "{}" and len(name[2]) == len(last[2]))
+        found += zip(name[2], last[2]) if several else [(name, last)]
+    return found
+
+
+def equations(a, b):
+    """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
+    2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
+    kinds = {item[0] for item in (*listed(a), *listed(b))}
+    if "chain" not in kinds:
+        return None
+    as_lists = kinds == {"chain"} and ((a[1] == "or") == (b[1] == "or") or not has_set(b))
+    if a == b or same_equation(a, b) or as_lists and lists(a, b):
+        return True
+    both = [named(a), named(b)]
+    if not all(any(bare(name) != name and "," not in name[1] for name in dict(pairs))
+               for pairs in both):  # x_1 is x, but a_5 is not a_6
+        both = [[(bare(name), last) for name, last in pairs] for pairs in both]
+    names = [{name for name, _ in pairs} for pairs in both]
+    by_name = {None} not in names
+    if by_name and names[0] != names[1]:
+        return False
+    for i, pairs in enumerate(both):  # a value of each name, or lists of such, or of one name
+        order, values = [*dict(pairs)], [last for _, last in pairs]
+        n, in_order = len(order), sorted(order, key=str)
+        rows = [dict(pairs[k:k + n]) for k in range(0, len(pairs), n)]
+        if n > 1 and all(len(row) == n for row in rows) and (
+                by_name or order == in_order or {x[1] for x in order} - {*"xyz"}):
+            values = [("list", "()", tuple(row[name] for name in (in_order if by_name else order)))
+                      for row in rows]
+        elif 1 < n < len(pairs) and None not in order:
+            values = [("list", "()", pair) for pair in pairs]
+        both[i] = ("list", "," if i or {None} == names[i] else "{}", (*values,)) if (
+            len(values) > 1) else values[0]
+    return both != [a, b] and (alike(*both) or same_but_constants(*both, by_name))
+
+
+def same_equation(a, b):
+    """Have two chains the same sides, or is one equation a multiple of the other?"""
+    if not a[0] == b[0] == "chain" or a[1] != b[1]:
+        return False
+    if all(map(alike, a[2], b[2])):
+        return True
+    if a[1] != ("=",) or len(names_of(b)) <= any(map(label, b[2])):
+        return False
+    # Is the quotient of the differences one number, and not 0?
+    quotient = ("/", *(("+", left, ("*", num(-1), right)) for _, _, (left, right) in (b, a)))
+    found = [x for at in points(a, b) if not isinstance(x := tried(quotient, at, True), str)]
+    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
 
 
 @cached
 def end(node):
     """A real number or an infinity. One with more digits than are compared is none."""
-    x = INFINITIES.get(node) or value(without_unit(node))  # of a complex one mpf makes none
-    if exact(x) and x.denominator > CANCEL**3:
+    x = INFINITIES.get(node) or closed(without_unit(node))
+    if exact(x) and x.denominator > 10**60:
         raise ArithmeticError("none")
-    return mp.mpf(mp.nstr(inexact(x), 80))  # \sqrt{8}/2 and \sqrt{2} differ in the 120th
+    return HIGH.mpf(HIGH.nstr(HIGH.convert(x), 150))
 
 
-def unknown(side):
-    """x of x, -x and |x|, else None."""
-    while side[0] in ("f", "*") and side[1] in ("abs", num(-1)):
-        side = side[2]
-    return side if label(side) else None
-
-
-def members(node, tests):
-    """Those of some real numbers that are in a set. Of two relations with a comma between them both
-    hold, if they can."""
+def contains(node, x):
+    """Is a real number in a set of numbers x?"""
     match node:
-        case ("seq", "()" | "(]" | "[)" | "[]" as brackets, (low, high)) if end(low) < end(high):
-            relations = tuple("<≤"[bracket in "[]"] for bracket in brackets)
-            return members(("chain", (low, ("name", "x"), high), relations), tests)
-        case ("set", _, items):
-            return {*map(end, items)}
-        case ("∪", *sets):
-            return {x for item in sets for x in members(item, tests)}
-        case ("∖", every, but):
-            return members(every, tests) - members(but, tests)
+        case ("list", "{}", items):
+            return x in map(end, items)
+        case ("list", "()" | "(]" | "[)" | "[]" as tag, (low, high)):
+            low, high = end(low), end(high)
+            if low >= high:
+                raise ArithmeticError("none")
+            return low < x < high or x == low and tag[0] == "[" or x == high and tag[1] == "]"
+        case ("∪", _, sets) | ("list", "or", sets):
+            return any([contains(part, x) for part in sets])
+        case ("list", "and" | ",", sets) | ("∩", _, sets):
+            return all([contains(part, x) for part in sets])
+        case ("∖", _, (every, but)):
+            return contains(every, x) and not contains(but, x)
         case ("numbers", "R"):
-            return {*tests}
-        case ("chain", (name, ("set", *_) as found), ("=",)) | (
-                "chain", (name, found), ("∈",)) if label(name):
-            return members(found, tests)
-        case ("chain", sides, relations):
-            return {x for x in tests if all(
-                COMPARE.get(relation, operator.eq)(*(
-                    end(replaced(side, {unknown(side): ("num", x)})) for side in pair))
-                for relation, pair in zip(relations, itertools.pairwise(sides)))}
-        case ("list", separators, items):
-            found, *others = [members(item, tests) for item in items]
-            for separator, other in zip(separators, others):
-                both = found & other
-                found = both if separator == "and" or both and separator == "," else found | other
-            return found
+            return True
+        case ("chain", ("∈" | "=",), (left, found)) if label(left) and closed(found) is None:
+            return contains(found, x)
+        case ("chain", relations, sides):
+            known = {X: x, negative(X): -x, ("f", "abs", X): abs(x)}
+            values = [known[side] if side in known else end(side) for side in sides]
+            return all(COMPARE.get(relation, operator.eq)(*pair)
+                       for relation, pair in zip(relations, itertools.pairwise(values)))
     raise ArithmeticError("none")
 
 
-# ------------------------------------------------------------------ the rules
+def real_sets(a, b):
+    """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
+    names = names_of(a) | names_of(b)
+    if len(names) > 1 or not has_set((a, b)) or ("=",) in (a[1], b[1]):
+        return None
+    if a[0] != "chain" and b[0] == "list" and b[1] in SEPARATORS and not has_set(b):
+        return False
+    nodes = [replaced(node, dict.fromkeys(names, X)) for node in (a, b)]
+    parts = {part for n in inside((*nodes,)) if isinstance(n[0], tuple) for part in n if part[0] not
+             in ("list", "∪", "∖", "numbers", "chain")} - {X, negative(X), ("f", "abs", X)}
+    try:  # the same numbers are members, of all ends and those behind them
+        ends = {0} | {abs(end(part)) for part in parts} - {HIGH.inf}
+        tests = [sign * (x + behind * (1 + x)) for x in ends for sign in (1, -1)
+                 for behind in (0, HIGH.mpf(10) ** -140)]
+        members = [[contains(node, x) for x in tests] for node in nodes]
+        for i, node in enumerate(nodes):
+            if not any(members[i]) and node[:2] == ("list", ","):  # x < 1, x > 2, which are apart
+                times = [sum(contains(part, x) for part in node[2]) for x in tests]
+                members[i] = [n == 1 for n in times] if max(times) < 2 else []
+        return members[0] == members[1] and any(members[0]) or None
+    except NO_VALUE:
+        return None
+
 
 def alike(a, b):
     """Are two typed values the same? a: of an answer, b: of the gold answer."""
@@ -359,94 +399,34 @@ def conditions(a, b):
 
 
 def words(a, b):
-    """Words by their letters, small or not, without article; letters without spaces as products but
-    for those that are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
+    """Words by their letters, small or not; letters without spaces as products but for those that
+    are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
     no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
     word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
     match a, b:
-        case (("list", separators, items), ("word", text, *_)) | (
-                ("word", text, *_), ("list", separators, items)) if set(text) <= {*"ABCDEFGH"}:
-            return "or" not in separators and sorted(items) == [("name", x) for x in text]
+        case (("list", tag, items), ("word", text, *_)) | (
+                ("word", text, *_), ("list", tag, items)) if {*text} <= {*"ABCDEFGH"}:
+            return tag != "or" and sorted(items) == [("name", x) for x in text]
+        case (("word", text, *_), ("/", *xs)) | (("/", *xs), ("word", text, *_)) if ":" in text:
+            return xs == [num(x) for x in text.split(":") if x.isdigit()]  # 9:16 is a ratio, too
         case ("word", x, *_), ("word", y, *_):
             mine, its = (t.lower() if re.fullmatch(no_points, t) else t for t in (x, y))
             return mine == its or (False if word.fullmatch(x) or word.fullmatch(y) else None)
 
 
-def real_sets(a, b):
-    """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
-    if not has_set((a, b)) or ("=",) in (a[-1], b[-1]):
-        return None
-    if a[0] != "chain" and b[0] == "list" and not has_set(b):
-        return False
-    parts = [part for n in inside((a, b)) if isinstance(n[0], tuple)
-             for part in n if part[0] not in "list seq set ∪ ∖ numbers chain".split()]
-    if len(parts) > 100 or len({*map(unknown, parts)} - {None}) > 1:
-        return None
-    # The same numbers are members, of all ends and those behind them.
-    try:
-        ends = {0} | {abs(end(part)) for part in parts if not unknown(part)} - {mp.inf}
-        tests = {sign * (x + behind * (1 + x))
-                 for x in ends for sign in (1, -1) for behind in (0, TINY)}
-        found = members(a, tests)
-        return found and found == members(b, tests) or None
-    except NO_VALUE:
-        return None
-
-
-def equations(a, b):
-    """x = 5 is 5; a = 2, b = 3 is (2, 3), by their names where both have them; y = 2x + 3 is
-    2x - y + 3 = 0; m + n = 64 + 9 = 73 is 73, but m + n = 73 is not."""
-    kinds = {item[0] for item in (*listed(a), *listed(b))}
-    if "chain" not in kinds or a[:2] == b[:2] == ("seq", ""):  # rows of cases
-        return None
-    if a == b or same_equation(a, b) or (
-            kinds == {"chain"} and not (
-                has_set(b) and ("or" in a[1]) != ("or" in b[1])) and lists(a, b)):
-        return True
-    ours, theirs = named(a), named(b)
-    if not all(any(bare(name) != name and "," not in name[1] for name in dict(pairs))
-               for pairs in (ours, theirs)):  # x_1 is x, but a_5 is not a_6
-        ours, theirs = ([(bare(name), last) for name, last in pairs] for pairs in (ours, theirs))
-    names, its_names = dict(ours).keys(), dict(theirs).keys()
-    both = any(names) and any(its_names)
-    if both and names != its_names:
-        return False
-    ours = put_together(ours, both and its_names, "set" if any(names) else "list")
-    theirs = put_together(theirs, its_names, "list")
-    return (ours, theirs) != (a, b) and (
-        alike(ours, theirs) or same_but_constants(ours, theirs, both))
-
-
-def same_equation(a, b):
-    """Have two equations, or inequalities, the same sides, or is one a multiple of the other?
-    x = 5 is a value, and 2x = 10 is a question."""
-    if not a[0] == b[0] == "chain" or a[2] != b[2]:
-        return False
-    if all(map(alike, a[1], b[1])):
-        return True
-    if a[2] != ("=",) or len(names_of(b)) <= any(map(label, b[1])):
-        return False
-    # Is the quotient of the differences one number, and not 0?
-    quotient = ("/", *(("+", left, negative(right)) for _, (left, right), _ in (b, a)))
-    found = [x for at in points(a, b) if not isinstance(x := tried(quotient, at, True), str)]
-    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
-
-
 def lists(a, b):
     """Lists and sets without order, values that the gold answer repeats as often; (1, 2) in its
     order and with its brackets, but (1, 2) is the list 1, 2, and [1, 2] an interval."""
-    kinds = {a[0], b[0]}
-    if not kinds & {"list", "set", "seq"}:
+    if "list" not in (a[0], b[0]):
         return None
     x, y = listed(a), listed(b)
-    if "seq" in kinds:
-        brackets = {node[1] for node in (a, b) if node[0] == "seq"}
-        if "list" in kinds and (brackets - {"()", "[]"} or "or" in (*a[1], *b[1])
-                                or INFINITIES.keys() & y or b[1] == "[]" and len(y) == 2):
-            return False
-        return "set" not in kinds and len(x) == len(y) and all(map(alike, x, y)) and (
-            len(x) > 2 or len(brackets - {""}) < 2) or (  # [1, 2] is a column, too
-            ":" in brackets and (("/", *y) in (a, *x) or ("/", *x) in (b, *y)))
+    tags = {node[1] if node[0] == "list" else "," for node in (a, b)}
+    if not tags <= {*SEPARATORS, "mixed", "{}"}:
+        return len(x) == len(y) and all(map(alike, x, y)) and (
+            len(tags) == 1 or not INFINITIES.keys() & {*x, *y} and (
+                tags in ({"()", ","}, {"()", "and"}, {"", "()"}, {"", "[]"}) or
+                len(x) > 2 and tags == {"()", "[]"} or
+                tags < {",", "and", "[]"} and (len(x) > 2 or b[1] != "[]")))
     left = [*x]
     for gold in y:
         if not (found := next((p for p in left if alike(p, gold)), None)):
@@ -455,68 +435,61 @@ def lists(a, b):
     return not left or len({*y}) == len(y) and all(any(alike(p, gold) for gold in y) for p in left)
 
 
+def without_unit(node):
+    """An expression with 1 for its units."""
+    return replaced(node, {name: num(1) for name in names_of(node) if name[1][0] == " "})
+
+
 def quantities(a, b):
     """Numbers exactly, expressions at points; the unit is that of the gold answer, if both have
     one; 28\\% is 28 and 0.28, 0.28\\% not 0.28."""
-    if b[0] == "based":
-        return a == b or a == num(int(b[1]))  # 213 is 213_5
-    units, its = units_of(a), units_of(b)
-    spelled = {unit("%"): num(Fraction(1, 100))} | {
-        x: unit(UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
-    if (units or its) and same_value(replaced(a, spelled), replaced(b, spelled)):
+    if b[0] == "based":  # 213 is 213_5
+        return a == b or b[1].isdigit() and a == num(int(b[1]))
+    bare = [without_unit(node) for node in (a, b)]
+    if not names_of(bare[1]) and (
+            functions_of(a) - functions_of(b) & {*"abs floor ceil choose Gamma erf".split()}):
+        return False  # of a number these are the question
+    spelled = {PERCENT: num(Fraction(1, 100))} | {
+        x: ("name", " " + UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
+    units = [x != y for x, y in zip(bare, (a, b))]
+    if any(units) and same_value(replaced(a, spelled), replaced(b, spelled)):
         return True
-    return not (units and its) and same_value(without_unit(a), without_unit(b)) and (
-        unit("%") not in units or abs(closed(b) or 1) >= 1)
+    return not all(units) and same_value(*bare) and (
+        PERCENT not in names_of(a) or abs(closed(b) or 1) >= 1)
 
 
 def same_value(x, y):
     """Are two expressions equal, up to constants of integration, or is one the other, rounded?"""
-    if names_of(y) == units_of(y) and (
-            functions_of(x) - functions_of(y) & {*"abs floor ceil binom Gamma erf".split()}):
-        return False  # of a number these are the question
-    return same_expression(x, y) or same_but_constants(x, y, False) or rounds(x, y) or rounds(y, x)
+    return same_expression(x, y) or same_but_constants(x, y) or rounds(x, y) or rounds(y, x)
+
+
+def same_but_constants(x, y, named_function=False):
+    """Are functions or sums of other names the same but for those of the constants of integration,
+    C, c or K, with numbers or without?"""
+    mine, its = (sorted(n for n in names_of(z) if re.fullmatch(r"[cCK](_\d)?", n[1]))
+                 for z in (x, y))
+    return len({n[1][0] for n in mine}) == 1 and (named_function or y[0] == "+") and (
+        len(mine) == len(its) < min(5, len(names_of(y)))) and any(
+        same_expression(replaced(x, dict(zip(mine, order))), y)
+        for order in itertools.permutations(its))
+
+
+# names, not constants, in a gold answer: with an index, as one, left of =, or squared in i^2 + 1
+NAMED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
+# 1,234 may be two numbers, 1,034 not
+TWO = r"(?<![0-9])(?!0[0-9]|[0-9,]*,0)[0-9]{1,3}(?:,[0-9]{3})++(?!\.?[0-9])"
 
 
 RULES = (conditions, words, real_sets, equations, lists, quantities)
 
 
-def same_but_constants(a, b, named_function):
-    """Are functions or sums of other names the same but for those of the constants of integration,
-    C, c or K, with numbers or without?"""
-    mine, its = (sorted(n for n in names_of(x) if re.fullmatch(r"[cCK](?:_\d+)?", n[1]))
-                 for x in (a, b))
-    return len({n[1][0] for n in mine}) == 1 and (named_function or b[0] == "+") and (
-        len(mine) == len(its) < min(5, len(names_of(b)))) and any(
-        same_expression(replaced(a, dict(zip(mine, order))), b)
-        for order in itertools.permutations(its))
-
-
-def rounds(x, y, least=10**5):
-    """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
-    With a `least` of 1, any other number, rounded to any digit?"""
-    x, y = closed(x), closed(y)
-    last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
-    has_end = exact(y) and 10 ** y.denominator.bit_length() % y.denominator == 0
-    if not last or y in (None, x) or has_end and least > 1:
-        return False
-    half_units = 2 if abs(x) * last >= 10**15 else 1  # a float's last digit is off
-    return abs(x) * last >= least and (last > 1 or least == 1) and (
-        2 * abs(y - x) * last <= half_units)
-
-
-# ------------------------------------------------------------------ answers
-
-# names, not constants, in a gold answer: with an index, as one, left of =, or squared in i^2 + 1
-NAMED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
-
-
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
-    names = {("const", letter): ("name", letter) for letter, form in NAMED.items()
-             if re.search(form, str(gold))}
+    names = {("const", letter): ("name", letter) for letter in NAMED
+             if re.search(NAMED[letter], str(gold))}
     readings = ({replaced(read(form), names): 0 for form in (text, re.sub(
-        TWO, lambda n: n[0] if ",0" in n[0] else n[0].replace(",", ", "), text))}
-        for text in (str(pred), str(gold)))
+        TWO, lambda n: n[0].replace(",", ", "), text))} for text in (
+            str(pred), str(gold)))
     try:
         return any(same_answer(a, b) for a, b in itertools.product(*readings))
     except NO_VALUE:
