@@ -71,7 +71,7 @@ def test_nothing_raises(error, monkeypatch):
 
 @pytest.mark.parametrize("pred, gold", [
     ("3.7 \\text{ if } x > 2", "3.5 \\text{ if } x > 2"), ("\\sum_k k^2", "\\prod_k k^2"),
-    ("\\text{2:30 to 3:45}", "\\text{1:15 to 2:30}"), ("\\dot{x} \\to 0", "\\ddot{x} \\to 0"),
+    ("\\dot{x} \\to 0", "\\ddot{x} \\to 0"),
     ("\\begin{gather} x = 1 \\\\ y \\end{gather}", "\\begin{gather} x = 2 \\\\ y \\end{gather}"),
     ("x^* \\to 0.7 \\pmod 7", "x^* \\to 0.5 \\pmod 7"), ("X \\to 2", "x \\to 2")])
 def test_what_is_unread_is_equal_to_its_own_text_alone(pred, gold):
@@ -96,7 +96,7 @@ def test_numbers_are_exact_spaces_around_an_answer_are_none_of_it_and_an_empty_o
     ("\\lfloor -1.5 \\rfloor", -2), ("4^{-1/2}", "1/2"), ("(-8)^{1/3}", -2), ("0^{2}", 0),
     ("\\binom{5}{2}", 10), ("5 0/7", 5), ("0,111", "111/1000")])
 def test_the_value_of_a_number(text, value):
-    assert grading.value(grammar.read(text)) == grading.Fraction(value)
+    assert grading.closed(grammar.read(text)) == grading.Fraction(value)
 
 
 @pytest.mark.parametrize("text", [
