@@ -277,6 +277,7 @@ BINDS = {"row": ROW, **dict.fromkeys(SEPARATORS, LIST), **dict.fromkeys(RELATION
          **dict.fromkeys("∪∩∖", SETS), **dict.fromkeys((":", "over", "choose", "mod"), RATIO),
          **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES),
          "!": FACTORIAL, "^": POWER}
+# what may stand between the parts of one list or chain
 TOGETHER = [{",", "and"}, {",", "or"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
 BRACKETS = ["FUNC", "matrix", "(", "["]  # these factors are not the function's before them
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
@@ -289,7 +290,7 @@ WORD = re.compile("(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$|sec.$))"
 
 
 class Parser:
-    """A parser of operators over Tokens."""
+    """A parser of operators over Tokens (Pratt): a value ends where one binds less firmly."""
 
     def __init__(self, found):
         self.tokens, self.i = [*found, *[Token("")] * 8], 0
@@ -385,7 +386,7 @@ class Parser:
         if kind == ":":
             parts = [("/", x, y) for x, y in itertools.pairwise(parts)]
         if kind not in RELATIONS:
-            return ("list", max(between), tuple(parts)) if parts[1:] else parts[0]
+            return ("list", max(between), tuple(parts)) if parts[1:] else parts[0]  # "," < and < or
         if between == ["∈"] and parts[1][:2] == ("list", "{}"):
             between = ["="]
         if kinds & {*">≥"}:

@@ -283,7 +283,7 @@ def equations(a, b):
     by_name = {None} not in names
     if by_name and names[0] != names[1]:
         return False
-    for i, pairs in enumerate(both):  # a value of each name, or lists of such, or of one name
+    for i, pairs in enumerate(both):  # one value; a tuple of those of several names, or many
         order, values = [*dict(pairs)], [last for _, last in pairs]
         n, in_order = len(order), sorted(order, key=str)
         rows = [dict(pairs[k:k + n]) for k in range(0, len(pairs), n)]
@@ -421,7 +421,7 @@ def lists(a, b):
         return None
     x, y = listed(a), listed(b)
     tags = {node[1] if node[0] == "list" else "," for node in (a, b)}
-    if not tags <= {*SEPARATORS, "mixed", "{}"}:
+    if not tags <= {*SEPARATORS, "{}"}:
         return len(x) == len(y) and all(map(alike, x, y)) and (
             len(tags) == 1 or not INFINITIES.keys() & {*x, *y} and (
                 tags in ({"()", ","}, {"()", "and"}, {"", "()"}, {"", "[]"}) or
@@ -445,16 +445,16 @@ def quantities(a, b):
     one; 28\\% is 28 and 0.28, 0.28\\% not 0.28."""
     if b[0] == "based":  # 213 is 213_5
         return a == b or b[1].isdigit() and a == num(int(b[1]))
-    bare = [without_unit(node) for node in (a, b)]
-    if not names_of(bare[1]) and (
+    plain = [without_unit(node) for node in (a, b)]
+    if not names_of(plain[1]) and (
             functions_of(a) - functions_of(b) & {*"abs floor ceil choose Gamma erf".split()}):
         return False  # of a number these are the question
     spelled = {PERCENT: num(Fraction(1, 100))} | {
         x: ("name", " " + UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
-    units = [x != y for x, y in zip(bare, (a, b))]
+    units = [x != y for x, y in zip(plain, (a, b))]
     if any(units) and same_value(replaced(a, spelled), replaced(b, spelled)):
         return True
-    return not all(units) and same_value(*bare) and (
+    return not all(units) and same_value(*plain) and (
         PERCENT not in names_of(a) or abs(closed(b) or 1) >= 1)
 
 
@@ -478,7 +478,6 @@ def same_but_constants(x, y, named_function=False):
 NAMED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
 # 1,234 may be two numbers, 1,034 not
 TWO = r"(?<![0-9])(?!0[0-9]|[0-9,]*,0)[0-9]{1,3}(?:,[0-9]{3})++(?!\.?[0-9])"
-
 
 RULES = (conditions, words, real_sets, equations, lists, quantities)
 
