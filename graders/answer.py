@@ -228,6 +228,9 @@ def num(value):
     return ("num", Fraction(value))
 
 
+RADIANS = {("name", " °"): ("/", ("const", "π"), num(180))}  # of a degree
+
+
 def negative(node):
     return num(-node[1]) if node[0] == "num" else combined("*", num(-1), node)
 
@@ -282,7 +285,8 @@ TOGETHER = [{",", "and"}, {",", "or"}, {*"<≤"}, {*">≥"}, *({sign} for sign i
 BRACKETS = ["FUNC", "matrix", "(", "["]  # these factors are not the function's before them
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
-        "(the set of )?(all )?integers": ("numbers", "Z"), "(the )?empty ?set|"
+        "(the set of )?(all )?integers": ("numbers", "Z"),
+        "infinit(e|ely many)( \\w+s)?": ("const", "∞"), "(the )?empty ?set|"
         "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
         ("list", "{}", ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 WORD = re.compile("(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$|sec.$))"
@@ -358,7 +362,7 @@ class Parser:
             return combined("*", left, ("name", " " + kind))
         numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
         right = self.expression(FACTORIAL if numbers else POWER if kind == "^" else binds + 1)
-        if kind in "∪∩∖" or left[0] == "numbers":  # R - {0}, R except 0
+        if kind in "∪∩∖" or left[0] == "numbers" or right[:2] == ("list", "{}"):  # R - {0}
             right = ("list", "{}", (right,)) if right[0] == "num" else right
             return (kind.replace("-", "∖"), "", (left, right))
         if kind == "mod":
@@ -510,7 +514,7 @@ class Parser:
         base = self.take("sub") if name == "log" else None
         exponent = self.expression(POWER) if self.take("^") else None
         argument = self.prefix() if self.kind in "([{" else self.expression(ARGUMENT)
-        argument = replaced(argument, {("name", " °"): ("/", ("const", "π"), num(180))})
+        argument = replaced(argument, RADIANS)
         if exponent == num(-1):
             name, exponent = "arc" + name, None
         node = ("f", name, argument)

@@ -15,7 +15,8 @@ from functools import partial
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import SEPARATORS, UNITS, WORDS, cached, inside, negative, num, read, replaced
+from graders.answer import (
+    RADIANS, SEPARATORS, UNITS, WORDS, cached, inside, negative, num, read, replaced)
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
 LOW.dps, HIGH.dps = 120, 200
@@ -170,8 +171,10 @@ def same_number(a, b):
     """Are two values equal? Rational ones exactly. None where one is none."""
     if isinstance(a, str) or isinstance(b, str):
         return None
+    if exact(a, b):  # else of large ones conversion takes seconds
+        return a == b
     x, y = map(HIGH.convert, (a, b))
-    return a == b if exact(a, b) else abs(x - y) <= SAME * abs(x)
+    return abs(x - y) <= SAME * abs(x)
 
 
 @cached
@@ -302,6 +305,10 @@ def same_equation(a, b):
     """Have two chains the same sides, or is one equation a multiple of the other?"""
     if not a[0] == b[0] == "chain" or a[1] != b[1]:
         return False
+    match a[2][0], b[2][0]:
+        case ("f", mine, ("name", x)), ("f", its, ("name", y)) if (
+                mine == its and (x + y).islower() and ("name", y) not in names_of(a)):
+            a = replaced(a, {("name", x): ("name", y)})  # f(x) = x + 1 is f(t) = t + 1
     if all(map(alike, a[2], b[2])):
         return True
     if a[1] != ("=",) or len(names_of(b)) <= any(map(label, b[2])):
@@ -401,7 +408,7 @@ def conditions(a, b):
 def words(a, b):
     """Words by their letters, small or not; letters without spaces as products but for those that
     are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
-    no_points = r"(?i:no|yes|true|false)|(?!.*\B[A-Z])...+"
+    no_points = r"(?i:no|yes|true|false|even|odd)|(?!.*\B[A-Z])...+"
     word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
     match a, b:
         case (("list", tag, items), ("word", text, *_)) | (
@@ -452,7 +459,8 @@ def quantities(a, b):
     spelled = {PERCENT: num(Fraction(1, 100))} | {
         x: ("name", " " + UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
     units = [x != y for x, y in zip(plain, (a, b))]
-    if any(units) and same_value(replaced(a, spelled), replaced(b, spelled)):
+    if any(units) and any(same_value(replaced(a, unit), replaced(b, spelled))
+                          for unit in (spelled, spelled | RADIANS)):
         return True
     return not all(units) and same_value(*plain) and (
         PERCENT not in names_of(a) or abs(closed(b) or 1) >= 1)
