@@ -16,7 +16,17 @@ import mpmath
 
 from graders import Unparsed, UnparsedGold
 from graders.answer import (
-    RADIANS, SEPARATORS, UNITS, WORDS, cached, inside, negative, num, read, replaced)
+    RADIANS,
+    SEPARATORS,
+    UNITS,
+    WORDS,
+    cached,
+    inside,
+    negative,
+    num,
+    read,
+    replaced,
+)
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
 LOW.dps, HIGH.dps = 120, 200
@@ -449,7 +459,7 @@ def without_unit(node):
 
 def quantities(a, b):
     """Numbers exactly, expressions at points; the unit is that of the gold answer, if both have
-    one; 28\\% is 28 and 0.28, 0.28\\% not 0.28."""
+    one; 28\\% is 28 and 0.28, 0.28\\% not 0.28; 180^\\circ is \\pi, but \\pi not 180^\\circ."""
     if b[0] == "based":  # 213 is 213_5
         return a == b or b[1].isdigit() and a == num(int(b[1]))
     plain = [without_unit(node) for node in (a, b)]
