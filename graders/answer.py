@@ -228,9 +228,6 @@ def num(value):
     return ("num", Fraction(value))
 
 
-RADIANS = {("name", " °"): ("/", ("const", "π"), num(180))}  # of a degree
-
-
 def negative(node):
     return num(-node[1]) if node[0] == "num" else combined("*", num(-1), node)
 
@@ -514,7 +511,7 @@ class Parser:
         base = self.take("sub") if name == "log" else None
         exponent = self.expression(POWER) if self.take("^") else None
         argument = self.prefix() if self.kind in "([{" else self.expression(ARGUMENT)
-        argument = replaced(argument, RADIANS)
+        argument = replaced(argument, {("name", " °"): ("/", ("const", "π"), num(180))})
         if exponent == num(-1):
             name, exponent = "arc" + name, None
         node = ("f", name, argument)
