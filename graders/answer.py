@@ -328,12 +328,13 @@ class Parser:
         node = least <= SETS and self.words() or self.prefix(max(least, PRODUCT))
         while not self.closes():
             binds, before = BINDS.get(self.kind, -1), self.peek(-1).kind
-            if self.kind in FACTORS or self.kind == "num" and (  # 2^3 5^2
-                    before not in ("num", "°", "unit", "%") or self.peek(-2).kind == "^"):
+            measure = before == "unit" and self.peek(-2).kind in BEHIND  # of 5 km, not of \$5
+            if self.kind in FACTORS or self.kind == "num" and not measure and (
+                    before not in ("num", "°", "%") or self.peek(-2).kind == "^"):  # 2^3 5^2
                 if self.kind == "run" and least == ARGUMENT:  # sinxcosx
                     self.segment()
                 binds = IMPLICIT if self.kind in BRACKETS else ARGUMENT
-            parts = self.kind == "num" and before == "unit" and least <= LIST  # 3 hours 20 minutes
+            parts = self.kind == "num" and measure and least <= LIST  # 3 hours 20 minutes
             if binds < least and not parts:
                 break
             if node == num(0) and self.kind in (*LETTERS, "million"):
@@ -359,7 +360,8 @@ class Parser:
             return combined("*", left, ("name", " " + kind))
         numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
         right = self.expression(FACTORIAL if numbers else POWER if kind == "^" else binds + 1)
-        if kind in "∪∩∖" or left[0] == "numbers" or right[:2] == ("list", "{}"):  # R - {0}
+        if kind in "∪∩∖" or kind == "-" and (  # R - {0}
+                left[0] == "numbers" or right[:2] == ("list", "{}")):
             right = ("list", "{}", (right,)) if right[0] == "num" else right
             return (kind.replace("-", "∖"), "", (left, right))
         if kind == "mod":
@@ -433,11 +435,8 @@ class Parser:
                 return node
             case "FUNC":
                 return self.function(token.text)
-            case "unit" if before in BEHIND + WORD_BEHIND or self.peek(-3).kind == "/" or (
-                    before == "{" and self.kind != "num"):
+            case "unit":
                 return ("name", " " + token.text)
-            case "unit":  # \$5
-                return combined("*", self.expression(PRODUCT), ("name", " " + token.text))
             case "square":  # meters
                 return ("^", self.prefix(), num(SQUARES[token.text.lower()]))
             case "million":
