@@ -17,7 +17,7 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import NamedTuple
 
-from graders import Ungraded, Unparsed, UnparsedGold, sandbox, worker
+from graders import Unparsed, UnparsedGold, sandbox, worker
 from graders.answer import last_boxed
 from graders.equal import check_read, equal, readable
 from graders.sandbox import run_tests
@@ -199,7 +199,7 @@ class Verifier(NamedTuple):
         """For callers without workers: the reward; `least` for an unreadable answer."""
         try:
             return self.grade(completion, answer)
-        except Ungraded:
+        except Unparsed:
             return self.least
 
 

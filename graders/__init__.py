@@ -1,15 +1,12 @@
 """Killable processes, equality of mathematical answers, a sandbox. No import from the project."""
 
 
-class Ungraded(ValueError):
-    """What a verifier raises in place of a reward: it gives its least one, counted by kind."""
-
-
-class Unparsed(Ungraded):
-    """The completion has no answer to be graded: counted apart from wrong ones."""
+class Unparsed(ValueError):
+    """What a verifier raises in place of a reward for a completion without an answer to be graded.
+    The reward is its least one; these are counted apart from wrong ones."""
     kind = "unparsed_answer"
 
 
-class UnparsedGold(Ungraded):
+class UnparsedGold(Unparsed):
     """The gold answer cannot be graded."""
     kind = "unparsed_gold"

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from traceback import walk_tb
 
-from graders import Ungraded
+from graders import Unparsed
 from graders.sandbox import Process
 
-FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # the first two are Ungraded's
+FAULTS = ("unparsed_answer", "unparsed_gold", "timeout", "error")  # the first two are of Unparsed
 START_SECONDS = 60.0  # for a process to import the verifiers and their packages
 # Slurm gives a job fewer cores than the machine has.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -124,7 +124,7 @@ def graded(call, name, arguments):
         if reward is None:
             raise TypeError("it returned None: is a return missing?")
         return [float(reward), None]
-    except Ungraded as e:
+    except Unparsed as e:
         return [0.0, (e.kind, "")]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
