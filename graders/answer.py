@@ -491,18 +491,16 @@ class Parser:
         """A letter with subscript and primes, a function of it, or the constant that it is."""
         if name in ("e", "i") and self.kind not in ("sub", "mark", "'"):
             return ("const", name)
-        before = self.peek(-2).kind
-        factor, first = before in ("name", "num"), before in ("", "(", "{", *SEPARATORS)
+        factor = self.peek(-2).kind in ("name", "num")
         while sign := self.take("sub", "mark", "'"):
             name += "'" if sign.kind == "'" else sign.text
-        n = next((n for n in range(1, 6) if self.peek(n).kind in (")", "")), 6)
-        if self.take("(") and (
+        end = next((n for n in range(6) if self.peek(n).kind in (")", "")), 6)
+        if self.kind == "(" and (
                 name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and (
-                    name[0] in "ghFGH" or self.peek(n).kind in ("=", "≈") and first or
-                    name.isupper() and self.kind == "num" and n == 2)):  # P(A) = ..., I(0)
-            node = self.answer(")")
+                    name[0] in "ghFGH" or self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
+                    name.isupper() and end == 2 and self.peek(1).kind == "num")):  # I(0)
+            node = self.prefix()
             return ("f", name, *(node[2] if node[0] == "list" else (node,)))
-        self.i -= self.peek(-1).kind == "("
         return ("name", name)
 
     def function(self, name):

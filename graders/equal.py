@@ -114,18 +114,15 @@ def tried(node, at=(), real=False):
     """The value of an expression, or why it has "none": it is "complex", "large", or at a pole."""
     try:
         low = value(node, LOW, at, real)
-        if exact(low):
-            return low
-        high = value(node, HIGH, at, real)
+        high = low if exact(low) else value(node, HIGH, at, real)
     except NO_VALUE as e:
         return str(e)
     if exact(high):
         return high
-    if abs(low - high) > AGREE * abs(high):
-        noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
-        return Fraction(0) if noise else "large"
-    near = HIGH.nint(high.real)
-    return Fraction(int(near)) if 0 < abs(near) < 10**20 and abs(high - near) < SAME else high
+    if abs(low - high) <= AGREE * abs(high):
+        return high
+    noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
+    return Fraction(0) if noise else "large"
 
 
 @cached
